@@ -1,0 +1,45 @@
+"""Bayesian optimisation past the exact GP's limit, for BoTorch users."""
+
+from sparse_bo._version import __version__
+from sparse_bo.audit import Certificate, certify
+from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
+from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
+from sparse_bo.history import History, HistoryRow
+from sparse_bo.loop import AskTell, Batch, maximize
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, RandomSearch
+from sparse_bo.result import Result
+from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
+
+__all__ = [
+    "BBKB",
+    "BKB",
+    "GPBUCB",
+    "GPUCB",
+    "AskTell",
+    "BBKBAuthors",
+    "BBKBTheory",
+    "BKBAuthors",
+    "BKBTheory",
+    "Batch",
+    "Certificate",
+    "ConstantWidth",
+    "Dictionary",
+    "EpsilonGreedy",
+    "FirstSampler",
+    "FixedSampler",
+    "History",
+    "HistoryRow",
+    "LeverageSampler",
+    "NumericalWarning",
+    "ObjectiveError",
+    "PendingBatchError",
+    "RandomSearch",
+    "Result",
+    "RunInterrupted",
+    "TicketError",
+    "UniformSampler",
+    "__version__",
+    "botorch_beta",
+    "certify",
+    "maximize",
+]

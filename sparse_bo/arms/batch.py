@@ -1,0 +1,183 @@
+"""The picks of one batch over a finite arm set: the exact lazy argmax, in blocks.
+
+Inside a batch scores only fall, so a score computed earlier is an upper bound. A *block* of the arms with the highest bounds
+is refreshed together with its joint covariance; as long as the best of the block beats every bound outside it, that is the
+argmax over all arms, and any number of picks can be made inside the block (:mod:`sparse_bo.arms.picks`). This gives the picks
+of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cost of a few blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparse_bo.arms.conditioning import Block, Conditioner, fixed_dictionary, process
+from sparse_bo.arms.local import LocalRatios
+from sparse_bo.arms.picks import GreedyPicks, greedy_picks, resolution
+from sparse_bo.arms.posterior import ArmPosterior
+from sparse_bo.arms.stopping import StopRule
+from sparse_bo.core.chunking import chunk_rows, row_slices
+
+InBatch = Literal["fixed", "process"]
+
+BLOCK = 64
+"""Arms in a block: a pick costs O(b²), a new block O(b r² + r³)."""
+LOCAL_STEP = 128
+"""Picks between two checks of the local ratios (the batch is then cut back to the exact pick)."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPicks:
+    """The picks of a batch, in order."""
+
+    indices: Tensor
+    """``q`` arms, repeats allowed."""
+    rechecked: int
+    """Arms whose score was recomputed in float64 to make the picks."""
+
+
+def pick_batch(
+    posterior: ArmPosterior, *, width: float, stop_rule: StopRule, in_batch: InBatch = "fixed", max_q: int
+) -> BatchPicks:
+    """Pick arms by ``mean + width · √leverage`` until the stop rule or ``max_q`` ends the batch.
+
+    Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
+    arms tie and the lowest index wins. After a float32 sweep the starting bounds include its error, so every arm that could
+    win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick.
+
+    Args:
+        posterior: Posterior at the batch start.
+        width: Multiplies √leverage (y).
+        stop_rule: Ends the batch.
+        in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
+        max_q: At most so many picks, ≥ 1.
+    """
+    bounds = _upper_bounds(posterior, width)
+    if max_q == 1 or stop_rule.allowance <= 0.0:
+        max_q = 1
+        if posterior.mean_errors is None:
+            return BatchPicks(bounds.scores.argmax().unsqueeze(0), 0)
+    conditioner: Conditioner = fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
+    return _Picker(posterior, width, stop_rule, bounds).run(conditioner, max_q)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounds:
+    """Upper bounds on all scores, rounded to a unit."""
+
+    scores: Tensor
+    unit: float
+
+
+def _upper_bounds(posterior: ArmPosterior, width: float) -> _Bounds:
+    means, leverages = posterior.means, posterior.leverages
+    if posterior.mean_errors is not None and posterior.leverage_errors is not None:
+        means, leverages = means + posterior.mean_errors, leverages + posterior.leverage_errors
+    scores = leverages.sqrt().mul_(width).add_(means)
+    low, high = torch.aminmax(scores)
+    unit = resolution(max(abs(float(low)), abs(float(high))))
+    return _Bounds(scores.div_(unit).round_().mul_(unit), unit)
+
+
+class _Picker:
+    """One batch in the making; lives only inside :func:`pick_batch`."""
+
+    def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule, bounds: _Bounds) -> None:
+        self.posterior, self.width, self.stop_rule = posterior, width, stop_rule
+        self.scores, self.unit = bounds.scores, bounds.unit
+        self.costs = stop_rule.costs(posterior.leverages)
+        self.spent, self.rechecked = 0.0, 0
+
+    def run(self, conditioner: Conditioner, max_q: int) -> BatchPicks:
+        ratios = None
+        if self.stop_rule.kind == "local":
+            ratios = LocalRatios(self.posterior, conditioner, self.stop_rule.ratio_threshold)
+        picks: list[Tensor] = []
+        left, refresh = max_q, BLOCK
+        while left > 0:
+            indices, floor = _highest(self.scores, BLOCK)
+            block = conditioner.block(indices)
+            picked = self._pick(indices, block, floor, left)
+            if not picked.positions:
+                refresh *= 2
+                self._refresh(conditioner, refresh)
+                continue
+            refresh = BLOCK
+            self.spent = picked.spent
+            sequence, ended = indices[torch.tensor(picked.positions, device=indices.device)], picked.ended
+            if ratios is not None:
+                sequence, ended = ratios.accept(sequence, check=self.spent > self.stop_rule.allowance)
+            picks.append(sequence)
+            left -= len(sequence)
+            if ended:
+                break
+            positions, counts = np.unique(picked.positions, return_counts=True)
+            conditioner = conditioner.absorb(
+                indices,
+                block,
+                torch.from_numpy(positions).to(indices.device),
+                torch.from_numpy(counts).to(device=indices.device, dtype=self.scores.dtype),
+            )
+        return BatchPicks(torch.cat(picks), self.rechecked)
+
+    def _pick(self, indices: Tensor, block: Block, floor: float, left: int) -> GreedyPicks:
+        """Pick inside a block and lower the bounds of its arms."""
+        spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
+        picked = greedy_picks(
+            _host(self._means(indices)),
+            _host(block.covariance),
+            _host(block.residual),
+            width=self.width,
+            costs=_host(self.costs[indices]),
+            spent=self.spent,
+            allowance=math.inf if spent_before else self.stop_rule.allowance,
+            floor=floor,
+            unit=self.unit,
+            max_picks=min(left, LOCAL_STEP) if self.stop_rule.kind == "local" else left,
+        )
+        self._lower(indices, torch.from_numpy(picked.scores).to(self.scores.device))
+        return picked
+
+    def _refresh(self, conditioner: Conditioner, size: int) -> None:
+        """Recompute the scores of the ``size`` arms with the highest bounds."""
+        highest, _ = _highest(self.scores, size)
+        m = self.posterior.dictionary.m
+        chunk = chunk_rows(len(highest), bytes_per_row=64 * m, memory_bytes=self.posterior.surrogate.memory_bytes)
+        for rows in row_slices(len(highest), chunk=chunk):
+            indices = highest[rows]
+            self._lower(indices, conditioner.leverages(indices).sqrt().mul_(self.width).add_(self._means(indices)))
+
+    def _lower(self, indices: Tensor, scores: Tensor) -> None:
+        self.scores[indices] = scores.div_(self.unit).round_().mul_(self.unit)
+        self.rechecked += len(indices)
+
+    def _means(self, indices: Tensor) -> Tensor:
+        """Return posterior means in float64 (recomputed after a float32 sweep)."""
+        if self.posterior.mean_errors is None:
+            return self.posterior.means[indices]
+        return self.posterior.form.mean(self.posterior.kernel_rows(indices))
+
+
+def _highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
+    """Return the ``size`` arms with the highest scores, ascending, lowest index first on ties, and the best score outside."""
+    if size >= len(scores):
+        return torch.arange(len(scores), device=scores.device), -math.inf
+    values = scores.topk(size + 1).values
+    highest = (scores >= values[size - 1]).nonzero().squeeze(-1)
+    if len(highest) > size:  # ties at the cut: keep those of lowest index
+        tied = scores[highest] == values[size - 1]
+        surplus = tied.nonzero().squeeze(-1)[size - len(highest) :]
+        tied.fill_(True)[surplus] = False
+        highest = highest[tied]
+    return highest, float(values[size])
+
+
+def _host(values: Tensor) -> NDArray[np.float64]:
+    array: NDArray[np.float64] = values.cpu().numpy()
+    return array

@@ -1,0 +1,167 @@
+"""Conditioning the arm posterior on picks whose results are still out: two kinds of update (algorithms §1).
+
+Both work on *leverage units* (covariance / λ, noise 1 per pick) and answer one question: given the picks so far, what is
+the joint covariance of a few arms? Notation: ``u(x) = L_B⁻¹ z(x)/√λ`` (r), so ``u(x)ᵀu(x') = z(x)ᵀB⁻¹z(x')/λ``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms.posterior import ArmPosterior
+from sparse_bo.core import dtc
+from sparse_bo.core.linalg import safe_cholesky
+
+
+class Block(NamedTuple):
+    """The joint posterior of a few arms, given the picks so far."""
+
+    covariance: Tensor
+    """``b x b`` part that picks reduce (leverage units)."""
+    residual: Tensor
+    """``b`` part that they do not (leverage units, ≥ 0)."""
+    embedding: Tensor
+    """``b x c``: what :meth:`Conditioner.absorb` needs of these arms."""
+
+
+class Conditioner(Protocol):
+    """A posterior conditioned on picks. A value: ``absorb`` returns a new one."""
+
+    def block(self, indices: Tensor) -> Block:
+        """Return the joint posterior of the arms ``indices`` (``b``)."""
+        ...
+
+    def leverages(self, indices: Tensor) -> Tensor:
+        """Return the leverages of the arms ``indices`` (``b``), without their joint covariance."""
+        ...
+
+    def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
+        """Add picks: arm ``indices[positions[j]]`` was picked ``counts[j]`` times; ``block`` is that of ``indices``."""
+        ...
+
+    def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return ``(W, S)``, the covariance *at the batch start* with the arms ``indices`` (``q``), in leverage units.
+
+        That of arm x is ``k_D(x)ᵀ W`` (``W`` is ``m x q``), plus ``k(x, S)/λ`` where ``S`` (``q x d``) is given.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FixedDictionary:
+    """The paper's update (BBKB Alg. 1, lines 6–8): ``V ← V + z zᵀ``, dictionary and residual unchanged."""
+
+    posterior: ArmPosterior
+    gram: Tensor | None
+    """``r x r``: ``I + Σ u uᵀ`` over the picks; ``None`` before the first."""
+
+    def block(self, indices: Tensor) -> Block:
+        """O(b r² + r³ + b² r)."""
+        residual, embedding, solved = self._solve(indices)
+        return Block(solved.T @ solved, residual, embedding)
+
+    def leverages(self, indices: Tensor) -> Tensor:
+        """O(b r² + r³)."""
+        residual, _, solved = self._solve(indices)
+        return residual + solved.square().sum(dim=0)
+
+    def _solve(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        features, embedding = _embed(self.posterior, indices)
+        surrogate = self.posterior.surrogate
+        residual = dtc.residual(features, surrogate.prior_variance[indices]) / surrogate.regularization
+        if self.gram is None:
+            return residual, embedding, embedding.T
+        return residual, embedding, torch.linalg.solve_triangular(safe_cholesky(self.gram).factor, embedding.T, upper=False)
+
+    def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> FixedDictionary:
+        """O(q r²)."""
+        rows = block.embedding[positions]
+        gram = self.gram
+        if gram is None:
+            gram = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+        return replace(self, gram=gram + (rows * counts.unsqueeze(-1)).T @ rows)
+
+    def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``z(x)ᵀB⁻¹z(q)/λ = k_D(x)ᵀ P B⁻¹ z(q)/λ``. O(m r q)."""
+        state = self.posterior.state
+        features = state.factor.features(self.posterior.kernel_rows(indices))
+        solved = torch.cholesky_solve(features.T, state.gram_cholesky)
+        return state.factor.lift(solved) / self.posterior.surrogate.regularization, None
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """Condition the DTC *process*: picked arms join the representation, so their residual shrinks too.
+
+    Kept as Cholesky columns of the picks' covariance, grown by block: ``L ← [[L, 0], [V_Qᵀ, L_Q]]`` with
+    ``V_Q = L⁻¹C(P, Q)`` and ``L_Q L_Qᵀ = C_t(Q, Q) + diag(1/count)``.
+    """
+
+    posterior: ArmPosterior
+    picked: Tensor
+    """``p`` arms picked, block by block (an arm picked in two blocks stands there twice)."""
+    factor: Tensor
+    """``p x p`` lower."""
+
+    def block(self, indices: Tensor) -> Block:
+        """O(b (b + p)(r + d) + p² b)."""
+        columns = self._columns(indices)
+        covariance = _start_covariance(self.posterior, indices, indices) - columns.T @ columns
+        return Block(0.5 * (covariance + covariance.T), covariance.new_zeros(len(indices)), columns.T)
+
+    def leverages(self, indices: Tensor) -> Tensor:
+        """O(b r² + b p (r + d) + p² b)."""
+        surrogate, state = self.posterior.surrogate, self.posterior.state
+        features = state.factor.features(self.posterior.kernel_rows(indices))
+        start = dtc.variance(state, features, surrogate.prior_variance[indices]) / surrogate.regularization
+        return (start - self._columns(indices).square().sum(dim=0)).clamp_min(0.0)
+
+    def _columns(self, indices: Tensor) -> Tensor:
+        """Return ``L⁻¹ C(P, indices)``, ``p x b``."""
+        return torch.linalg.solve_triangular(self.factor, _start_covariance(self.posterior, self.picked, indices), upper=False)
+
+    def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Process:
+        """O(q³ + p q)."""
+        noisy = block.covariance[positions][:, positions] + torch.diag(1.0 / counts)
+        corner = safe_cholesky(noisy).factor
+        above = corner.new_zeros(len(self.picked), len(positions))
+        factor = torch.cat(
+            [torch.cat([self.factor, above], dim=1), torch.cat([block.embedding[positions], corner], dim=1)], dim=0
+        )
+        return replace(self, picked=torch.cat([self.picked, indices[positions]]), factor=factor)
+
+    def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``[k(x,q) − k_D(x)ᵀ P (I − B⁻¹) z(q)]/λ``. O(m r q)."""
+        surrogate, state = self.posterior.surrogate, self.posterior.state
+        features = state.factor.features(self.posterior.kernel_rows(indices)).T
+        shrunk = torch.cholesky_solve(features, state.gram_cholesky) - features
+        return state.factor.lift(shrunk) / surrogate.regularization, surrogate.arms[indices]
+
+
+def fixed_dictionary(posterior: ArmPosterior) -> FixedDictionary:
+    """Return the fixed-dictionary conditioner with no picks."""
+    return FixedDictionary(posterior, None)
+
+
+def process(posterior: ArmPosterior) -> Process:
+    """Return the process conditioner with no picks."""
+    none = torch.empty(0, dtype=torch.long, device=posterior.means.device)
+    return Process(posterior, none, posterior.means.new_zeros(0, 0))
+
+
+def _embed(posterior: ArmPosterior, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features ``z`` and ``u = L_B⁻¹ z/√λ`` of some arms, each ``b x r``."""
+    features = posterior.state.factor.features(posterior.kernel_rows(indices))
+    return features, dtc.whitened(posterior.state, features) / posterior.surrogate.regularization**0.5
+
+
+def _start_covariance(posterior: ArmPosterior, rows: Tensor, cols: Tensor) -> Tensor:
+    """Return the joint covariance at the batch start between two lists of arms, in leverage units, ``|rows| x |cols|``."""
+    surrogate, factor = posterior.surrogate, posterior.state.factor
+    kernel = surrogate.covariance.cross(surrogate.arms[rows], surrogate.arms[cols])
+    left, right = factor.features(posterior.kernel_rows(rows)), factor.features(posterior.kernel_rows(cols))
+    return dtc.covariance(posterior.state, left, right, kernel) / surrogate.regularization

@@ -1,0 +1,49 @@
+"""When a batch ends: every rule bounds ``leverage at the batch start / leverage now`` by ``ratio_threshold`` for every arm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparse_bo.validation import check_choice, check_number
+
+StopKind = Literal["single", "global", "local", "gp-bucb"]
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Ends a batch. Leverages are those at the batch start; the pick that breaks a bound is still part of the batch.
+
+    - ``"global"``: ``1 + Σ_s leverage(x_s) ≤ C̃`` (BBKB Alg. 1, line 5).
+    - ``"local"``: once that sum passes C̃, go on while ``max_x [1 + Σ_s (covariance(x, x_s)/λ)²/leverage(x)] ≤ C̃`` (BBKB, ICML
+      version, Lemma 3). By Cauchy–Schwarz the ratios never exceed the sum: batches are never smaller.
+    - ``"gp-bucb"``: ``Π_s (1 + leverage(x_s)) ≤ C̃``: batches never larger than the global rule's.
+    - ``"single"``: batches of one, as does ``C̃ = 1`` with any rule.
+
+    Attributes:
+        kind: Which rule.
+        ratio_threshold: C̃ ≥ 1.
+    """
+
+    kind: StopKind
+    ratio_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("stop_rule", self.kind, ("single", "global", "local", "gp-bucb"))
+        if check_number("ratio_threshold", self.ratio_threshold) < 1.0:
+            raise ValueError(f"expected ratio_threshold >= 1 (1 gives batches of one), got {self.ratio_threshold!r}")
+
+    @property
+    def allowance(self) -> float:
+        """The sum of :meth:`costs` that a batch may reach without ending; 0 means batches of one."""
+        if self.kind == "single":
+            return 0.0
+        return math.log(self.ratio_threshold) if self.kind == "gp-bucb" else self.ratio_threshold - 1.0
+
+    def costs(self, leverages: Tensor) -> Tensor:
+        """Return what picking each arm costs (same shape), from its leverage at the batch start."""
+        return torch.log1p(leverages) if self.kind == "gp-bucb" else leverages

@@ -1,0 +1,69 @@
+"""Cholesky factorisation with a jitter that is scaled, bounded and reported."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class JitteredCholesky(NamedTuple):
+    """A Cholesky factor and what was added to the diagonal to get it."""
+
+    factor: Tensor
+    """``batch_shape x n x n`` lower triangular ``L`` with ``L Lᵀ = A + jitter · I``."""
+    jitter: float
+    """What was added to the diagonal, in the units of ``A``."""
+
+
+def round_off(A: Tensor) -> float:
+    """Return ``n · eps · max|diag A|``: the error that factorising ``A`` in its own dtype commits anyway.
+
+    Args:
+        A: ``batch_shape x n x n`` symmetric.
+    """
+    if A.shape[-1] == 0:
+        return 0.0
+    scale = float(A.detach().diagonal(dim1=-2, dim2=-1).abs().amax())
+    return A.shape[-1] * torch.finfo(A.dtype).eps * scale
+
+
+def try_cholesky(A: Tensor, *, jitter: float) -> Tensor | None:
+    """Return the Cholesky factor of ``A + jitter · I``, or ``None`` if it is not positive definite. O(n³)."""
+    if jitter:
+        A = A + jitter * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    factor, info = torch.linalg.cholesky_ex(A)
+    return None if bool(info.any()) else factor
+
+
+def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
+    """Factorise a positive semi-definite matrix, adding as little jitter as it takes.
+
+    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the
+    scale follows dtype, size and units. O(n³).
+
+    Args:
+        A: ``batch_shape x n x n`` symmetric, positive semi-definite up to round-off.
+        tries: How many factorisations to attempt.
+
+    Raises:
+        ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
+    """
+    factor = try_cholesky(A, jitter=0.0)
+    if factor is not None:
+        return JitteredCholesky(factor, 0.0)
+    unit = round_off(A)
+    if not math.isfinite(unit):
+        raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
+    jitter = 0.0
+    for attempt in range(tries - 1):
+        jitter = unit * 10.0 ** (2 * attempt + 1)
+        factor = try_cholesky(A, jitter=jitter)
+        if factor is not None:
+            return JitteredCholesky(factor, jitter)
+    raise ValueError(
+        f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {jitter:.1e}; "
+        "check that the kernel is positive definite and that inputs are finite"
+    )

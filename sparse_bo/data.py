@@ -1,0 +1,102 @@
+"""What has been observed: distinct inputs with counts, sums and sums of squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Observations merged by input: cost follows distinct inputs, never pulls. A value: ``add`` returns a new one."""
+
+    X: Tensor
+    """``n x d`` distinct inputs."""
+    counts: Tensor
+    """``n`` observations of each input."""
+    sums: Tensor
+    """``n`` sums of the observations (y)."""
+    sums_of_squares: Tensor
+    """``n`` sums of their squares (y²)."""
+    first_pull: Tensor
+    """``n`` number of observations that came before the first one of each input: the order in which they were seen."""
+    indices: Tensor | None = None
+    """``n`` row of each input in the arm set, ascending; ``None`` for inputs that are not arms."""
+
+    @property
+    def n(self) -> int:
+        """Number of distinct inputs."""
+        return self.X.shape[0]
+
+    @property
+    def means(self) -> Tensor:
+        """``n`` mean observation of each input (y)."""
+        return self.sums / self.counts
+
+    @property
+    def pulls(self) -> int:
+        """Number of observations in all (reads the device)."""
+        return int(self.counts.sum())
+
+
+def no_observations(arms: Tensor) -> Observations:
+    """Return the empty observations of an arm set (``a x d``), with indices."""
+    empty = arms.new_zeros(0)
+    indices = torch.empty(0, dtype=torch.long, device=arms.device)
+    return Observations(arms[:0], empty, empty, empty, indices, indices)
+
+
+def merge(X: Tensor, y: Tensor) -> Observations:
+    """Merge repeated rows of ``X``: k repeats become one row with count k. O(n log n · d).
+
+    Args:
+        X: ``n x d`` inputs, repeats allowed.
+        y: ``n`` observations.
+    """
+    distinct, group = torch.unique(X, dim=0, return_inverse=True)
+    zeros = y.new_zeros(distinct.shape[0])
+    return Observations(
+        distinct,
+        zeros.index_add(0, group, torch.ones_like(y)),
+        zeros.index_add(0, group, y),
+        zeros.index_add(0, group, y.square()),
+        _first(group, torch.arange(len(y), device=y.device), distinct.shape[0]),
+    )
+
+
+def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
+    """Return the smallest ``order`` of each group, ``groups``."""
+    return order.new_empty(groups).scatter_reduce(0, group, order, "amin", include_self=False)
+
+
+def add(observations: Observations, arms: Tensor, indices: Tensor, y: Tensor) -> Observations:
+    """Add observations of arms. O((n + q) log(n + q)).
+
+    Args:
+        observations: Those so far, with indices.
+        arms: ``a x d``, the arm set.
+        indices: ``q`` rows of ``arms``, repeats allowed.
+        y: ``q`` observations.
+
+    Raises:
+        ValueError: If ``observations`` has no indices.
+    """
+    if observations.indices is None:
+        raise ValueError("expected observations of arms (with indices), got observations of free inputs; use merge")
+    distinct, group = torch.unique(torch.cat([observations.indices, indices]), return_inverse=True)
+    zeros = y.new_zeros(distinct.shape[0])
+
+    def grown(old: Tensor, new: Tensor) -> Tensor:
+        return zeros.index_add(0, group, torch.cat([old, new]))
+
+    now = observations.pulls + torch.arange(len(y), device=y.device)
+    return Observations(
+        arms[distinct],
+        grown(observations.counts, torch.ones_like(y)),
+        grown(observations.sums, y),
+        grown(observations.sums_of_squares, y.square()),
+        _first(group, torch.cat([observations.first_pull, now]), distinct.shape[0]),
+        distinct,
+    )

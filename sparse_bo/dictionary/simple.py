@@ -1,0 +1,86 @@
+"""Dictionaries that do not look at leverages: everything, the first m, a uniform sample, or the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
+from sparse_bo.validation import check_count, check_points
+
+
+@dataclass(frozen=True)
+class AllSampler:
+    """Every distinct input: the posterior is the exact GP's. Draws nothing."""
+
+    def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
+        """Return all candidates. O(n)."""
+        n = candidates.X.shape[0]
+        return chosen(candidates, torch.arange(n, device=candidates.X.device), torch.ones_like(candidates.counts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstSampler:
+    """The first m distinct inputs that were observed (Williams & Seeger 2001). Draws nothing.
+
+    Attributes:
+        size: m ≥ 1; all inputs while there are fewer.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+
+    def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
+        """Return the ``size`` candidates that were seen first. O(n log n)."""
+        positions = candidates.first_pull.argsort()[: self.size].sort().values
+        return chosen(candidates, positions, torch.ones_like(candidates.counts[positions]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformSampler:
+    """m distinct inputs, uniformly without replacement.
+
+    Attributes:
+        size: m ≥ 1; all inputs while there are fewer.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+
+    def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
+        """Draw one permutation of the candidates. O(n)."""
+        n = candidates.X.shape[0]
+        order = torch.randperm(n, generator=generator).to(candidates.X.device)
+        positions = order[: self.size].sort().values
+        share = min(1.0, self.size / n)
+        return chosen(candidates, positions, torch.full_like(candidates.counts[positions], share))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedSampler:
+    """The user's own points, the same at every resparsification. Draws nothing.
+
+    Attributes:
+        points: ``m x d``; they need not be arms. For arms, pass ``arms[indices]``.
+    """
+
+    points: Tensor
+
+    def __post_init__(self) -> None:
+        check_points("points", self.points)
+
+    def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
+        """Return the user's dictionary.
+
+        Raises:
+            ValueError: If its width differs from the candidates'.
+            TypeError: If its dtype or device does.
+        """
+        check_points("points", self.points, like=candidates.X)
+        return Dictionary(self.points, self.points.new_ones(self.points.shape[0]))

@@ -1,0 +1,50 @@
+"""Exceptions and warnings that a caller can act on; everything else is ``ValueError`` or ``TypeError``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparse_bo.loop import AskTell
+    from sparse_bo.result import Result
+
+
+class NumericalWarning(UserWarning):
+    """A kernel matrix had to be changed noticeably (large jitter or indefinite) before it could be factorised."""
+
+
+class TicketError(ValueError):
+    """``tell`` or ``fail`` got a ticket that is unknown, repeated or already answered."""
+
+
+class PendingBatchError(RuntimeError):
+    """``ask`` was called while evaluations are still out."""
+
+
+class ObjectiveError(RuntimeError):
+    """The objective raised; nothing that was told before is lost.
+
+    Attributes:
+        loop: The ask/tell loop, with every observation told so far. The failed batch is still out:
+            ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
+        result: The result of the run up to the failure.
+    """
+
+    def __init__(self, message: str, *, loop: AskTell, result: Result) -> None:
+        super().__init__(message)
+        self.loop = loop
+        self.result = result
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The run was interrupted (Ctrl-C); nothing that was told before is lost.
+
+    Attributes:
+        loop: The ask/tell loop, with every observation told so far.
+        result: The result of the run up to the interruption.
+    """
+
+    def __init__(self, message: str, *, loop: AskTell, result: Result) -> None:
+        super().__init__(message)
+        self.loop = loop
+        self.result = result

@@ -1,0 +1,80 @@
+"""How a GPyTorch kernel is called: validated once, moved once, evaluated as plain tensors."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CovarianceFunction:
+    """A GPyTorch kernel as two functions of tensors, without gradients."""
+
+    kernel: Kernel
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return ``k(X, Y)``, ``n x n'`` from ``n x d`` and ``n' x d``. O(n n' d)."""
+        with torch.no_grad(), gpytorch.settings.lazily_evaluate_kernels(False):
+            return self.kernel(X, Y).to_dense()
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
+        with torch.no_grad():
+            return self.kernel(X, diag=True)
+
+
+def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
+    """Copy a kernel, move it to the dtype and device of ``like``, and check that it fits inputs of that width.
+
+    The user's kernel is left untouched. GPyTorch creates kernels in float32: a lengthscale set there keeps its float32
+    rounding.
+
+    Args:
+        kernel: Any GPyTorch kernel without batch dimensions.
+        like: ``n x d`` inputs, n ≥ 1.
+
+    Raises:
+        TypeError: If ``kernel`` is not a GPyTorch kernel.
+        ValueError: If its batch shape or ARD size does not fit, it fails on these inputs, or gives non-finite or
+            negative variances.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel, got {type(kernel).__name__}")
+    if len(kernel.batch_shape):
+        raise ValueError(
+            f"expected a kernel without batch shape, got batch_shape={tuple(kernel.batch_shape)}; "
+            "build it without batch_shape=, one kernel for the whole arm set"
+        )
+    width = like.shape[-1]
+    for part in kernel.modules():
+        if isinstance(part, Kernel):
+            _check_width(part, width)
+    moved = CovarianceFunction(copy.deepcopy(kernel).to(dtype=like.dtype, device=like.device).eval().requires_grad_(False))
+    probe = like[:2]
+    try:
+        block, variances = moved.cross(probe, probe), moved.diagonal(probe)
+    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
+        raise ValueError(f"the kernel fails on inputs of shape n x {width}: {error}") from error
+    if block.shape != (len(probe), len(probe)) or not bool(torch.isfinite(block).all()) or bool((variances < 0).any()):
+        raise ValueError(
+            f"expected the kernel to give a finite {len(probe)} x {len(probe)} matrix with variances >= 0, "
+            f"got shape {tuple(block.shape)} and variances {variances.tolist()}; check its parameters"
+        )
+    return moved
+
+
+def _check_width(part: Kernel, width: int) -> None:
+    active = part.active_dims
+    columns = width if active is None else len(active)
+    if active is not None and int(active.max()) >= width:
+        raise ValueError(f"the kernel uses input column {int(active.max())}, but inputs have {width} columns")
+    if part.ard_num_dims not in (None, 1, columns):
+        raise ValueError(
+            f"expected ard_num_dims={columns} for inputs with {columns} columns, got ard_num_dims={part.ard_num_dims} "
+            f"in {type(part).__name__}"
+        )

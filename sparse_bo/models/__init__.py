@@ -1,0 +1,1 @@
+"""Models and how their hyper-parameters are learned."""

@@ -1,0 +1,43 @@
+"""BKB: one arm at a time, a new leverage-score dictionary after each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse_bo.arms import StopRule
+from sparse_bo.core.leverage import Inclusion
+from sparse_bo.dictionary import LeverageSampler, Sampler
+from sparse_bo.policies.ucb import Parts, UCBPolicy, named_width
+from sparse_bo.widths import BKBAuthors, BKBTheory
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BKB(UCBPolicy):
+    """Budgeted kernel bandit (Calandriello et al., COLT 2019, Alg. 1). O(a m² + n m²) per arm picked.
+
+    Settings shared with the other policies: :class:`sparse_bo.policies.ucb.UCBPolicy`.
+
+    Attributes:
+        oversampling: q̄ > 0; theory: ``6α log(4T/δ)/ε²``, practice: 2 to 10.
+        inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
+        dictionary: Another sampler in place of leverage sampling.
+    """
+
+    oversampling: float = 2.0
+    inclusion: Inclusion = "union"
+    dictionary: Sampler | None = None
+
+    @property
+    def name(self) -> str:
+        """``"bkb"``."""
+        return "bkb"
+
+    @property
+    def parts(self) -> Parts:
+        """Leverage sampling and batches of one."""
+        return Parts(
+            sampler=self.dictionary or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion),
+            stop_rule=StopRule("single"),
+            in_batch="fixed",
+            width=named_width(self, theory=BKBTheory, authors=BKBAuthors),
+        )

@@ -1,0 +1,253 @@
+"""Upper-confidence policies on a DTC posterior: one mechanism, of which BKB, BBKB, GP-UCB and GP-BUCB are choices of parts.
+
+A round: the pulled arms' leverages *before* the newest batch decide the new dictionary; the posterior is refitted on all
+pulls and swept over all arms; the batch is picked by ``mean + width · √leverage`` until the stop rule ends it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo import data
+from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm_posterior, pick_batch
+from sparse_bo.arms.batch import InBatch
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.data import Observations
+from sparse_bo.dictionary import Sampler, UniformSampler
+from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.kernels import covariance_function
+from sparse_bo.models.hyperparameters import Prior, learn_prior
+from sparse_bo.policies.base import BanditState, Proposal, Stopwatch, initial_state, random_arms
+from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
+from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
+
+WARM_START_POINTS = 512
+"""Initial observations on more distinct arms than this start from a uniform dictionary of this size."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """What tells one upper-confidence policy from another."""
+
+    sampler: Sampler
+    stop_rule: StopRule
+    in_batch: InBatch
+    width: Width
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UCBPolicy(ABC):
+    """The settings that all upper-confidence policies share.
+
+    Attributes:
+        covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
+            to float64 and the device of the arms). ``None``: BoTorch's default kernel, learned on the first observations
+            and again whenever the data has doubled.
+        prior_mean: μ₀ (y). ``None``: 0 with a given kernel, learned with a learned one.
+        regularization: λ > 0 (y²). ``None``: the noise variance, learned.
+        noise_variance: ξ² > 0 (y²), the noise in the confidence width. ``None``: λ.
+        rkhs_norm: F > 0, bound on the RKHS norm of the objective; needed by the theory and authors' widths.
+        failure_probability: δ in (0, 1) of the confidence width.
+        width: A number of posterior standard deviations, ``"theory"``, ``"authors"``, or a :class:`sparse_bo.widths.Width`.
+        initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
+            else ``max(10, 2d)``.
+        max_batch_size: No batch is larger.
+        sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm
+            whose error interval reaches the best is recomputed in float64).
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
+    """
+
+    covar_module: Kernel | None = None
+    prior_mean: float | None = None
+    regularization: float | None = None
+    noise_variance: float | None = None
+    rkhs_norm: float | None = None
+    failure_probability: float = 0.05
+    width: Width | float | str = 2.0
+    initial_design: int | None = None
+    max_batch_size: int = 10_000
+    sweep_dtype: torch.dtype = torch.float64
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name for reports."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Parts:
+        """Sampler, stop rule, in-batch update and width."""
+
+    def __post_init__(self) -> None:
+        if self.covar_module is not None and not isinstance(self.covar_module, Kernel):
+            got = type(self.covar_module).__name__
+            raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
+        if self.prior_mean is not None:
+            check_number("prior_mean", self.prior_mean)
+        for name in ("regularization", "noise_variance", "rkhs_norm"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_probability("failure_probability", self.failure_probability)
+        if self.initial_design is not None:
+            check_count("initial_design", self.initial_design)
+        check_count("max_batch_size", self.max_batch_size)
+        check_count("memory_bytes", self.memory_bytes, minimum=2**20)
+        if self.sweep_dtype not in (torch.float64, torch.float32):
+            raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype}")
+        _ = self.parts  # the parts check their own settings
+
+    def init(self, arms: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Policy.init`."""
+        if self.covar_module is not None:
+            covariance_function(self.covar_module, like=arms)
+        return initial_state(arms)
+
+    def ask(self, state: BanditState, *, max_q: int, generator: torch.Generator) -> Proposal:
+        """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former."""
+        posterior = state.posterior
+        if posterior is None:
+            q = min(max_q, max(1, self._design_size(state.arms) - state.observations.pulls))
+            return Proposal(random_arms(state, q, generator=generator), 0)
+        assert state.width is not None
+        parts = self.parts
+        picks = pick_batch(
+            posterior,
+            width=state.width,
+            stop_rule=parts.stop_rule,
+            in_batch=parts.in_batch,
+            max_q=min(max_q, self.max_batch_size),
+        )
+        return Proposal(picks.indices, picks.rechecked)
+
+    def tell(self, state: BanditState, indices: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
+        watch, parts = Stopwatch(), self.parts
+        with watch.phase("observe"):
+            observations = data.add(state.observations, state.arms, indices, y)
+        told = replace(state, observations=observations, round=state.round + 1)
+        if state.posterior is None and observations.pulls < self._design_size(state.arms):
+            return replace(told, seconds=watch.seconds)
+        surrogate, learned_at = self._surrogate(state, observations, watch, generator)
+        columns = state.columns
+        if columns is None or state.posterior is None or surrogate is not state.posterior.surrogate:
+            columns = KernelColumns(self.memory_bytes)
+        with watch.phase("sample"):
+            leverages, columns = _leverages_before(state, surrogate, observations, columns, generator)
+            dictionary = parts.sampler.sample(candidates_of(observations, leverages), generator=generator)
+        with watch.phase("fit"):
+            posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        gained = _gains(state, surrogate, indices, parts.width)
+        told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
+        return replace(
+            told,
+            information=state.information + gained,
+            width=self._width(parts, posterior, observations.pulls, state.information + gained),
+            seconds=watch.seconds,
+        )
+
+    def _learns(self) -> bool:
+        return self.covar_module is None or self.regularization is None
+
+    def _design_size(self, arms: Tensor) -> int:
+        if self.initial_design is not None:
+            return self.initial_design
+        return max(10, 2 * arms.shape[1]) if self._learns() else 1
+
+    def _surrogate(
+        self, state: BanditState, observations: Observations, watch: Stopwatch, generator: torch.Generator
+    ) -> tuple[Surrogate, int]:
+        """Return the prior for the next round and the pulls at which it was learned."""
+        current = None if state.posterior is None else state.posterior.surrogate
+        learn = self._learns() and observations.pulls >= 2 * state.pulls_at_learning
+        if current is not None and not learn:
+            return current, state.pulls_at_learning
+        with watch.phase("learn"):
+            prior = Prior(self.covar_module, self.prior_mean, self.regularization)
+            if self._learns():
+                prior = learn_prior(prior, observations, state.arms, generator=generator)
+            assert prior.covar_module is not None
+            assert prior.regularization is not None
+            covariance = covariance_function(prior.covar_module, like=state.arms)
+            surrogate = Surrogate(
+                arms=state.arms,
+                covariance=covariance,
+                prior_variance=covariance.diagonal(state.arms),
+                prior_mean=prior.prior_mean or 0.0,
+                regularization=prior.regularization,
+                sweep_dtype=self.sweep_dtype,
+                memory_bytes=self.memory_bytes,
+            )
+        return surrogate, observations.pulls if self._learns() else 0
+
+    def _width(self, parts: Parts, posterior: ArmPosterior, pulls: int, information: float) -> float:
+        surrogate = posterior.surrogate
+        return parts.width(
+            Confidence(
+                pulls=pulls,
+                information=information,
+                effective_dimension=posterior.effective_dimension,
+                regularization=surrogate.regularization,
+                kappa_squared=float(surrogate.prior_variance.max()),
+                ratio_threshold=parts.stop_rule.ratio_threshold,
+            )
+        )
+
+
+def named_width(
+    policy: UCBPolicy, *, theory: type[BKBTheory] | type[BBKBTheory], authors: type[BKBAuthors] | type[BBKBAuthors]
+) -> Width:
+    """Return the policy's width: a :class:`sparse_bo.widths.Width` as it is, a number as a constant, or by name.
+
+    Raises:
+        ValueError: If the name is unknown, or the named width needs ``rkhs_norm`` and there is none.
+        TypeError: If it is none of these.
+    """
+    width = policy.width
+    if isinstance(width, str):
+        check_choice("width", width, ("theory", "authors"))
+        if policy.rkhs_norm is None:
+            raise ValueError(f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective), got None")
+        chosen = theory if width == "theory" else authors
+        return chosen(
+            rkhs_norm=policy.rkhs_norm,
+            noise_variance=policy.noise_variance,
+            failure_probability=policy.failure_probability,
+        )
+    if isinstance(width, (int, float)) and not isinstance(width, bool):
+        return ConstantWidth(float(width))
+    if not isinstance(width, Width):
+        raise TypeError(f"expected width to be a number, 'theory', 'authors' or a Width, got {type(width).__name__}")
+    return width
+
+
+def _leverages_before(
+    state: BanditState, surrogate: Surrogate, observations: Observations, columns: KernelColumns, generator: torch.Generator
+) -> tuple[Tensor | None, KernelColumns]:
+    """Return the leverages that decide the next dictionary (``n``): those before the newest batch, under the current prior."""
+    assert observations.indices is not None
+    previous = state.posterior
+    if previous is not None and surrogate is previous.surrogate:
+        return previous.leverages_at(observations.indices), columns
+    if previous is not None:
+        dictionary = previous.dictionary
+    elif observations.n > WARM_START_POINTS:
+        dictionary = UniformSampler(size=WARM_START_POINTS).sample(candidates_of(observations, None), generator=generator)
+    else:
+        return None, columns
+    posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+    return posterior.observed_leverages, columns
+
+
+def _gains(state: BanditState, surrogate: Surrogate, indices: Tensor, width: Width) -> float:
+    """Return what the told arms add to the information, by their leverages at the start of their batch."""
+    if state.posterior is None:
+        leverages = surrogate.prior_variance[indices] / surrogate.regularization
+    else:
+        leverages = state.posterior.leverages_at(indices)
+    return float(width.gains(leverages).sum())

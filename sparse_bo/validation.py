@@ -1,0 +1,142 @@
+"""Checks at the public boundary: what was expected, what came, what to do. Nothing here computes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.float64)
+
+
+def check_positive(name: str, value: float) -> float:
+    """Return ``value`` as a float if it is a finite number > 0.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is not finite and positive.
+    """
+    number = check_number(name, value)
+    if number <= 0.0:
+        raise ValueError(f"expected {name} > 0, got {value!r}")
+    return number
+
+
+def check_number(name: str, value: float) -> float:
+    """Return ``value`` as a finite float.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is NaN or infinite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite {name}, got {value!r}")
+    return float(value)
+
+
+def check_probability(name: str, value: float, *, closed: bool = False) -> float:
+    """Return ``value`` as a float in (0, 1), or [0, 1] if ``closed``.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is outside the interval.
+    """
+    number = check_number(name, value)
+    if not (0.0 <= number <= 1.0) or (not closed and number in (0.0, 1.0)):
+        raise ValueError(f"expected {name} in {'[0, 1]' if closed else '(0, 1)'}, got {value!r}")
+    return number
+
+
+def check_count(name: str, value: int, *, minimum: int = 1) -> int:
+    """Return ``value`` as an integer that is at least ``minimum``.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected {name} to be an integer, got {type(value).__name__} {value!r}")
+    if value < minimum:
+        raise ValueError(f"expected {name} >= {minimum}, got {value}")
+    return value
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """Return ``X`` if it is a finite, non-empty ``n x d`` float tensor (of the width, dtype and device of ``like``).
+
+    Raises:
+        TypeError: If it is not a tensor of float32 or float64, or differs from ``like`` in dtype or device.
+        ValueError: If its rank or width is wrong, it is empty, or a row has NaN or infinite entries (the row is named).
+    """
+    if not isinstance(X, Tensor):
+        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...)")
+    if X.dim() != 2:
+        raise ValueError(f"expected {name} of shape n x d (two dimensions), got shape {tuple(X.shape)}; one input is 1 x d")
+    if X.shape[0] == 0 or X.shape[1] == 0:
+        raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(X.shape)}")
+    if X.dtype not in FLOATING:
+        raise TypeError(f"expected {name} of dtype torch.float64 (or float32), got {X.dtype}; use {name}.double()")
+    if like is not None:
+        check_like(name, X, like)
+        if X.shape[-1] != like.shape[-1]:
+            raise ValueError(f"expected {name} with {like.shape[-1]} columns, got shape {tuple(X.shape)}")
+    check_finite(name, X)
+    return X
+
+
+def check_like(name: str, X: Tensor, like: Tensor) -> None:
+    """Check dtype and device against ``like``.
+
+    Raises:
+        TypeError: If either differs.
+    """
+    if X.dtype != like.dtype or X.device != like.device:
+        raise TypeError(
+            f"expected {name} of dtype {like.dtype} on {like.device}, got {X.dtype} on {X.device}; "
+            f"use {name}.to(dtype={like.dtype}, device='{like.device}')"
+        )
+
+
+def check_finite(name: str, X: Tensor) -> None:
+    """Check that no entry is NaN or infinite.
+
+    Raises:
+        ValueError: If one is; the first bad row and their number are named.
+    """
+    good = torch.isfinite(X)
+    good = good.all(dim=-1) if X.dim() > 1 else good
+    bad = int((~good).sum())
+    if bad:
+        row = int((~good).nonzero()[0, 0])
+        raise ValueError(f"expected finite {name}, got NaN or infinite entries in {bad} row(s), the first at row {row}")
+
+
+def check_indices(name: str, indices: Tensor, *, size: int) -> Tensor:
+    """Return ``indices`` if it is a 1-d integer tensor with entries in ``[0, size)``.
+
+    Raises:
+        TypeError: If it is not an integer tensor.
+        ValueError: If its rank is wrong or an entry is out of range.
+    """
+    if not isinstance(indices, Tensor) or indices.dtype not in (torch.int64, torch.int32):
+        got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+        raise TypeError(f"expected {name} to be an integer tensor, got {got}")
+    if indices.dim() != 1:
+        raise ValueError(f"expected {name} with one dimension, got shape {tuple(indices.shape)}")
+    if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
+        raise ValueError(f"expected {name} in [0, {size}), got values from {int(indices.min())} to {int(indices.max())}")
+    return indices.long()
