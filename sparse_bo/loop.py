@@ -136,6 +136,7 @@ class AskTell:
                 f"{len(self.pending)} of {len(self._batch or ())} evaluations are still out (tickets "
                 f"{_some(self.pending)}); tell or fail them before the next ask"
             )
+        self._fold()
         start = time.perf_counter()
         limit = max_q if max_q is not None else 2**62
         proposal = self._policy.ask(self._state, max_q=limit, generator=self._generator)
@@ -239,7 +240,8 @@ class AskTell:
                 raise
             message = (
                 f"the objective failed on a batch of {len(tickets)} ({type(error).__name__}: {error}). "
-                "Everything told before is in .result and .loop; tell or fail the tickets in .loop.pending, then go on with .loop.run(...)"
+                "Everything told before is in .result and .loop; tell or fail the tickets in .loop.pending, "
+                "then go on with .loop.run(...)"
             )
             raise ObjectiveError(message, loop=self, result=self.result()) from error
 
@@ -256,12 +258,15 @@ class AskTell:
 
     def _answer(self, answers: dict[int, float | None]) -> None:
         self._answers.update(answers)
-        if not answers or self.pending:
-            return
+        if answers and not self.pending:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Update the state with a complete batch. If that raises, the answers stay and the next ask tries again."""
         batch = self._batch
-        assert batch is not None
-        values = [self._answers[t] for t in batch.tickets]
-        self._update(batch, values)
+        if batch is not None:
+            self._update(batch, [self._answers[t] for t in batch.tickets])
+            self._batch = None
 
     def _update(self, batch: Batch, values: list[float | None]) -> None:
         good = [i for i, v in enumerate(values) if v is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,12 +41,15 @@ class Result:
     state: BanditState
     """The state at the end: observations, posterior, dictionary, width."""
 
-    def plot(self, path: str | Path | None = None, *, best_possible: float | None = None) -> Figure:
+    def plot(
+        self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
+    ) -> Figure:
         """Draw the run: best value, batch sizes, dictionary and effective dimension, time by phase.
 
         Args:
             path: Also save the figure there (the ending decides the format).
-            best_possible: Draw the gap to this value instead of the best value itself, where it is known.
+            regret: Of every evaluation in order, where the truth is known: draw its sum instead of the best value.
+            best_possible: Highest true value, where it is known: draw the gap to it instead of the best value.
 
         Raises:
             ValueError: If the run has no batches.
@@ -53,7 +57,7 @@ class Result:
         """
         from sparse_bo.plotting import plot_history  # matplotlib is slow to import
 
-        figure = plot_history(self.history, best_possible=best_possible)
+        figure = plot_history(self.history, regret=regret, best_possible=best_possible)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure

@@ -184,8 +184,8 @@ def one_product(state: DTC) -> OneProduct:
     """Rewrite the posterior so that a sweep over arms is one matrix product (algorithms §1). O(m r² + r³).
 
     ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up (its jitter is the identity's
-    round-off, so it lowers a variance by at most ``r · eps · k(x,x)``), ``R = P U``; ``α = P w``. With ``P = L⁻ᵀ`` both factors are upper
-    triangular, and so is ``R``.
+    round-off, so it lowers a variance by at most ``r · eps · k(x,x)``), ``R = P U``; ``α = P w``. With ``P = L⁻ᵀ`` both
+    factors are upper triangular, and so is ``R``.
     """
     eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
     inverse_root = torch.linalg.solve_triangular(state.gram_cholesky, eye, upper=False)

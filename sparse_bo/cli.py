@@ -1,0 +1,240 @@
+"""The command line: ``python -m sparse_bo``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sparse_bo._version import __version__
+from sparse_bo.errors import ObjectiveError, RunInterrupted
+from sparse_bo.history import HistoryRow
+from sparse_bo.loop import AskTell
+from sparse_bo.presets import KERNELS, POLICIES, POLICY_OPTIONS, PROBLEMS, make_policy, make_problem
+from sparse_bo.problems import SCALINGS, Problem
+from sparse_bo.result import Result
+
+HELP = f"""Bayesian optimisation over finite arm sets, past the exact GP's limit.
+
+Without a command: BBKB chooses among the 20,640 arms of Cadata for 10,000 evaluations (a few seconds), draws a figure
+and writes the history. `run --help` lists every option.
+
+Problems: {", ".join(PROBLEMS)}. Policies: {", ".join(POLICIES)}.
+"""
+
+RUN_HELP = """Run one policy on one problem; write a figure and a history file.
+
+Examples:
+
+  sparse-bo run --problem abalone --standardize --budget 2000
+
+  sparse-bo run --problem cadata --policy bkb --budget 1000
+
+  sparse-bo run --problem gp-draw --arms 100000 --dims 6 --policy bbkb --stop-rule local
+
+On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
+noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
+On gp-draw, and with --kernel learned, kernel and noise are learned from the data.
+"""
+
+app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_args_is_help=False)
+console = Console(stderr=False)
+errors = Console(stderr=True)
+
+RUN, PROBLEM, POLICY, MODEL = "Run", "Problem", "Policy", "Model"
+
+
+def _option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def _version(value: bool) -> None:
+    if value:
+        console.print(f"sparse_bo {__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions.")] = False,
+) -> None:
+    """Hold what is common to all commands."""
+
+
+@app.command(help=RUN_HELP)
+def run(
+    context: typer.Context,
+    problem: Annotated[str, _option(PROBLEM, f"One of {', '.join(PROBLEMS)}.")] = "cadata",
+    policy: Annotated[str, _option(POLICY, f"One of {', '.join(POLICIES)}.")] = "bbkb",
+    budget: Annotated[int, _option(RUN, "Evaluations to make.")] = 10_000,
+    seed: Annotated[int, _option(RUN, "Decides everything random.")] = 0,
+    out: Annotated[Path, _option(RUN, "Folder for the figure and the history.")] = Path("sparse_bo_run"),
+    device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    certify_every: Annotated[int | None, _option(RUN, "Report the certified variance factor every so many batches.")] = None,
+    quiet: Annotated[bool, _option(RUN, "No progress bar and no summary.", "--quiet")] = False,
+    scaling: Annotated[str | None, _option(PROBLEM, f"Inputs: {', '.join(SCALINGS)} (default unit).")] = None,
+    standardize: Annotated[bool, _option(PROBLEM, "Short for --scaling standardize.", "--standardize")] = False,
+    noise_sd: Annotated[float, _option(PROBLEM, "Standard deviation of an evaluation's noise.")] = 0.1,
+    arms: Annotated[int, _option(PROBLEM, "gp-draw: number of arms.")] = 10_000,
+    dims: Annotated[int, _option(PROBLEM, "gp-draw: inputs per arm.")] = 4,
+    ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch may go (bbkb, gp-bucb).")] = None,
+    stop_rule: Annotated[str | None, _option(POLICY, "global, local or gp-bucb (bbkb).")] = None,
+    in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
+    oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
+    inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
+    width: Annotated[str | None, _option(POLICY, "theory, authors, or a number of standard deviations.")] = None,
+    rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
+    failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,
+    epsilon: Annotated[float | None, _option(POLICY, "Share of random arms (epsilon-greedy).")] = None,
+    batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy).")] = None,
+    max_batch_size: Annotated[int | None, _option(POLICY, "No batch is larger.")] = None,
+    initial_design: Annotated[int | None, _option(POLICY, "Random arms before the first score.")] = None,
+    kernel: Annotated[str | None, _option(MODEL, f"One of {', '.join(KERNELS)}.")] = None,
+    lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel, in units of the scaled inputs.")] = None,
+    outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,
+    prior_mean: Annotated[float | None, _option(MODEL, "Constant prior mean.")] = None,
+    regularization: Annotated[float | None, _option(MODEL, "λ > 0.")] = None,
+    noise_variance: Annotated[float | None, _option(MODEL, "ξ² > 0 in the width (default λ).")] = None,
+    precision: Annotated[str | None, _option(MODEL, "Of a sweep: float64 or float32; picks stay exact.")] = None,
+    memory_bytes: Annotated[int | None, _option(MODEL, "Budget of a sweep's temporary blocks.")] = None,
+) -> None:
+    """Check everything, run, report."""
+    options = {name: value for name, value in context.params.items() if name in POLICY_OPTIONS}
+    options["width"] = _number_or_name(width)
+    try:
+        if budget < 1:
+            raise ValueError(f"expected --budget >= 1, got {budget}")
+        if standardize and scaling not in (None, "standardize"):
+            raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
+        chosen = make_problem(
+            problem, scaling="standardize" if standardize else scaling, noise_sd=noise_sd, arms=arms, dims=dims, seed=seed
+        ).to(_device(device))
+        loop = AskTell(
+            chosen.arms, make_policy(policy, options, problem=problem, budget=budget), seed=seed, certify_every=certify_every
+        )
+        out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, TypeError, OSError) as error:
+        errors.print(f"[red]error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    _finish(_evaluate(loop, chosen, budget, seed, quiet), loop, chosen, out, quiet)
+
+
+def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bool) -> tuple[Result, int, float]:
+    """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=quiet,
+    )
+    start = time.perf_counter()
+    with progress:
+        task = progress.add_task(f"{loop.policy.name} on {problem.name}", total=budget, status="")
+        try:
+            result = loop.run(
+                problem.objective(seed=seed + 1), budget, call_with="indices", callback=_Status(progress, task, problem)
+            )
+        except (RunInterrupted, ObjectiveError) as stopped:
+            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
+            return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
+    return result, 0, time.perf_counter() - start
+
+
+class _Status:
+    """What the progress bar shows, updated after each batch."""
+
+    def __init__(self, progress: Progress, task: TaskID, problem: Problem) -> None:
+        self.progress, self.task, self.problem = progress, task, problem
+        self.regret, self.asked = 0.0, 0
+
+    def __call__(self, loop: AskTell, row: HistoryRow) -> None:
+        self.asked += row.batch_size
+        self.regret += float(self.problem.regret(row.indices).sum())
+        best = "" if row.best_mean is None else f"best {row.best_mean:.3f}  "
+        model = "" if row.dictionary_size is None else f"dictionary {row.dictionary_size}  "
+        status = f"{best}regret {self.regret / self.asked:.3f}/pull  {model}batch {row.batch_size:,}"
+        self.progress.update(self.task, completed=self.asked, status=status)
+
+
+def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem, out: Path, quiet: bool) -> None:
+    result, code, seconds = outcome
+    if result.history.rows:
+        stem = out / f"{problem.name}-{loop.policy.name}-seed{result.history.info['seed']}"
+        figure, history = stem.with_suffix(".png"), stem.with_suffix(".jsonl")
+        result.history.save(history)
+        result.plot(figure, regret=problem.regret(result.history.indices).tolist())
+        if not quiet:
+            console.print(_summary(result, loop, problem, seconds))
+            console.print(f"figure   {figure}\nhistory  {history}", highlight=False)
+    if code:
+        raise typer.Exit(code)
+
+
+def _summary(result: Result, loop: AskTell, problem: Problem, seconds: float) -> Table:
+    rows = result.history.rows
+    regret = problem.regret(result.history.indices)
+    table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
+    sizes = [row.batch_size for row in rows]
+    lines = {
+        "evaluations": f"{len(regret):,} on {result.state.observations.n:,} distinct arms of {len(problem.values):,}",
+        "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
+        "seconds": f"{seconds:.2f} in all ({1e6 * seconds / len(regret):.0f} µs per evaluation)",
+        "regret": f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000",
+        "best possible": f"{problem.best_value:.4f}",
+    }
+    if result.best_index is not None and result.best_mean is not None:
+        sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
+        true = float(problem.values[result.best_index])
+        better = int((problem.values > true).sum())
+        lines["best arm"] = (
+            f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
+        )
+    certificate = loop.certificate()
+    if certificate is not None and rows[-1].effective_dimension is not None:
+        lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"
+        lines["certificate"] = f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"expected --device cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} was asked for, but torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def _number_or_name(text: str | None) -> float | str | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def main() -> None:
+    """Run the command line; without any argument, the default example."""
+    arguments = sys.argv[1:]
+    if not arguments:
+        console.print("No command given: running the default example. See [bold]--help[/] for everything else.")
+        arguments = ["run"]
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)

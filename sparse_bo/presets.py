@@ -1,0 +1,135 @@
+"""From command-line choices to a problem and a policy: presets, and what may be combined with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+
+from sparse_bo import problems
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.problems import Problem
+from sparse_bo.validation import check_choice, check_positive
+
+POLICIES: Mapping[str, type] = {
+    "bbkb": BBKB,
+    "bkb": BKB,
+    "gp-ucb": GPUCB,
+    "gp-bucb": GPBUCB,
+    "epsilon-greedy": EpsilonGreedy,
+    "random": RandomSearch,
+}
+PROBLEMS = ("cadata", "abalone", "gp-draw")
+KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
+
+POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields(policy)} | {
+    "kernel",
+    "lengthscale",
+    "outputscale",
+    "precision",
+}
+"""Every policy option of the command line, by field name."""
+
+PUBLISHED = {
+    "kernel": "rbf",
+    "lengthscale": 5.0**0.5,
+    "regularization": 0.2,
+    "noise_variance": 0.01,
+    "rkhs_norm": 20.0,
+    "width": "authors",
+}
+"""BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1²; δ = 1/T is set from the budget."""
+
+
+def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem:
+    """Return a problem by name.
+
+    Args:
+        name: ``"cadata"``, ``"abalone"`` or ``"gp-draw"``.
+        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
+        noise_sd: Of an evaluation.
+        arms: Number of arms of a draw.
+        dims: Inputs of a draw.
+        seed: Of a draw.
+
+    Raises:
+        ValueError: If a name or number is out of range, or a scaling is asked of a draw.
+    """
+    check_choice("problem", name, PROBLEMS)
+    if name == "gp-draw":
+        if scaling not in (None, "none", "unit"):
+            raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
+        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed)
+    chosen = check_choice("scaling", scaling or "unit", problems.SCALINGS)
+    make = problems.cadata if name == "cadata" else problems.abalone
+    return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
+
+
+def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:
+    """Return a GPyTorch kernel by name; ``None`` for ``"learned"``.
+
+    Raises:
+        ValueError: If the name is unknown, a number is not positive, or is given for a learned kernel.
+    """
+    check_choice("kernel", name, KERNELS)
+    if name == "learned":
+        if lengthscale is not None or outputscale is not None:
+            raise ValueError(
+                "a learned kernel takes no --lengthscale and no --outputscale; drop them or choose another --kernel"
+            )
+        return None
+    kernel = RBFKernel() if name == "rbf" else MaternKernel(nu={"1": 0.5, "3": 1.5, "5": 2.5}[name[-2]])
+    kernel = kernel.double()
+    kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
+    if outputscale is None:
+        return kernel
+    kernel = ScaleKernel(kernel).double()
+    kernel.outputscale = check_positive("outputscale", outputscale)
+    return kernel
+
+
+def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy:
+    """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
+
+    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of gp-draw) switches it off.
+
+    Args:
+        name: A key of :data:`POLICIES`.
+        options: Command-line choices by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
+        problem: Whose preset to use.
+        budget: δ = 1/budget in the published preset.
+
+    Raises:
+        ValueError: If the policy has no such option, or a value does not fit.
+        TypeError: If a value has the wrong kind.
+    """
+    check_choice("policy", name, tuple(POLICIES))
+    policy = POLICIES[name]
+    given = {key: value for key, value in options.items() if value is not None}
+    accepted = {field.name for field in fields(policy)}
+    modelled = "covar_module" in accepted
+    known = accepted | ({"kernel", "lengthscale", "outputscale", "precision"} if modelled else set())
+    foreign = sorted(set(given) - known)
+    if foreign:
+        flags = ", ".join("--" + key.replace("_", "-") for key in foreign)
+        raise ValueError(f"policy {name!r} has no option {flags}; it takes {', '.join(sorted(known))}")
+    if modelled:
+        given = _with_kernel(given, problem=problem, budget=budget)
+    chosen: Policy = policy(**given)
+    return chosen
+
+
+def _with_kernel(given: dict[str, Any], *, problem: str, budget: int) -> dict[str, Any]:
+    learned = given.get("kernel", "rbf" if problem != "gp-draw" else "learned") == "learned"
+    preset = {} if learned else {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
+    if {"kernel", "lengthscale", "outputscale"} & set(given):
+        preset.pop("lengthscale", None)
+    merged: dict[str, Any] = {"kernel": "learned", **preset, **given} if learned else {**preset, **given}
+    merged["covar_module"] = make_kernel(
+        merged.pop("kernel"), lengthscale=merged.pop("lengthscale", None), outputscale=merged.pop("outputscale", None)
+    )
+    precision = check_choice("precision", merged.pop("precision", "float64"), ("float64", "float32"))
+    return {**merged, "sweep_dtype": torch.float32 if precision == "float32" else torch.float64}

@@ -1,0 +1,159 @@
+"""Real and synthetic finite-arm problems for the command line, the tutorials and the benchmarks."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_bo.validation import check_choice, check_count, check_number, check_positive
+
+Scaling = Literal["unit", "standardize", "none"]
+SCALINGS = ("unit", "standardize", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A finite set of arms whose true values are known."""
+
+    name: str
+    arms: Tensor
+    """``a x d``, float64."""
+    values: Tensor
+    """``a`` true values."""
+    noise_sd: float
+    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    description: str
+
+    @property
+    def best_value(self) -> float:
+        """The highest true value."""
+        return float(self.values.max())
+
+    def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
+        """Return a noisy objective of arm *indices* (``q`` -> ``q``) with a generator of its own."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def evaluate(indices: Tensor) -> Tensor:
+            noise = torch.randn(len(indices), generator=generator, dtype=torch.float64)
+            return self.values[indices] + self.noise_sd * noise.to(self.values.device)
+
+        return evaluate
+
+    def regret(self, indices: list[int]) -> Tensor:
+        """Return the regret of each evaluation, ``len(indices)``: best value minus true value."""
+        return self.best_value - self.values.cpu()[torch.tensor(indices, dtype=torch.long)]
+
+    def to(self, device: str | torch.device) -> Problem:
+        """Return the problem with its tensors on ``device``."""
+        return Problem(self.name, self.arms.to(device), self.values.to(device), self.noise_sd, self.description)
+
+
+def scaled(X: Tensor, scaling: Scaling) -> Tensor:
+    """Return inputs scaled to [0, 1] (``"unit"``), to mean 0 and variance 1 (``"standardize"``), or as they are.
+
+    Constant columns become 0.
+
+    Args:
+        X: ``a x d``.
+        scaling: Which.
+
+    Raises:
+        ValueError: If ``scaling`` is none of these.
+    """
+    check_choice("scaling", scaling, SCALINGS)
+    if scaling == "none":
+        return X
+    shift = X.amin(dim=0) if scaling == "unit" else X.mean(dim=0)
+    scale = X.amax(dim=0) - shift if scaling == "unit" else X.std(dim=0, correction=0)
+    return (X - shift) / torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def cadata(*, scaling: Scaling = "unit", noise_sd: float = 0.1) -> Problem:
+    """Return the California housing blocks (Pace & Barry 1997): 20,640 arms, 8 inputs, reward = median value in [0, 1].
+
+    Settings of BBKB §4: noise sd 0.1 on labels scaled to [0, 1].
+
+    Args:
+        scaling: Of the inputs.
+        noise_sd: Of an evaluation.
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+    with resources.files("sparse_bo.datasets").joinpath("cal_housing.csv.gz").open("rb") as file:
+        table = np.loadtxt(gzip.decompress(file.read()).decode("ascii").splitlines(), delimiter=",")
+    return _table("cadata", table, scaling, noise_sd, "median house value of 20,640 Californian blocks, scaled to [0, 1]")
+
+
+def abalone(*, scaling: Scaling = "unit", noise_sd: float = 0.1) -> Problem:
+    """Return Abalone (Nash et al. 1994): 4,177 arms with 8 inputs (sex as M=0, F=1, I=2), reward = rings scaled to [0, 1].
+
+    Args:
+        scaling: Of the inputs.
+        noise_sd: Of an evaluation.
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+    text = resources.files("sparse_bo.datasets").joinpath("abalone.csv").read_text(encoding="utf-8")
+    rows = [line.split(",") for line in text.split()]
+    sex = {"M": 0.0, "F": 1.0, "I": 2.0}
+    table = np.array([[sex[row[0]], *map(float, row[1:])] for row in rows])
+    return _table("abalone", table, scaling, noise_sd, "rings of 4,177 abalones, scaled to [0, 1]")
+
+
+def gp_draw(
+    *, arms: int = 10_000, dims: int = 4, lengthscale: float = 0.3, noise_sd: float = 0.1, seed: int = 0, features: int = 2048
+) -> Problem:
+    """Return a draw of a GP with unit variance and Gaussian kernel over arms uniform in the unit cube.
+
+    The function is a sum of random Fourier features (Rahimi & Recht 2007), so any number of arms costs O(arms · features).
+
+    Args:
+        arms: Number of arms.
+        dims: Inputs per arm.
+        lengthscale: Of the kernel.
+        noise_sd: Of an evaluation.
+        seed: Of arms and function.
+        features: Cosines in the sum.
+
+    Raises:
+        ValueError: If a setting is out of range.
+        TypeError: If a setting has the wrong kind.
+    """
+    for name, count in (("arms", arms), ("dims", dims), ("features", features)):
+        check_count(name, count)
+    check_count("seed", seed, minimum=0)
+    check_positive("lengthscale", lengthscale)
+    _check_noise(noise_sd)
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    X = torch.rand(arms, dims, generator=generator, dtype=torch.float64)
+    frequencies, phases = normal(dims, features) / lengthscale, torch.rand(features, generator=generator, dtype=torch.float64)
+    weights = normal(features) * math.sqrt(2.0 / features)
+    values = torch.cat([(part @ frequencies + 2.0 * math.pi * phases).cos() @ weights for part in torch.split(X, 8192)])
+    text = f"a Gaussian-process draw (lengthscale {lengthscale:g}) over {arms:,} arms in [0, 1]^{dims}"
+    return Problem("gp-draw", X, values, float(noise_sd), text)
+
+
+def _table(name: str, table: np.ndarray, scaling: Scaling, noise_sd: float, description: str) -> Problem:
+    _check_noise(noise_sd)
+    data = torch.from_numpy(table)
+    y = data[:, -1]
+    return Problem(name, scaled(data[:, :-1], scaling), (y - y.min()) / (y.max() - y.min()), float(noise_sd), description)
+
+
+def _check_noise(noise_sd: float) -> None:
+    if check_number("noise_sd", noise_sd) < 0.0:
+        raise ValueError(f"expected noise_sd >= 0, got {noise_sd!r}")
