@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
+class NotebookFigure(Figure):
+    """A matplotlib figure that notebooks show without pyplot, whose global state we leave alone."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+
+
 def plot_history(history: History, *, regret: Sequence[float] | None = None, best_possible: float | None = None) -> Figure:
     """Draw a run as four panels: progress, batch sizes, dictionary, time by phase.
 
@@ -49,7 +59,7 @@ def plot_history(history: History, *, regret: Sequence[float] | None = None, bes
     if not history.rows:
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
+        figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")
         axes = figure.subplots(2, 2)
         _progress(axes[0, 0], history, regret, best_possible)
         _batches(axes[0, 1], history)

@@ -1,0 +1,51 @@
+"""Random search and ε-greedy."""
+
+import pytest
+import torch
+
+from sparse_bo import AskTell, EpsilonGreedy, RandomSearch
+
+
+def arms(a: int = 50) -> torch.Tensor:
+    return torch.linspace(0, 1, a, dtype=torch.float64).unsqueeze(-1)
+
+
+def test_random_search_repeats_no_arm_while_there_are_others():
+    history = AskTell(arms(), RandomSearch(batch_size=7), seed=0).run(lambda X: X[:, 0], 50).history
+    assert sorted(history.indices) == list(range(50))
+
+
+def test_random_search_goes_on_when_every_arm_is_known():
+    history = AskTell(arms(5), RandomSearch(batch_size=4), seed=0).run(lambda X: X[:, 0], 12).history
+    assert len(history.indices) == 12
+
+
+def test_epsilon_zero_stays_with_the_first_arm_and_one_explores():
+    greedy = AskTell(arms(), EpsilonGreedy(epsilon=0.0), seed=0).run(lambda X: X[:, 0], 20).history
+    assert len(set(greedy.indices)) == 1
+    explorer = AskTell(arms(), EpsilonGreedy(epsilon=1.0), seed=0).run(lambda X: X[:, 0], 60).history
+    assert len(set(explorer.indices)) > 25
+
+
+def test_epsilon_greedy_explores_as_often_as_it_says():
+    X = arms(10_000)
+    history = AskTell(X, EpsilonGreedy(epsilon=0.3, batch_size=2000), seed=0).run(lambda X: X[:, 0], 6000).history
+    values = [i for row in history.rows[1:] for i in row.indices]
+    top = max(set(values), key=values.count)
+    share = sum(i != top for i in values) / len(values)
+    assert 0.25 < share < 0.66  # the best arm changes once, after the first batch
+
+
+def test_a_policy_without_a_model_reports_the_best_mean_observation():
+    result = AskTell(arms(), RandomSearch(), seed=0).run(lambda X: X[:, 0], 20)
+    assert result.best_index == result.best_observed_index == max(result.history.indices)
+    assert result.best_sd is None
+    assert result.state.dictionary is None
+    assert AskTell(arms(), RandomSearch()).certificate() is None
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match=r"epsilon in \[0, 1\]"):
+        EpsilonGreedy(epsilon=1.5)
+    with pytest.raises(ValueError, match="batch_size >= 1"):
+        RandomSearch(batch_size=0)

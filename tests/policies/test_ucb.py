@@ -1,0 +1,264 @@
+"""BKB, BBKB and the exact comparators, as policies."""
+
+import math
+from dataclasses import replace
+
+import gpytorch
+import pytest
+import torch
+
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, ConstantWidth, FirstSampler, FixedSampler, UniformSampler
+
+
+def rbf(lengthscale: float = 0.3) -> gpytorch.kernels.Kernel:
+    kernel = gpytorch.kernels.RBFKernel().double()
+    kernel.lengthscale = lengthscale
+    return kernel
+
+
+def arms(a: int = 60, d: int = 2, seed: int = 0) -> torch.Tensor:
+    return torch.rand(a, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def values(X: torch.Tensor) -> torch.Tensor:
+    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, -1])
+
+
+def noisy(X: torch.Tensor, seed: int = 1, sd: float = 0.1):
+    truth, generator = values(X), torch.Generator().manual_seed(seed)
+    return lambda i: truth[i] + sd * torch.randn(len(i), generator=generator, dtype=torch.float64)
+
+
+SETTINGS = {"regularization": 0.05, "width": 2.0}
+POLICIES = [
+    BKB(covar_module=rbf(), **SETTINGS),
+    BBKB(covar_module=rbf(), **SETTINGS),
+    BBKB(covar_module=rbf(), stop_rule="local", **SETTINGS),
+    BBKB(covar_module=rbf(), stop_rule="gp-bucb", in_batch="process", **SETTINGS),
+    GPUCB(covar_module=rbf(), **SETTINGS),
+    GPBUCB(covar_module=rbf(), **SETTINGS),
+]
+IDS = ["bkb", "bbkb", "bbkb-local", "bbkb-gp-bucb-process", "gp-ucb", "gp-bucb"]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_every_policy_finds_a_near_best_arm(policy):
+    X = arms(200)
+    result = AskTell(X, policy, seed=0).run(noisy(X), 150, call_with="indices")
+    assert values(X).max() - values(X)[result.best_index] < 0.1
+    assert len(result.history.indices) == 150
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_same_seed_gives_the_same_picks_for_any_memory_budget_and_thread_count(policy):
+    X = arms(300)
+    reference = AskTell(X, policy, seed=3).run(noisy(X), 80, call_with="indices").history.indices
+    small = replace(policy, memory_bytes=2**20)
+    assert AskTell(X, small, seed=3).run(noisy(X), 80, call_with="indices").history.indices == reference
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert AskTell(X, policy, seed=3).run(noisy(X), 80, call_with="indices").history.indices == reference
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("in_batch", ["fixed", "process"])
+def test_a_float32_sweep_gives_the_same_picks(in_batch):
+    X = arms(300)
+    policy = BBKB(covar_module=rbf(), in_batch=in_batch, **SETTINGS)
+    reference = AskTell(X, policy, seed=3).run(noisy(X), 120, call_with="indices").history
+    single = AskTell(X, replace(policy, sweep_dtype=torch.float32), seed=3).run(noisy(X), 120, call_with="indices").history
+    assert single.indices == reference.indices
+    assert sum(single.column("rechecked")) > 0
+
+
+def test_global_generator_is_untouched():
+    X = arms()
+    before = torch.random.get_rng_state()
+    AskTell(X, BBKB(), seed=0).run(noisy(X), 40, call_with="indices")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_bbkb_with_threshold_one_is_bkb():
+    X = arms(100)
+    common = {"covar_module": rbf(), "regularization": 0.05, "width": ConstantWidth(2.0)}
+    one = AskTell(X, BBKB(ratio_threshold=1.0, **common), seed=5).run(noisy(X), 60, call_with="indices").history
+    assert set(one.column("batch_size")) == {1}
+    assert one.indices == AskTell(X, BKB(**common), seed=5).run(noisy(X), 60, call_with="indices").history.indices
+
+
+def test_bbkb_with_every_pulled_arm_process_and_product_rule_is_gp_bucb():
+    X = arms(100)
+    common = {"covar_module": rbf(), "regularization": 0.05, "width": 2.0, "ratio_threshold": 3.0}
+    everything = BBKB(stop_rule="gp-bucb", in_batch="process", oversampling=1e12, **common)
+    sparse = AskTell(X, everything, seed=5).run(noisy(X), 90, call_with="indices").history
+    assert sparse.indices == AskTell(X, GPBUCB(**common), seed=5).run(noisy(X), 90, call_with="indices").history.indices
+    assert max(sparse.column("batch_size")) > 1
+
+
+def test_gp_ucb_picks_are_those_of_the_dense_exact_gp():
+    X, lam, width = arms(80), 0.05, 2.0
+    history = (
+        AskTell(X, GPUCB(covar_module=rbf(), regularization=lam, width=width), seed=2)
+        .run(noisy(X), 40, call_with="indices")
+        .history
+    )
+    K = torch.exp(-0.5 * torch.cdist(X, X).square() / 0.3**2)
+    picks = history.indices
+    y = torch.tensor([v for row in history.rows for v in row.values], dtype=torch.float64)
+    for t in range(1, 40):
+        seen = torch.tensor(picks[:t])
+        A = K[seen][:, seen] + lam * torch.eye(t, dtype=torch.float64)
+        mean = K[:, seen] @ torch.linalg.solve(A, y[:t])
+        variance = 1.0 - (K[:, seen] * torch.linalg.solve(A, K[seen]).T).sum(1)
+        assert picks[t] == int((mean + width * variance.clamp_min(0).sqrt()).argmax())
+
+
+def test_published_settings_are_accepted_and_give_the_authors_width():
+    X = arms(50)
+    policy = BBKB(
+        covar_module=rbf(5**0.5),
+        regularization=0.2,
+        noise_variance=0.01,
+        rkhs_norm=20.0,
+        failure_probability=1e-4,
+        oversampling=2.0,
+        ratio_threshold=2.0,
+        width="authors",
+    )
+    loop = AskTell(X, policy, seed=0)
+    loop.run(noisy(X), 1, call_with="indices")
+    gain = math.log1p(1.0 / 0.2)  # the first arm's leverage under the prior is k/λ
+    expected = math.sqrt(0.2) * 20.0 + math.sqrt(0.01 * (2.0 * gain + math.log(1e4)))
+    assert loop.state.width == pytest.approx(expected)
+
+
+def test_information_sums_the_leverages_at_the_start_of_each_batch():
+    X = arms(50)
+    loop = AskTell(X, BBKB(covar_module=rbf(), regularization=0.05, rkhs_norm=1.0, width="authors"), seed=0)
+    expected = math.log1p(1.0 / 0.05)
+    loop.run(noisy(X), 1, call_with="indices")
+    for _ in range(4):
+        start = loop.state.posterior.leverages
+        batch = loop.ask()
+        expected += float(torch.log1p(start[batch.indices]).sum())
+        loop.tell(batch.tickets, values(X)[batch.indices])
+    assert loop.state.information == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [FirstSampler(size=5), UniformSampler(size=5), FixedSampler(points=arms(4, seed=9))],
+    ids=["first", "uniform", "fixed"],
+)
+def test_other_dictionaries_can_take_the_place_of_leverage_sampling(sampler):
+    X = arms(100)
+    policy = BBKB(covar_module=rbf(), dictionary=sampler, max_batch_size=10, **SETTINGS)
+    loop = AskTell(X, policy, seed=0)
+    loop.run(noisy(X), 60, call_with="indices")
+    assert loop.state.dictionary.m <= 5
+    if isinstance(sampler, FixedSampler):
+        assert torch.equal(loop.state.dictionary.points, sampler.points)
+
+
+def test_prior_mean_shifts_the_posterior_exactly():
+    X, shift = arms(50), 7.5
+    index = torch.arange(10)
+    common = {"covar_module": rbf(), "regularization": 0.05, "dictionary": UniformSampler(size=6)}
+    plain = AskTell(X, BBKB(**common), initial=(index, values(X)[index])).state.posterior
+    moved = AskTell(X, BBKB(prior_mean=shift, **common), initial=(index, values(X)[index] + shift)).state.posterior
+    assert torch.allclose(moved.means, plain.means + shift, atol=1e-10)
+    assert torch.allclose(moved.leverages, plain.leverages, atol=1e-12)
+
+
+def test_many_initial_observations_start_from_a_small_dictionary():
+    X = arms(2000)
+    index = torch.arange(0, 2000, 2)
+    loop = AskTell(X, BBKB(covar_module=rbf(), regularization=0.05), initial=(index, values(X)[index]))
+    assert loop.state.observations.n == 1000
+    assert 10 < loop.state.dictionary.m < 500
+    assert loop.certificate().factor < 3.0
+
+
+def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_data_doubles():
+    X = arms(200)
+    loop = AskTell(X, seed=0)
+    learned = []
+    loop.run(noisy(X), 100, call_with="indices", callback=lambda loop, row: learned.append("learn" in row.seconds))
+    truth = values(X)
+    assert truth.max() - truth[loop.result().best_index] < 0.05
+    assert 2 <= sum(learned) <= 5
+    assert 0.1**2 / 4 < loop.state.posterior.surrogate.regularization < 4 * 0.1**2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"regularization": 0.0}, "regularization > 0, got 0.0"),
+        ({"regularization": float("nan")}, "finite regularization"),
+        ({"ratio_threshold": 0.5}, "ratio_threshold >= 1"),
+        ({"oversampling": 0.0}, "oversampling > 0"),
+        ({"failure_probability": 1.0}, r"failure_probability in \(0, 1\)"),
+        ({"width": "theory"}, "needs rkhs_norm="),
+        ({"width": "guess", "rkhs_norm": 1.0}, "'theory', 'authors'"),
+        ({"width": -1.0}, "width >= 0"),
+        ({"stop_rule": "never"}, "'global', 'local', 'gp-bucb'"),
+        ({"in_batch": "both"}, "'fixed', 'process'"),
+        ({"inclusion": "maybe"}, "'exact', 'union'"),
+        ({"sweep_dtype": torch.float16}, "float64 or torch.float32"),
+        ({"max_batch_size": 0}, "max_batch_size >= 1"),
+        ({"initial_design": 0}, "initial_design >= 1"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_named_before_any_work(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BBKB(covar_module=rbf(), **{"regularization": 0.1, **settings})
+
+
+def test_a_setting_of_the_wrong_kind_is_a_type_error():
+    with pytest.raises(TypeError, match="covar_module to be a gpytorch"):
+        BBKB(covar_module="rbf")
+    with pytest.raises(TypeError, match="width to be a number"):
+        BBKB(width=[2.0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (gpytorch.kernels.RBFKernel(ard_num_dims=5), "ard_num_dims=2"),
+        (gpytorch.kernels.RBFKernel(batch_shape=torch.Size([3])), "without batch shape"),
+        (gpytorch.kernels.RBFKernel(active_dims=[4]), "input column 4"),
+    ],
+    ids=["ard", "batch", "active"],
+)
+def test_a_kernel_that_does_not_fit_the_arms_is_named(kernel, message):
+    with pytest.raises(ValueError, match=message):
+        AskTell(arms(), BBKB(covar_module=kernel, regularization=0.1))
+
+
+@pytest.mark.parametrize("policy", [BKB, BBKB, GPUCB, GPBUCB])
+def test_identical_arms_and_a_constant_kernel_work(policy):
+    X = torch.ones(300, 2, dtype=torch.float64)
+    result = AskTell(X, policy(covar_module=gpytorch.kernels.ConstantKernel(), regularization=0.1)).run(
+        lambda x: x[:, 0] * 2.0, 40
+    )
+    assert result.best_mean == pytest.approx(2.0, abs=0.05)
+
+
+def test_repeated_arms_work_and_ties_go_to_the_lowest_index():
+    X = arms(30).repeat(4, 1)
+    result = AskTell(X, BBKB(covar_module=rbf(), **SETTINGS), seed=0).run(noisy(X), 100, call_with="indices")
+    assert max(result.history.indices[1:]) < 30
+
+
+def test_float32_arms_are_computed_with_in_float64():
+    X = arms(80)
+    exact = AskTell(X.float().double(), BBKB(covar_module=rbf(), **SETTINGS), seed=1)
+    single = AskTell(X.float(), BBKB(covar_module=rbf(), **SETTINGS), seed=1)
+    truth = values(X)
+    for loop in (exact, single):
+        loop.run(lambda i: truth[i], 40, call_with="indices")
+    assert single.history.indices == exact.history.indices
+    assert single.result().best_x.dtype == torch.float32

@@ -1,0 +1,136 @@
+"""The command line, as a user types it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sparse_bo import BBKB, History, RandomSearch, RunInterrupted
+from sparse_bo.cli import app, main
+from sparse_bo.loop import AskTell
+from sparse_bo.presets import POLICIES, make_kernel, make_policy
+
+QUICK = ["run", "--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "30", "--seed", "1"]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
+    done = invoke(*QUICK, "--policy", policy, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    stem = f"gp-draw-{policy}-seed1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.jsonl", f"{stem}.png"]
+    assert len(History.load(tmp_path / f"{stem}.jsonl").indices) == 30
+    assert "30 on" in done.output
+    assert "best arm" in done.output
+
+
+def test_the_published_preset_runs_on_abalone(tmp_path):
+    done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), "--certify-every", "5")
+    assert done.exit_code == 0, done.output
+    history = History.load(tmp_path / "abalone-bbkb-seed0.jsonl")
+    assert history.info["arms"] == [4177, 8]
+    assert history.rows[4].variance_factor is not None
+
+
+def test_quiet_prints_nothing(tmp_path):
+    assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--problem", "mnist"], "problem to be one of"),
+        (["--policy", "magic"], "policy to be one of"),
+        (["--budget", "0"], "--budget >= 1"),
+        (["--policy", "random", "--oversampling", "3"], "has no option --oversampling; it takes batch_size"),
+        (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
+        (["--noise-sd", "-1"], "noise_sd >= 0"),
+        (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
+        (["--standardize", "--scaling", "unit"], "contradicts"),
+        (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
+        (["--precision", "float16"], "'float64', 'float32'"),
+        (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
+        (["--width", "wide"], "'theory', 'authors'"),
+        (["--memory-bytes", "10"], "memory_bytes >= 1048576"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_input_is_named_and_nothing_is_written(arguments, message, tmp_path):
+    out = tmp_path / "out"
+    done = invoke("run", "--problem", "abalone", *arguments, "--out", str(out))
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_but_absent_is_named(tmp_path):
+    done = invoke(*QUICK, "--device", "cuda", "--out", str(tmp_path))
+    assert done.exit_code == 2
+    assert "no CUDA device" in done.stderr
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
+    original = AskTell.run
+
+    def interrupted(self, objective, budget, **kwargs):
+        original(self, objective, 10, **kwargs)
+        raise RunInterrupted("interrupted after 10 evaluations", loop=self, result=self.result())
+
+    monkeypatch.setattr(AskTell, "run", interrupted)
+    done = invoke(*QUICK, "--out", str(tmp_path))
+    assert done.exit_code == 130
+    assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) == 10
+
+
+def test_help_names_problems_and_policies():
+    text = invoke("--help").output
+    assert "Cadata" in text
+    assert all(policy in text for policy in POLICIES)
+    assert "--ratio-threshold" in invoke("run", "--help").output
+
+
+def test_no_argument_runs_the_default_example(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sparse_bo.cli.app", lambda arguments: seen.append(arguments))
+    monkeypatch.setattr(sys, "argv", ["sparse-bo"])
+    main()
+    assert seen == [["run"]]
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "sparse_bo", "--version"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sparse_bo 0.")
+
+
+def test_presets_give_the_published_settings_on_the_data_sets():
+    policy = make_policy("bbkb", {}, problem="cadata", budget=10_000)
+    assert isinstance(policy, BBKB)
+    assert (policy.regularization, policy.noise_variance, policy.rkhs_norm, policy.width) == (0.2, 0.01, 20.0, "authors")
+    assert policy.failure_probability == 1e-4
+    assert policy.covar_module.lengthscale.item() == pytest.approx(5.0**0.5)
+
+
+def test_a_learned_kernel_switches_the_preset_off():
+    policy = make_policy("bbkb", {"kernel": "learned"}, problem="cadata", budget=10_000)
+    assert policy.covar_module is None
+    assert policy.regularization is None
+    assert policy.width == 2.0
+    assert isinstance(make_policy("random", {}, problem="cadata", budget=10), RandomSearch)
+
+
+@pytest.mark.parametrize(("name", "nu"), [("matern12", 0.5), ("matern32", 1.5), ("matern52", 2.5)])
+def test_kernels_by_name(name, nu):
+    kernel = make_kernel(name, lengthscale=0.7, outputscale=2.0)
+    assert kernel.base_kernel.nu == nu
+    assert kernel.base_kernel.lengthscale.item() == pytest.approx(0.7)
+    assert kernel.outputscale.item() == pytest.approx(2.0)
