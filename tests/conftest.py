@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+# The matrices of the tests are small: one thread is faster, and does not stall where other processes hold the cores.
+torch.set_num_threads(1)
+
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 

@@ -94,3 +94,21 @@ def test_free_inputs_cannot_be_extended_by_arm() -> None:
     merged = data.merge(arms, torch.ones(6, dtype=torch.float64))
     with pytest.raises(ValueError, match="use merge"):
         data.add(merged, arms, torch.tensor([0]), torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_rows_are_all_but_the_first_of_each(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randint(3, (40, 2), generator=generator).double() - 1.0
+    seen, expected = set(), []
+    for row, values in enumerate(X.tolist()):
+        if tuple(values) in seen:
+            expected.append(row)
+        seen.add(tuple(values))
+    assert data.repeated_rows(X).tolist() == expected
+
+
+def test_distinct_rows_have_no_repeats() -> None:
+    assert data.repeated_rows(torch.rand(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))) is None
+    # Equal hashes do not make equal rows: every row is 0 but for its sign.
+    assert data.repeated_rows(torch.zeros(2, 3, dtype=torch.float64)).tolist() == [1]

@@ -42,7 +42,7 @@ def test_public_names_are_documented(name):
     assert text
     assert text.splitlines()[0].endswith((".", ":"))
     if inspect.isfunction(item):
-        arguments = [p for p in inspect.signature(item).parameters]
+        arguments = list(inspect.signature(item).parameters)
         assert all(re.search(rf"^\s+{argument}: ", text, re.MULTILINE) for argument in arguments)
 
 

@@ -70,7 +70,7 @@ def test_an_entry_does_not_depend_on_the_rest_of_the_call(rows: list[int]) -> No
         (RBFKernel(ard_num_dims=2), "expected ard_num_dims=3 for inputs with 3 columns, got ard_num_dims=2 in RBFKernel"),
         (ScaleKernel(MaternKernel(ard_num_dims=4)), "got ard_num_dims=4 in MaternKernel"),
         (RBFKernel(active_dims=(1, 3)), "uses input column 3, but inputs have 3 columns"),
-        (RBFKernel(active_dims=(0, 1), ard_num_dims=3), "expected ard_num_dims=2"),
+        (RBFKernel(active_dims=(0, 1), ard_num_dims=3), "based on the ard_num_dims argument"),
     ],
     ids=["batch", "batch inside", "ard", "ard inside", "active dims", "ard of active dims"],
 )
@@ -110,3 +110,10 @@ def test_a_kernel_with_nan_parameters_is_refused() -> None:
 def test_one_input_is_enough_to_check_a_kernel() -> None:
     X = _inputs()[:1]
     assert covariance_function(RBFKernel(), like=X).cross(X, X).shape == (1, 1)
+
+
+def test_ard_inside_a_kernel_with_active_dims_is_taken() -> None:
+    X = torch.rand(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2), active_dims=(0, 1))
+    expected = kernel.double()(X, X).to_dense().detach()
+    torch.testing.assert_close(covariance_function(kernel, like=X).cross(X, X), expected)

@@ -54,6 +54,9 @@ class LocalRatios:
         covariance = K_DX.T @ weights
         if anchors is not None:
             covariance = covariance + surrogate.covariance.cross(surrogate.arms[part], anchors) / surrogate.regularization
-        leverages = self.posterior.leverages[part].unsqueeze(-1)
+        leverages = self.posterior.leverages[part]
+        if self.posterior.leverage_errors is not None:  # ratios need the precision that a float32 sweep does not have
+            leverages = self.posterior.leverages_at(torch.arange(part.start, part.stop, device=leverages.device))
+        leverages = leverages.unsqueeze(-1)
         # A variance of zero leaves no covariance either; round-off must not be divided by it.
         return torch.where(leverages > 0.0, covariance.square() / leverages, torch.zeros_like(covariance))

@@ -35,7 +35,9 @@ def make_surrogate(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> Surrogate:
     covariance = covariance_function(kernel or rbf_kernel(), like=arms)
-    return Surrogate(arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes)
+    return Surrogate(
+        arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, data.repeated_rows(arms)
+    )
 
 
 def arm_dictionary(arms: Tensor, indices: Tensor) -> Dictionary:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
+from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
 import sparse_bo.arms.batch
 from sparse_bo.arms import StopRule, pick_batch
@@ -294,3 +294,51 @@ def test_picking_leaves_the_posterior_and_the_global_generator_alone() -> None:
     assert torch.equal(posterior.means, means)
     assert torch.equal(posterior.leverages, leverages)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
+def test_many_equal_arms_and_a_large_width_do_not_hang(in_batch: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    arms = torch.rand(3, 1, generator=generator, dtype=torch.float64)[torch.randint(3, (400,), generator=generator)]
+    p = random_problem(5, arms=arms, pulls=800, m=6, noise=1e-3)
+    got = _picks(p, "global", in_batch, threshold=4.0, width=1000.0 * 1e-3**0.5, max_q=100)
+    first = {int((arms == value).nonzero()[0, 0]) for value in arms.unique()}
+    assert set(got) <= first
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
+@pytest.mark.parametrize("kernel", [ConstantKernel(), rbf_kernel()], ids=["constant", "selected column"])
+def test_distinct_arms_that_the_kernel_cannot_tell_apart_do_not_hang(kernel: Any, in_batch: str) -> None:
+    arms = torch.rand(400, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if not isinstance(kernel, ConstantKernel):
+        arms[:, 0] = torch.arange(400) % 3
+        kernel = ScaleKernel(RBFKernel(active_dims=(0,))).double()
+    p = random_problem(5, arms=arms, pulls=800, m=6, noise=1e-3, kernel=kernel)
+    got = _picks(p, "global", in_batch, threshold=4.0, width=1000.0 * 1e-3**0.5, max_q=60)
+    scores = p.posterior().means + 1000.0 * 1e-3**0.5 * p.posterior().leverages.sqrt()
+    assert float(scores[got[0]]) == pytest.approx(float(scores.max()), rel=1e-9)
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
+@pytest.mark.parametrize(("a", "block"), [(10, 2), (200, 64)])
+def test_ties_go_to_the_lowest_index_across_blocks(a: int, block: int, in_batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", block)
+    p = random_problem(0, arms=torch.full((a, 2), 0.3, dtype=torch.float64), pulls=3, m=1)
+    assert set(_picks(p, "global", in_batch, threshold=5.0)) == {0}
+
+
+@pytest.mark.parametrize("kind", ["global", "local"])
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+def test_float32_batches_end_where_float64_batches_end(noise: float, kind: str) -> None:
+    for seed in range(5):
+        p = random_problem(seed, a=60, pulls=3000, m=60, noise=noise)
+        low = p.with_surrogate(sweep_dtype=torch.float32)
+        got, want = (_picks(q, kind, "fixed", width=2 * noise**0.5, max_q=400) for q in (low, p))
+        assert got == want, f"{seed=}: {len(got)} picks, expected {len(want)}"
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
+def test_a_width_of_zero_picks_the_best_mean(in_batch: str) -> None:
+    p = random_problem(1, noise=1.0)
+    got = _picks(p, "global", in_batch, width=0.0)
+    assert set(got) == {int(p.posterior().means.argmax())}

@@ -23,6 +23,7 @@ def _pick(block: tuple[np.ndarray, np.ndarray, np.ndarray], **options) -> Greedy
         "allowance": math.inf,
         "floor": -math.inf,
         "unit": resolution(4.0),
+        "low": 2.0**-50,
         "max_picks": 12,
     }
     return greedy_picks(means, covariance, residual, **{**defaults, **options})

@@ -259,3 +259,12 @@ def test_the_global_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     random_problem(23).posterior()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-8])
+def test_a_dictionary_larger_than_the_data_keeps_the_leverages(noise: float) -> None:
+    p = random_problem(0, a=300, pulls=50, m=300, noise=noise, kernel=rbf_kernel(lengthscale=0.1))
+    got, seen = p.posterior(), p.observations.indices
+    features = got.state.factor.features(got.kernel_rows(seen))
+    two_terms = dtc.variance(got.state, features, p.surrogate.prior_variance[seen]) / noise
+    torch.testing.assert_close(got.observed_leverages, two_terms, rtol=1e-2, atol=0)

@@ -62,3 +62,10 @@ def test_a_batch_of_matrices_is_factorised_together(generator: torch.Generator) 
     A = half @ half.mT
     L = safe_cholesky(A).factor
     torch.testing.assert_close(L @ L.mT, A)
+
+
+def test_a_matrix_with_inf_on_the_diagonal_is_refused() -> None:
+    A = torch.eye(3, dtype=torch.float64)
+    A[1, 1] = torch.inf
+    with pytest.raises(ValueError, match="finite matrix"):
+        safe_cholesky(A)
