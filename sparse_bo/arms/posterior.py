@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class Surrogate:
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
     """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.data.repeated_rows`)."""
+
+    @cached_property
+    def kappa_squared(self) -> float:
+        """``sup k(x, x)`` over the arms (y²)."""
+        return float(self.prior_variance.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +84,7 @@ class ArmPosterior:
 
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
-        yield from _chunks(self.surrogate, self.dictionary, self.block)
+        yield from _chunks(self.surrogate, self.dictionary, self.block, step=self.dictionary.m)
 
 
 def arm_posterior(
@@ -103,7 +109,7 @@ def arm_posterior(
         block = columns.block(dictionary.indices)
     state, features = _fit(surrogate, observations, dictionary, block)
     form = dtc.one_product(state)
-    if dtc.one_product_error(state) * float(surrogate.prior_variance.max()) > _TOLERANCE * surrogate.regularization:
+    if dtc.one_product_error(state) * surrogate.kappa_squared > _TOLERANCE * surrogate.regularization:
         sweep = _sweep_two_terms
     else:
         sweep = _sweep if surrogate.sweep_dtype == torch.float64 else _sweep_float32
@@ -148,10 +154,16 @@ def _fit(
     return dtc.fit(factor, features, observations.counts * scale, residuals, prior_mean=surrogate.prior_mean), features
 
 
-def _chunks(surrogate: Surrogate, dictionary: Dictionary, block: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+_PRODUCT_BYTES = 2**21
+"""A chunk's product stays in the processor's cache until it is squared and summed."""
+
+
+def _chunks(surrogate: Surrogate, dictionary: Dictionary, block: Tensor | None, *, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield ``(rows, k(D, arms[rows]))``, the rows such that a product of ``step x rows`` stays in the cache."""
     rows = surrogate.arms.shape[0]
     # GPyTorch's distance computation holds about four temporaries of the block's size.
     chunk = chunk_rows(rows, bytes_per_row=5 * 8 * dictionary.m, memory_bytes=surrogate.memory_bytes)
+    chunk = min(chunk, max(_PRODUCT_BYTES // (8 * step), 1024))
     for part in row_slices(rows, chunk=chunk):
         if block is not None:
             yield part, block[:, part]
@@ -168,7 +180,7 @@ Sweep = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 def _sweep(surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None) -> Sweep:
     """Return means and leverages of all arms by the one-product form."""
     means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
-    for part, K_DX in _chunks(surrogate, dictionary, block):
+    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
         means[part], variances[part] = form.moments(K_DX, surrogate.prior_variance[part])
     return means, variances.div_(surrogate.regularization), None, None
 
@@ -178,7 +190,7 @@ def _sweep_two_terms(
 ) -> Sweep:
     """Return means and leverages of all arms by the two-term form: twice the work, accurate for tiny λ."""
     means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
-    for part, K_DX in _chunks(surrogate, dictionary, block):
+    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
         features = state.factor.features(K_DX)
         means[part] = dtc.mean(state, features)
         variances[part] = dtc.variance(state, features, surrogate.prior_variance[part])
@@ -191,7 +203,7 @@ def _sweep_float32(
     """Return means and leverages of all arms with the product in float32, and bounds on their errors."""
     means, variances, mean_errors, variance_errors = (torch.empty_like(surrogate.prior_variance) for _ in range(4))
     low = _Float32Form(form)
-    for part, K_DX in _chunks(surrogate, dictionary, block):
+    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
         moments = low.evaluate(K_DX, surrogate.prior_variance[part])
         means[part], variances[part], mean_errors[part], variance_errors[part] = moments
     scale = surrogate.regularization

@@ -64,6 +64,12 @@ class OneProduct:
         """``batch_shape x m``: ``α``."""
         return self.columns[..., -1]
 
+    @property
+    def step(self) -> int:
+        """Columns of ``R`` in one product of :meth:`moments`."""
+        m = self.columns.shape[-2]
+        return -(-m // _TRIANGLE_BLOCKS) if self.triangular and m >= 16 * _TRIANGLE_BLOCKS else m
+
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
         return self.prior_mean + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
@@ -82,17 +88,22 @@ class OneProduct:
             K_DX: ``batch_shape x m x n`` kernel between dictionary and points.
             prior_variance: ``batch_shape x n``, ``k(x, x)``.
         """
-        m, width = self.columns.shape[-2:]
-        split = self.triangular and m >= 16 * _TRIANGLE_BLOCKS
-        step = -(-m // _TRIANGLE_BLOCKS) if split else m
+        (m, width), step = self.columns.shape[-2:], self.step
         explained = torch.zeros_like(prior_variance)
         for start in range(0, m, step):
             last = start + step >= m
             rows, stop = min(start + step, m), width if last else start + step
             product = self.columns[..., :rows, start:stop].mT @ K_DX[..., :rows, :]
-            squared = product[..., :-1, :] if last else product
-            explained = explained + squared.square().sum(dim=-2)
-        return self.prior_mean + product[..., -1, :], (prior_variance - explained).clamp_min(0.0)
+            if last:
+                means = self.prior_mean + product[..., -1, :]
+                product = product[..., :-1, :]
+            explained = explained + _squares(product).sum(dim=-2)
+        return means, (prior_variance - explained).clamp_min(0.0)
+
+
+def _squares(product: Tensor) -> Tensor:
+    """Return the squares of a tensor that nobody else holds, in its own memory where autograd allows it."""
+    return product.square() if product.requires_grad else product.square_()
 
 
 _TRIANGLE_BLOCKS = 4
