@@ -36,7 +36,7 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         X: Tensor,
         *,
         kernel: Kernel,
-        representation: Representation,
+        posterior: Representation,
         draw: Draw,
         noise: Tensor | None = None,
         scale: Tensor | None = None,
@@ -46,17 +46,17 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         Args:
             X: ``batch_shape x q x d``, transformed.
             kernel: The prior covariance.
-            representation: The posterior.
+            posterior: The posterior.
             draw: Draws joint samples of it.
             noise: ``… x q`` variances to add.
             scale: ``… x q`` factors of the values.
         """
-        super().__init__(X, kernel=kernel, representation=representation, draw=draw, noise=noise, scale=scale)
-        self.X, self.kernel, self.representation, self.draw = X, kernel, representation, draw
+        super().__init__(X, kernel=kernel, posterior=posterior, draw=draw, noise=noise, scale=scale)
+        self.X, self.kernel, self.posterior, self.draw = X, kernel, posterior, draw
         self.noise, self.scale = noise, scale
 
     def _with(self, **changes: Any) -> LargePosteriorCovariance:
-        kept = {"kernel": self.kernel, "representation": self.representation, "draw": self.draw}
+        kept = {"kernel": self.kernel, "posterior": self.posterior, "draw": self.draw}
         return LargePosteriorCovariance(self.X, **{**kept, "noise": self.noise, "scale": self.scale, **changes})
 
     def scaled(self, factors: Tensor) -> LargePosteriorCovariance:
@@ -101,7 +101,7 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
 
     def _size(self) -> torch.Size:
         q = self.X.shape[-2]
-        batch_shape = broadcast_shapes(self.X.shape[:-2], self.representation.batch_shape)
+        batch_shape = broadcast_shapes(self.X.shape[:-2], self.posterior.batch_shape)
         return batch_shape + torch.Size([q, q])
 
     def _transpose_nonbatch(self) -> LargePosteriorCovariance:
@@ -114,7 +114,7 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         parts = []
         for rows in self._slices():
             X = self.X[..., rows, :]
-            parts.append(self.representation.project(self.kernel, X).variance(kernel_diagonal(self.kernel, X)))
+            parts.append(self.posterior.project(self.kernel, X).variance(kernel_diagonal(self.kernel, X)))
         diagonal = torch.cat(parts, dim=-1)
         diagonal = diagonal if self.noise is None else diagonal + self.noise
         return diagonal if self.scale is None else diagonal * self.scale.square()
@@ -123,7 +123,7 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         """Return the covariance between two index sets, ``batch_shape x |rows| x |columns|``."""
         left, right = self.X[..., rows, :], self.X[..., columns, :]
         block = kernel_matrix(self.kernel, left, right)
-        project = self.representation.project
+        project = self.posterior.project
         for a, b in zip(project(self.kernel, left).columns, project(self.kernel, right).columns, strict=True):
             block = block - a @ b.mT
         every = torch.arange(self.X.shape[-2], device=self.X.device)
@@ -141,6 +141,10 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         raise UnsupportedError("single entries of a large joint covariance are not available; take slices")
+
+    def matmul(self, other: Any) -> Any:
+        """Multiply; with a tensor, gradients reach the kernel's parameters (the base class's would not)."""
+        return self._matmul(other) if isinstance(other, Tensor) else super().matmul(other)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs

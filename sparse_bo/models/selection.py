@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
@@ -161,7 +162,7 @@ def sampled(
         generator: CPU generator.
 
     Raises:
-        ValueError: If the sampler returns external points for a batch of data sets.
+        InputDataError: If the sampler returns external points for a batch of different data sets.
     """
     distinct = _distinct(X)
     pilot = distinct.rows[uniform_rows(len(distinct.rows), PILOT_POINTS, generator=generator, device=X.device)]
@@ -175,5 +176,5 @@ def sampled(
     if dictionary.indices is not None:
         return Chosen(distinct.rows[dictionary.indices[keep]].sort().values, None)
     if X.dim() > 2 and raw_X.shape[:-2].numel() > 1 and not bool((raw_X == raw_X.reshape(-1, *raw_X.shape[-2:])[0]).all()):
-        raise ValueError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
+        raise InputDataError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
     return Chosen(None, dictionary.points[keep])

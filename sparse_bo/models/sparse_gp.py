@@ -63,7 +63,57 @@ Fit = Literal["exact", "subset", "vfe", "dtc"]
 
 
 class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
-    """A Gaussian process over a dictionary: the drop-in for ``SingleTaskGP`` beyond a thousand points."""
+    """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
+
+    The posterior is the DTC one (algorithms §1): ``mean = μ₀ + k_Dᵀα`` and the *joint* covariance ``k − k_DᵀRRᵀk_D``, which
+    with every input in the dictionary are the exact GP's. A posterior call costs O(q m²), whatever n is. Constructor, state
+    dict, transforms, noise, batches, several outputs and fitting through ``ExactMarginalLogLikelihood`` are those of
+    :class:`~botorch.models.SingleTaskGP`; the dictionary is no parameter and not in the state dict.
+
+    *Conditioning* (``condition_on_observations``, ``fantasize``, every look-ahead acquisition function) conditions the
+    posterior process exactly, at a cost independent of n. For new *data*, build a new model or call ``set_train_data``.
+
+    *Caches* follow data and parameters: whatever changes them, the next posterior is computed anew, the default dictionary
+    chosen anew with the parameters of that moment (select, fit, reselect).
+
+    What BoTorch would do densely behind the model's back:
+
+    - ``loo_cv`` (efficient leave-one-out) raises ``UnsupportedError`` when sparse; use ``batch_cross_validation``.
+    - ``prune_baseline=True`` (qLogNEI, qLogNEHVI) and cached roots over more than 4,096 baseline points raise; pass fewer.
+    - The joint posterior of more than 4,096 points is lazy: mean, variance and ``rsample`` cost O(q m), samples are pathwise
+      (kernels that BoTorch has features for); with several outputs it raises; use ``ModelListGP``.
+    - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as it does for any model; use ``qLogNEI``.
+    - Predictive entropy search inverts the covariance of all training inputs by construction: O(n³); use ``qMES`` or JES.
+    - ``fit="exact"`` is the exact likelihood, O(n³) per step.
+
+    Args:
+        train_X: ``batch_shape x n x d``.
+        train_Y: ``batch_shape x n x m``.
+        train_Yvar: ``batch_shape x n x m`` known noise variances.
+        likelihood: As in ``SingleTaskGP``.
+        covar_module: As in ``SingleTaskGP``.
+        mean_module: As in ``SingleTaskGP``.
+        outcome_transform: As in ``SingleTaskGP``.
+        input_transform: As in ``SingleTaskGP``.
+        dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
+            ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
+            :data:`EXACT_POINTS`; beyond, leverage-score sampling with the current kernel, at most ``max_dictionary``.
+        max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
+            are taken as they are. Default: :data:`MAX_DICTIONARY`, exact up to :data:`EXACT_POINTS`.
+        fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
+            :data:`LEARNING_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`EXACT_LEARNING_POINTS`, then ``"subset"``.
+        seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
+
+    Raises:
+        TypeError: If ``dictionary``, ``max_dictionary`` or ``seed`` are of a wrong kind.
+        ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed.
+
+    Example:
+        >>> model = SparseGP(train_X, train_Y)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> optimize_acqf(qLogExpectedImprovement(model, best_f), bounds, q=8, num_restarts=10, raw_samples=512)
+    """
 
     prediction_strategy: PosteriorCache | None
     _learning: tuple[Tensor, Tensor | None] | None
@@ -137,7 +187,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         parts = [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=CHUNK)]
         mean = torch.cat([self.mean_module(x) + representation.project(self.covar_module, x).mean for x in parts], dim=-1)
         draw = partial(zero_mean_samples, self, representation)
-        covariance = LargePosteriorCovariance(X, kernel=self.covar_module, representation=representation, draw=draw)
+        covariance = LargePosteriorCovariance(X, kernel=self.covar_module, posterior=representation, draw=draw)
         return MultivariateNormal(mean, covariance)
 
     def posterior(
@@ -218,7 +268,8 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         return cache
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
-        assert self._stored_inputs is not None and self._stored_targets is not None
+        assert self._stored_inputs is not None
+        assert self._stored_targets is not None
         X, targets = joined(self._stored_inputs), joined(self._stored_targets)
         noise = self._noise(X, targets.shape)
         data = {"residuals": targets - self.mean_module(X), "noise": noise}

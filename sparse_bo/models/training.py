@@ -21,6 +21,9 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
 from sparse_bo.models.representation import dictionary_factor, kernel_diagonal, kernel_matrix, row_sums, sweep
 
+LARGE_N = 4096
+"""The training prior of more points is never made dense."""
+
 Strategy = Literal["subset", "vfe", "dtc"]
 
 
@@ -117,6 +120,10 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         diagonal = diagonal if self.noise is None else diagonal + self.noise
         return diagonal.expand(self.shape[:-1])
 
+    def matmul(self, other: Any) -> Any:
+        """Multiply; with a tensor, gradients reach the kernel's parameters (the base class's would not)."""
+        return self._matmul(other) if isinstance(other, Tensor) else super().matmul(other)
+
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if self.strategy == "subset":
@@ -129,7 +136,16 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         return product.squeeze(-1) if rhs.dim() == 1 else product
 
     def to_dense(self) -> Tensor:
-        """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m)."""
+        """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
+
+        Raises:
+            UnsupportedError: For more than :data:`LARGE_N` training points.
+        """
+        if self.shape[-1] > LARGE_N:
+            raise UnsupportedError(
+                f"the prior covariance of {self.shape[-1]} training points would be a dense matrix; "
+                "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
+            )
         if self.strategy == "subset":
             dense = kernel_matrix(self.kernel, self.X, self.X)
         else:
