@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
 from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.woodbury import LowRankSums, low_rank_sums, sum_blocks
@@ -246,10 +246,9 @@ def exact_representation(kernel: Kernel, X: Tensor, *, residuals: Tensor, noise:
     covariance = kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double())
     L = safe_cholesky(covariance).factor
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
-    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
-    root = torch.linalg.solve_triangular(L.mT, eye, upper=True)
+    root = triangular_inverse(L).mT  # upper triangular
     points = X.expand(L.shape[:-2] + X.shape[-2:])
-    return Representation(points, alpha.to(X), root.to(X).contiguous())
+    return Representation(points, alpha.to(X), root.to(X))
 
 
 def dictionary_factor(kernel: Kernel, points: Tensor) -> NystromFactor:
