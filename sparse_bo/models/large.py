@@ -19,7 +19,7 @@ LARGE_Q = 4096
 """Beyond so many points a joint covariance is lazy (BoTorch factorises densely up to the same size)."""
 
 CHUNK = 4096
-"""Points projected at a time: with 2,048 dictionary points, 200 MB."""
+"""Points projected at a time: with 4,096 dictionary points, 400 MB."""
 
 Draw = Callable[[Tensor, int], Tensor]
 """``X`` (``… x q x d``) and a number of samples to zero-mean joint samples, ``samples x … x q``."""

@@ -28,8 +28,8 @@ from torch import Tensor
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.representation import Representation, kernel_matrix
 
-CHUNK = 8192
-"""Points at which paths are evaluated at a time: with 1,024 features and 2,048 dictionary points, 200 MB."""
+CHUNK = 4096
+"""Points at which paths are evaluated at a time: with 1,024 features and 4,096 dictionary points, 200 MB."""
 
 
 def update_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:

@@ -44,11 +44,8 @@ from sparse_bo.models.state import Appended, PosteriorCache, Stamp, TrainingData
 from sparse_bo.models.training import Strategy, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_count
 
-EXACT_POINTS = 4096
-"""Up to so many training points the default posterior is the exact GP's: it costs no more than a dictionary of 2,048."""
-
-MAX_DICTIONARY = 2048
-"""Default cap of the dictionary beyond that: 32 MB of ``R`` and O(2048² n) work."""
+MAX_DICTIONARY = 4096
+"""Default cap of the dictionary: 134 MB of ``R`` and O(4096² n) work. Up to so many points the model is the exact GP."""
 
 EXACT_LEARNING_POINTS = 1000
 """Up to so many training points, hyper-parameters are learned from the exact likelihood of all by default."""
@@ -97,9 +94,10 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         input_transform: As in ``SingleTaskGP``.
         dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
             ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
-            :data:`EXACT_POINTS`; beyond, leverage-score sampling with the current kernel, at most ``max_dictionary``.
+            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel (or fewer, if the
+            effective dimension is small).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
-            are taken as they are. Default: :data:`MAX_DICTIONARY`, exact up to :data:`EXACT_POINTS`.
+            are taken as they are. Default: :data:`MAX_DICTIONARY`.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
             :data:`LEARNING_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
             :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`EXACT_LEARNING_POINTS`, then ``"subset"``.
@@ -301,7 +299,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             raise InputDataError(f"the dictionary has row {int(rows.max())}, but there are only {n} training points")
         if rows is not None or points is not None:
             return (nothing if rows is None else rows), points
-        size = self._max_dictionary or (n if n <= EXACT_POINTS else MAX_DICTIONARY)
+        size = self._max_dictionary or MAX_DICTIONARY
         size = size if cap is None else min(cap, size)
         generator = torch.Generator().manual_seed(self._seed)
         if self._sampler is not None:

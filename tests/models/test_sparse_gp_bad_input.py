@@ -221,4 +221,4 @@ def test_posterior_transforms_are_applied():
 
 
 def test_the_budgets_are_those_of_the_documentation():
-    assert sparse_gp.LEARNING_POINTS <= sparse_gp.EXACT_LEARNING_POINTS <= sparse_gp.MAX_DICTIONARY <= sparse_gp.EXACT_POINTS
+    assert sparse_gp.LEARNING_POINTS <= sparse_gp.EXACT_LEARNING_POINTS <= sparse_gp.MAX_DICTIONARY
