@@ -1,5 +1,10 @@
-"""Bayesian optimisation past the exact GP's limit, for BoTorch users."""
+"""Bayesian optimisation past the exact GP's limit, for BoTorch users.
 
+Start with :func:`maximize` or :class:`AskTell` and a policy (:class:`BBKB`);
+:mod:`sparse_bo.problems` has real data to try them on, :mod:`sparse_bo.core` the numerics underneath.
+"""
+
+from sparse_bo import core, problems
 from sparse_bo._version import __version__
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
@@ -41,5 +46,7 @@ __all__ = [
     "__version__",
     "botorch_beta",
     "certify",
+    "core",
     "maximize",
+    "problems",
 ]

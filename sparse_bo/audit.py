@@ -44,7 +44,12 @@ def certify(
         steps: Lanczos steps; more make the upper bound tighter.
         failure_probability: Of the upper bound.
         generator: CPU generator, for the random start (n normal draws).
+
+    Raises:
+        ValueError: If there are no observations.
     """
+    if observations.n == 0:
+        raise ValueError("expected at least one observation to certify a posterior against, got none")
     surrogate = posterior.surrogate
     assert observations.indices is not None
     features = posterior.state.factor.features(posterior.kernel_rows(observations.indices))  # n x r

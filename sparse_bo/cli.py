@@ -17,7 +17,7 @@ from sparse_bo._version import __version__
 from sparse_bo.errors import ObjectiveError, RunInterrupted
 from sparse_bo.history import HistoryRow
 from sparse_bo.loop import AskTell
-from sparse_bo.presets import KERNELS, POLICIES, POLICY_OPTIONS, PROBLEMS, make_policy, make_problem
+from sparse_bo.presets import KERNELS, POLICIES, POLICY_OPTIONS, PROBLEMS, SAMPLERS, make_policy, make_problem
 from sparse_bo.problems import SCALINGS, Problem
 from sparse_bo.result import Result
 
@@ -89,6 +89,8 @@ def run(
     in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
+    dictionary: Annotated[str | None, _option(POLICY, f"One of {', '.join(SAMPLERS)} (bkb, bbkb; default leverage).")] = None,
+    dictionary_size: Annotated[int | None, _option(POLICY, "Points of a uniform or first dictionary.")] = None,
     width: Annotated[str | None, _option(POLICY, "theory, authors, or a number of standard deviations.")] = None,
     rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
     failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,

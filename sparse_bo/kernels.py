@@ -51,9 +51,7 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
             "build it without batch_shape=, one kernel for the whole arm set"
         )
     width = like.shape[-1]
-    for part in kernel.modules():
-        if isinstance(part, Kernel):
-            _check_width(part, width)
+    _check_widths(kernel, width)
     moved = CovarianceFunction(copy.deepcopy(kernel).to(dtype=like.dtype, device=like.device).eval().requires_grad_(False))
     probe = like[:2]
     try:
@@ -68,13 +66,15 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
     return moved
 
 
-def _check_width(part: Kernel, width: int) -> None:
-    active = part.active_dims
-    columns = width if active is None else len(active)
-    if active is not None and int(active.max()) >= width:
-        raise ValueError(f"the kernel uses input column {int(active.max())}, but inputs have {width} columns")
-    if part.ard_num_dims not in (None, 1, columns):
-        raise ValueError(
-            f"expected ard_num_dims={columns} for inputs with {columns} columns, got ard_num_dims={part.ard_num_dims} "
-            f"in {type(part).__name__}"
-        )
+def _check_widths(kernel: Kernel, width: int) -> None:
+    parts = [part for part in kernel.modules() if isinstance(part, Kernel)]
+    # A part may see all columns, or those that it or a kernel around it selects.
+    seen = {width} | {len(part.active_dims) for part in parts if part.active_dims is not None}
+    for part in parts:
+        if part.active_dims is not None and int(part.active_dims.max()) >= width:
+            raise ValueError(f"the kernel uses input column {int(part.active_dims.max())}, but inputs have {width} columns")
+        if part.ard_num_dims not in {None, 1, *seen}:
+            raise ValueError(
+                f"expected ard_num_dims={' or '.join(map(str, sorted(seen)))} for inputs with {width} columns, "
+                f"got ard_num_dims={part.ard_num_dims} in {type(part).__name__}"
+            )

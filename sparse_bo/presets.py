@@ -10,6 +10,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import problems
+from sparse_bo.dictionary import FirstSampler, Sampler, UniformSampler
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.problems import Problem
 from sparse_bo.validation import check_choice, check_positive
@@ -23,6 +24,7 @@ POLICIES: Mapping[str, type] = {
     "random": RandomSearch,
 }
 PROBLEMS = ("cadata", "abalone", "gp-draw")
+SAMPLERS = ("leverage", "uniform", "first")
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
 
 POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields(policy)} | {
@@ -30,6 +32,7 @@ POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields
     "lengthscale",
     "outputscale",
     "precision",
+    "dictionary_size",
 }
 """Every policy option of the command line, by field name."""
 
@@ -91,6 +94,23 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
     return kernel
 
 
+def make_sampler(name: str, size: int | None) -> Sampler | None:
+    """Return a dictionary sampler by name; ``None`` for ``"leverage"``, which every policy builds from its own options.
+
+    Raises:
+        ValueError: If the name is unknown, or the size is missing, not positive or not used.
+        TypeError: If the size is not an integer.
+    """
+    check_choice("dictionary", name, SAMPLERS)
+    if name == "leverage":
+        if size is not None:
+            raise ValueError("a leverage dictionary finds its own size (--oversampling scales it); drop --dictionary-size")
+        return None
+    if size is None:
+        raise ValueError(f"--dictionary {name} needs --dictionary-size")
+    return UniformSampler(size=size) if name == "uniform" else FirstSampler(size=size)
+
+
 def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
@@ -112,10 +132,13 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
     accepted = {field.name for field in fields(policy)}
     modelled = "covar_module" in accepted
     known = accepted | ({"kernel", "lengthscale", "outputscale", "precision"} if modelled else set())
+    known |= {"dictionary_size"} if "dictionary" in accepted else set()
     foreign = sorted(set(given) - known)
     if foreign:
         flags = ", ".join("--" + key.replace("_", "-") for key in foreign)
         raise ValueError(f"policy {name!r} has no option {flags}; it takes {', '.join(sorted(known))}")
+    if {"dictionary", "dictionary_size"} & set(given):
+        given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
         given = _with_kernel(given, problem=problem, budget=budget)
     chosen: Policy = policy(**given)

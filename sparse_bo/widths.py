@@ -47,6 +47,10 @@ class Width(Protocol):
 def botorch_beta(width: float, *, regularization: float) -> float:
     """Return BoTorch's ``beta`` (multiplies the variance under a root) for a leverage width: ``width²/λ``.
 
+    Args:
+        width: Multiplier of √leverage (y).
+        regularization: λ > 0 (y²).
+
     Raises:
         ValueError: If λ is not positive.
     """

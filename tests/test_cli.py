@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sparse_bo import BBKB, History, RandomSearch, RunInterrupted
+from sparse_bo import BBKB, History, RandomSearch, RunInterrupted, UniformSampler
 from sparse_bo.cli import app, main
 from sparse_bo.loop import AskTell
 from sparse_bo.presets import POLICIES, make_kernel, make_policy
@@ -56,6 +56,8 @@ def test_quiet_prints_nothing(tmp_path):
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
         (["--precision", "float16"], "'float64', 'float32'"),
         (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
+        (["--dictionary", "uniform"], "needs --dictionary-size"),
+        (["--dictionary-size", "9"], "drop --dictionary-size"),
         (["--width", "wide"], "'theory', 'authors'"),
         (["--memory-bytes", "10"], "memory_bytes >= 1048576"),
     ],
@@ -118,6 +120,12 @@ def test_presets_give_the_published_settings_on_the_data_sets():
     assert (policy.regularization, policy.noise_variance, policy.rkhs_norm, policy.width) == (0.2, 0.01, 20.0, "authors")
     assert policy.failure_probability == 1e-4
     assert policy.covar_module.lengthscale.item() == pytest.approx(5.0**0.5)
+
+
+def test_dictionaries_by_name():
+    policy = make_policy("bkb", {"dictionary": "uniform", "dictionary_size": 7}, problem="cadata", budget=10)
+    assert policy.dictionary == UniformSampler(size=7)
+    assert make_policy("bkb", {"dictionary": "leverage"}, problem="cadata", budget=10).dictionary is None
 
 
 def test_a_learned_kernel_switches_the_preset_off():

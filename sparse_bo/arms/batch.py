@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, fixed_dictionary, process
 from sparse_bo.arms.local import LocalRatios
-from sparse_bo.arms.picks import GreedyPicks, greedy_picks, resolution
+from sparse_bo.arms.picks import GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.core.chunking import chunk_rows, row_slices
@@ -58,41 +58,31 @@ def pick_batch(
         in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
         max_q: At most so many picks, ≥ 1.
     """
-    bounds = _upper_bounds(posterior, width)
+    picker = _Picker(posterior, width, stop_rule)
     if max_q == 1 or stop_rule.allowance <= 0.0:
-        max_q = 1
         if posterior.mean_errors is None:
-            return BatchPicks(bounds.scores.argmax().unsqueeze(0), 0)
-    conditioner: Conditioner = fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
-    return _Picker(posterior, width, stop_rule, bounds).run(conditioner, max_q)
-
-
-@dataclass(frozen=True, eq=False)
-class _Bounds:
-    """Upper bounds on all scores, rounded to a unit."""
-
-    scores: Tensor
-    unit: float
-
-
-def _upper_bounds(posterior: ArmPosterior, width: float) -> _Bounds:
-    means, leverages = posterior.means, posterior.leverages
-    if posterior.mean_errors is not None and posterior.leverage_errors is not None:
-        means, leverages = means + posterior.mean_errors, leverages + posterior.leverage_errors
-    scores = leverages.sqrt().mul_(width).add_(means)
-    low, high = torch.aminmax(scores)
-    unit = resolution(max(abs(float(low)), abs(float(high))))
-    return _Bounds(scores.div_(unit).round_().mul_(unit), unit)
+            return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
+        max_q = 1
+    return picker.run(fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior), max_q)
 
 
 class _Picker:
-    """One batch in the making; lives only inside :func:`pick_batch`."""
+    """One batch in the making: upper bounds on all scores, and what was picked. Lives only inside :func:`pick_batch`."""
 
-    def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule, bounds: _Bounds) -> None:
+    def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule) -> None:
         self.posterior, self.width, self.stop_rule = posterior, width, stop_rule
-        self.scores, self.unit = bounds.scores, bounds.unit
-        self.costs = stop_rule.costs(posterior.leverages)
         self.spent, self.rechecked = 0.0, 0
+        means, leverages = posterior.means, posterior.leverages
+        if posterior.mean_errors is not None and posterior.leverage_errors is not None:
+            means, leverages = means + posterior.mean_errors, leverages + posterior.leverage_errors
+        self.low = resolution(float(leverages.max()))
+        scores = leverages.sqrt().mul_(width).add_(means)
+        lowest, highest = torch.aminmax(scores)
+        self.unit = resolution(max(abs(float(lowest)), abs(float(highest))))
+        self.scores = scores.div_(self.unit).round_().mul_(self.unit)
+        repeats = posterior.surrogate.repeats
+        if repeats is not None:
+            self.scores[repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
 
     def run(self, conditioner: Conditioner, max_q: int) -> BatchPicks:
         ratios = None
@@ -103,7 +93,9 @@ class _Picker:
         while left > 0:
             indices, floor = _highest(self.scores, BLOCK)
             block = conditioner.block(indices)
-            picked = self._pick(indices, block, floor, left)
+            # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
+            fresh = refresh >= len(self.scores)
+            picked = self._pick(indices, block, -math.inf if fresh else floor, 1 if fresh else left)
             if not picked.positions:
                 refresh *= 2
                 self._refresh(conditioner, refresh)
@@ -134,14 +126,15 @@ class _Picker:
             _host(block.covariance),
             _host(block.residual),
             width=self.width,
-            costs=_host(self.costs[indices]),
+            costs=_host(self.stop_rule.costs(block.start)),
             spent=self.spent,
             allowance=math.inf if spent_before else self.stop_rule.allowance,
             floor=floor,
             unit=self.unit,
+            low=self.low,
             max_picks=min(left, LOCAL_STEP) if self.stop_rule.kind == "local" else left,
         )
-        self._lower(indices, torch.from_numpy(picked.scores).to(self.scores.device))
+        self._lower(indices, picked.scores)
         return picked
 
     def _refresh(self, conditioner: Conditioner, size: int) -> None:
@@ -151,10 +144,15 @@ class _Picker:
         chunk = chunk_rows(len(highest), bytes_per_row=64 * m, memory_bytes=self.posterior.surrogate.memory_bytes)
         for rows in row_slices(len(highest), chunk=chunk):
             indices = highest[rows]
-            self._lower(indices, conditioner.leverages(indices).sqrt().mul_(self.width).add_(self._means(indices)))
+            reducible, residual = map(_host, conditioner.leverages(indices))
+            means = _host(self._means(indices))
+            scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
+            self._lower(indices, scores)
 
-    def _lower(self, indices: Tensor, scores: Tensor) -> None:
-        self.scores[indices] = scores.div_(self.unit).round_().mul_(self.unit)
+    def _lower(self, indices: Tensor, scores: NDArray[np.float64]) -> None:
+        """Lower the bounds of some arms to fresh scores; a bound never rises, whatever round-off says."""
+        rounded = torch.from_numpy(np.rint(scores / self.unit) * self.unit).to(self.scores.device)
+        self.scores[indices] = torch.minimum(self.scores[indices], rounded)
         self.rechecked += len(indices)
 
     def _means(self, indices: Tensor) -> Tensor:
@@ -165,10 +163,15 @@ class _Picker:
 
 
 def _highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
-    """Return the ``size`` arms with the highest scores, ascending, lowest index first on ties, and the best score outside."""
+    """Return the ``size`` arms with the highest scores, ascending, lowest index first on ties, and the best score outside.
+
+    Arms with score −∞ are left out.
+    """
     if size >= len(scores):
-        return torch.arange(len(scores), device=scores.device), -math.inf
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
     values = scores.topk(size + 1).values
+    if float(values[size]) == -math.inf:
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
     highest = (scores >= values[size - 1]).nonzero().squeeze(-1)
     if len(highest) > size:  # ties at the cut: keep those of lowest index
         tied = scores[highest] == values[size - 1]

@@ -67,25 +67,8 @@ class KernelColumns:
         storage.used = used
         return storage
 
-    def view(self, indices: Tensor) -> StoredBlock:
-        """Return the block ``k(arms[indices], arms)`` without copying it; all of ``indices`` must be there."""
+    def block(self, indices: Tensor) -> Tensor:
+        """Return ``k(arms[indices], arms)``, ``m x a``; all of ``indices`` must be there. O(a m)."""
         assert self.storage is not None
         slots = torch.tensor([self.slots[i] for i in indices.tolist()], device=self.storage.rows.device)
-        return StoredBlock(self.storage.rows, slots)
-
-
-@dataclass(frozen=True, eq=False)
-class StoredBlock:
-    """``k(D, arms)``, ``m x a``, as some rows of a larger storage."""
-
-    rows: Tensor
-    slots: Tensor
-    """``m``."""
-
-    def at(self, indices: Tensor) -> Tensor:
-        """Return ``k(D, arms[indices])``, ``m x q``. O(m q)."""
-        return self.rows[self.slots.unsqueeze(-1), indices]
-
-    def part(self, rows: slice) -> Tensor:
-        """Return ``k(D, arms[rows])``, ``m x rows``. O(m rows)."""
-        return self.rows[:, rows].index_select(0, self.slots)
+        return self.storage.rows.index_select(0, slots)

@@ -24,6 +24,8 @@ class Block(NamedTuple):
     """``b x b`` part that picks reduce (leverage units)."""
     residual: Tensor
     """``b`` part that they do not (leverage units, ≥ 0)."""
+    start: Tensor
+    """``b`` leverages at the batch start."""
     embedding: Tensor
     """``b x c``: what :meth:`Conditioner.absorb` needs of these arms."""
 
@@ -35,8 +37,8 @@ class Conditioner(Protocol):
         """Return the joint posterior of the arms ``indices`` (``b``)."""
         ...
 
-    def leverages(self, indices: Tensor) -> Tensor:
-        """Return the leverages of the arms ``indices`` (``b``), without their joint covariance."""
+    def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the leverages of some arms, split as in :class:`Block` (``b`` each), without their joint covariance."""
         ...
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
@@ -62,12 +64,14 @@ class FixedDictionary:
     def block(self, indices: Tensor) -> Block:
         """O(b r² + r³ + b² r)."""
         residual, embedding, solved = self._solve(indices)
-        return Block(solved.T @ solved, residual, embedding)
+        covariance = solved.T @ solved
+        covariance.diagonal().copy_(solved.square().sum(dim=0))  # to the last bit what leverages() gives
+        return Block(covariance, residual, residual + embedding.square().sum(dim=-1), embedding)
 
-    def leverages(self, indices: Tensor) -> Tensor:
+    def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """O(b r² + r³)."""
         residual, _, solved = self._solve(indices)
-        return residual + solved.square().sum(dim=0)
+        return solved.square().sum(dim=0), residual
 
     def _solve(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features, embedding = _embed(self.posterior, indices)
@@ -111,14 +115,21 @@ class Process:
         """O(b (b + p)(r + d) + p² b)."""
         columns = self._columns(indices)
         covariance = _start_covariance(self.posterior, indices, indices) - columns.T @ columns
-        return Block(0.5 * (covariance + covariance.T), covariance.new_zeros(len(indices)), columns.T)
+        start = self._start(indices)
+        covariance = 0.5 * (covariance + covariance.T)
+        covariance.diagonal().copy_(_reduced(start, columns))  # to the last bit what leverages() gives
+        return Block(covariance, torch.zeros_like(start), start, columns.T)
 
-    def leverages(self, indices: Tensor) -> Tensor:
-        """O(b r² + b p (r + d) + p² b)."""
+    def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """O(b p (r + d) + p² b + b r²)."""
+        reduced = _reduced(self._start(indices), self._columns(indices))
+        return reduced, torch.zeros_like(reduced)
+
+    def _start(self, indices: Tensor) -> Tensor:
+        """Return the leverages at the batch start in the two-term form, ``b``."""
         surrogate, state = self.posterior.surrogate, self.posterior.state
         features = state.factor.features(self.posterior.kernel_rows(indices))
-        start = dtc.variance(state, features, surrogate.prior_variance[indices]) / surrogate.regularization
-        return (start - self._columns(indices).square().sum(dim=0)).clamp_min(0.0)
+        return dtc.variance(state, features, surrogate.prior_variance[indices]) / surrogate.regularization
 
     def _columns(self, indices: Tensor) -> Tensor:
         """Return ``L⁻¹ C(P, indices)``, ``p x b``."""
@@ -140,6 +151,11 @@ class Process:
         features = state.factor.features(self.posterior.kernel_rows(indices)).T
         shrunk = torch.cholesky_solve(features, state.gram_cholesky) - features
         return state.factor.lift(shrunk) / surrogate.regularization, surrogate.arms[indices]
+
+
+def _reduced(start: Tensor, columns: Tensor) -> Tensor:
+    """Return the leverages left after the picks behind ``columns`` (``p x b``), ``b``."""
+    return (start - columns.square().sum(dim=0)).clamp_min(0.0)
 
 
 def fixed_dictionary(posterior: ArmPosterior) -> FixedDictionary:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,32 +32,31 @@ class LocalRatios:
             The picks to keep, and whether the batch ends with the last of them.
         """
         distinct, group = torch.unique(sequence, return_inverse=True)
-        totals = torch.bincount(group, minlength=len(distinct)).to(self.ratios.dtype)
+        cumulative = torch.nn.functional.one_hot(group, len(distinct)).cumsum(dim=0).to(self.ratios.dtype)  # picks x q
         weights, anchors = self.start.start_covariance(distinct)
-        above = [self.ratios.new_zeros(0)]
-        shares = [self.ratios.new_zeros(0, len(distinct))]
+        worst = torch.full_like(cumulative[:, 0], -math.inf)  # largest ratio after each pick
         for part, K_DX in self.posterior.kernel_chunks():
             share = self._shares(part, K_DX, weights, anchors)  # rows x q
             before = self.ratios[part]
-            after = before + share @ totals
-            if check:
-                over = after > self.ratio_threshold
-                above.append(before[over])
-                shares.append(share[over])
+            after = before + share @ cumulative[-1]
+            over = after > self.ratio_threshold
+            # Only arms above the threshold after the last pick can have passed it before: ratios never fall.
+            if check and bool(over.any()):
+                worst = torch.maximum(worst, (before[over] + cumulative @ share[over].T).amax(dim=1))
             self.ratios[part] = after
-        before, share = torch.cat(above), torch.cat(shares)
-        if not len(before):
+        passed = (worst > self.ratio_threshold).nonzero()
+        if not len(passed):
             return sequence, False
-        # Only arms above the threshold after the last pick can have passed it before: ratios never fall.
-        cumulative = torch.nn.functional.one_hot(group, len(distinct)).cumsum(dim=0).to(share.dtype)  # picks x q
-        worst = (before + cumulative @ share.T).amax(dim=1)
-        return sequence[: int((worst > self.ratio_threshold).to(torch.uint8).argmax()) + 1], True
+        return sequence[: int(passed[0]) + 1], True
 
     def _shares(self, part: slice, K_DX: Tensor, weights: Tensor, anchors: Tensor | None) -> Tensor:
         surrogate = self.posterior.surrogate
         covariance = K_DX.T @ weights
         if anchors is not None:
             covariance = covariance + surrogate.covariance.cross(surrogate.arms[part], anchors) / surrogate.regularization
-        leverages = self.posterior.leverages[part].unsqueeze(-1)
+        leverages = self.posterior.leverages[part]
+        if self.posterior.leverage_errors is not None:  # ratios need the precision that a float32 sweep does not have
+            leverages = self.posterior.leverages_at(torch.arange(part.start, part.stop, device=leverages.device))
+        leverages = leverages.unsqueeze(-1)
         # A variance of zero leaves no covariance either; round-off must not be divided by it.
         return torch.where(leverages > 0.0, covariance.square() / leverages, torch.zeros_like(covariance))

@@ -17,8 +17,12 @@ from scipy.linalg.blas import dger
 Vector = NDArray[np.float64]
 
 RESOLUTION_BITS = 40
-"""Scores and covariances are rounded to this many bits of the largest: equal in exact arithmetic means equal here, so ties go
-to the lowest index whatever the chunk size, thread count or device did to the last bits."""
+"""Means and leverages are rounded to this many bits of the largest: what is equal in exact arithmetic is equal here (but for
+the odd value at a rounding boundary), so ties go to the lowest index whatever chunk size, thread count or device did to the
+last bits."""
+
+TIE_UNITS = 4.0
+"""Scores within so many units of a bound computed elsewhere are taken to tie with it."""
 
 
 class GreedyPicks(NamedTuple):
@@ -41,6 +45,23 @@ def resolution(scale: float) -> float:
     return 2.0 ** (math.ceil(math.log2(scale)) - RESOLUTION_BITS)
 
 
+def fresh_scores(means: Vector, reducible: Vector, residual: Vector, *, width: float, unit: float, low: float) -> Vector:
+    """Return ``mean + width · √(reducible + residual)`` of some arms, bit for bit as :func:`greedy_picks` starts from.
+
+    Args:
+        means: ``b`` posterior means (y).
+        reducible: ``b`` leverage that picks reduce.
+        residual: ``b`` leverage that they do not.
+        width: Multiplies √leverage (y).
+        unit: Resolution of means (y).
+        low: Resolution of leverages.
+    """
+    scores = np.empty_like(means)
+    scale = low * width * width
+    _score(np.rint(means / unit) * unit, np.rint(reducible / low) * scale, np.rint(residual / low) * scale, scores)
+    return scores
+
+
 def greedy_picks(
     means: Vector,
     covariance: NDArray[np.float64],
@@ -52,6 +73,7 @@ def greedy_picks(
     allowance: float,
     floor: float,
     unit: float,
+    low: float,
     max_picks: int,
 ) -> GreedyPicks:
     """Pick ``argmax mean + width · √leverage`` again and again, each pick reducing the leverages as an observation would.
@@ -68,11 +90,11 @@ def greedy_picks(
         costs: ``b`` cost of each pick.
         spent: Costs of the batch so far.
         allowance: See :attr:`sparse_bo.arms.stopping.StopRule.allowance`.
-        floor: Best score outside the block, rounded to ``unit``.
-        unit: Resolution of scores (y).
-        max_picks: At most so many.
+        floor: Best score outside the block.
+        unit: Resolution of means and scores (y).
+        low: Resolution of leverages.
+        max_picks: At most so many, ≥ 1.
     """
-    low = resolution(float((residual + covariance.diagonal()).max(initial=0.0)))
     # Scaled by width², so that √ of a scaled leverage is the whole bonus; Fortran order for BLAS' rank-one update.
     square = width * width
     C = np.asfortranarray(np.rint(covariance / low) * (low * square))
@@ -83,17 +105,18 @@ def greedy_picks(
     cost_list = costs.tolist()
     positions: list[int] = []
     best = _score(means, diagonal, residual, scores)
-    # A unit of slack, here and below: the floor is rounded to the unit, these scores are not.
-    if scores[best] < floor - unit:
+    # Scores of different origin agree to a few units: below that they are taken to tie.
+    if scores[best] < floor - TIE_UNITS * unit:
         return GreedyPicks(positions, scores, spent, False)
     while True:
         positions.append(best)
         spent += cost_list[best]
-        u = C[:, best] * (square + C[best, best]) ** -0.5
-        dger(-1.0, u, u, a=C, overwrite_a=1)
+        if square > 0.0:
+            u = C[:, best] * (square + C[best, best]) ** -0.5
+            dger(-1.0, u, u, a=C, overwrite_a=1)
         best = _score(means, diagonal, residual, scores)
         ended = allowance <= 0.0 or spent > allowance
-        if ended or len(positions) >= max_picks or scores[best] <= floor + unit:
+        if ended or len(positions) >= max_picks or scores[best] <= floor + TIE_UNITS * unit:
             return GreedyPicks(positions, scores, spent, ended)
 
 

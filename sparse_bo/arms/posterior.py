@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.columns import KernelColumns, StoredBlock
+from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.core.leverage import effective_dimension
@@ -35,6 +35,8 @@ class Surrogate:
     """Precision of the one large matrix product of a sweep; factorisations are always float64."""
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
+    repeats: Tensor | None = None
+    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.data.repeated_rows`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +59,13 @@ class ArmPosterior:
     """``n`` leverages of the distinct pulled arms, always float64, in the order of the observations."""
     effective_dimension: float
     """``Σ count · leverage`` over the pulled arms."""
-    block: StoredBlock | None
+    block: Tensor | None
     """``m x a`` kernel between dictionary and arms, where it fits the budget."""
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
         if self.block is not None:
-            return self.block.at(indices)
+            return self.block.index_select(1, indices)
         return self.surrogate.covariance.cross(self.dictionary.points, self.surrogate.arms[indices])
 
     def leverages_at(self, indices: Tensor) -> Tensor:
@@ -98,10 +100,14 @@ def arm_posterior(
     block = None
     if dictionary.indices is not None and columns.fits(dictionary.m, surrogate.arms):
         columns = columns.grown(surrogate.covariance, surrogate.arms, dictionary.indices)
-        block = columns.view(dictionary.indices)
+        block = columns.block(dictionary.indices)
     state, features = _fit(surrogate, observations, dictionary, block)
     form = dtc.one_product(state)
-    means, leverages, mean_errors, leverage_errors = _sweep(surrogate, dictionary, form, block)
+    if dtc.one_product_error(state) * float(surrogate.prior_variance.max()) > _TOLERANCE * surrogate.regularization:
+        sweep = _sweep_two_terms
+    else:
+        sweep = _sweep if surrogate.sweep_dtype == torch.float64 else _sweep_float32
+    means, leverages, mean_errors, leverage_errors = sweep(surrogate, dictionary, state, form, block)
     assert observations.indices is not None
     if leverage_errors is None:
         observed = leverages[observations.indices]
@@ -124,14 +130,14 @@ def arm_posterior(
 
 
 def _fit(
-    surrogate: Surrogate, observations: Observations, dictionary: Dictionary, block: StoredBlock | None
+    surrogate: Surrogate, observations: Observations, dictionary: Dictionary, block: Tensor | None
 ) -> tuple[dtc.DTC, Tensor]:
     """Return the DTC state and the features of the observed inputs (``n x r``)."""
     indices = observations.indices
     assert indices is not None
     if block is not None:
         assert dictionary.indices is not None
-        K_DD, K_DX = block.at(dictionary.indices), block.at(indices)
+        K_DD, K_DX = block.index_select(1, dictionary.indices), block.index_select(1, indices)
     else:
         K_DD = surrogate.covariance.cross(dictionary.points, dictionary.points)
         K_DX = surrogate.covariance.cross(dictionary.points, observations.X)
@@ -142,38 +148,54 @@ def _fit(
     return dtc.fit(factor, features, observations.counts * scale, residuals, prior_mean=surrogate.prior_mean), features
 
 
-def _chunks(surrogate: Surrogate, dictionary: Dictionary, block: StoredBlock | None) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(surrogate: Surrogate, dictionary: Dictionary, block: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     rows = surrogate.arms.shape[0]
     # GPyTorch's distance computation holds about four temporaries of the block's size.
     chunk = chunk_rows(rows, bytes_per_row=5 * 8 * dictionary.m, memory_bytes=surrogate.memory_bytes)
     for part in row_slices(rows, chunk=chunk):
         if block is not None:
-            yield part, block.part(part)
+            yield part, block[:, part]
         else:
             yield part, surrogate.covariance.cross(dictionary.points, surrogate.arms[part])
 
 
-def _sweep(
-    surrogate: Surrogate, dictionary: Dictionary, form: dtc.OneProduct, block: StoredBlock | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    means = torch.empty_like(surrogate.prior_variance)
-    leverages = torch.empty_like(means)
-    single = surrogate.sweep_dtype == torch.float32
-    mean_errors, leverage_errors = (torch.empty_like(means), torch.empty_like(means)) if single else (None, None)
-    low = _Float32Form(form) if single else None
+_TOLERANCE = 1e-7
+"""Error in a leverage above which the one-product form is not used (λ tiny beside the prior variance times the pulls)."""
+
+Sweep = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def _sweep(surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None) -> Sweep:
+    """Return means and leverages of all arms by the one-product form."""
+    means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
     for part, K_DX in _chunks(surrogate, dictionary, block):
-        prior_variance = surrogate.prior_variance[part]
-        if low is None:
-            means[part] = form.mean(K_DX)
-            leverages[part] = form.variance(K_DX, prior_variance)
-            continue
-        assert mean_errors is not None
-        assert leverage_errors is not None
-        means[part], leverages[part], mean_errors[part], leverage_errors[part] = low.evaluate(K_DX, prior_variance)
-    scale = 1.0 / surrogate.regularization
-    if leverage_errors is not None:
-        leverage_errors *= scale
-    return means, leverages.mul_(scale), mean_errors, leverage_errors
+        means[part], variances[part] = form.moments(K_DX, surrogate.prior_variance[part])
+    return means, variances.div_(surrogate.regularization), None, None
+
+
+def _sweep_two_terms(
+    surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None
+) -> Sweep:
+    """Return means and leverages of all arms by the two-term form: twice the work, accurate for tiny λ."""
+    means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
+    for part, K_DX in _chunks(surrogate, dictionary, block):
+        features = state.factor.features(K_DX)
+        means[part] = dtc.mean(state, features)
+        variances[part] = dtc.variance(state, features, surrogate.prior_variance[part])
+    return means, variances.div_(surrogate.regularization), None, None
+
+
+def _sweep_float32(
+    surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None
+) -> Sweep:
+    """Return means and leverages of all arms with the product in float32, and bounds on their errors."""
+    means, variances, mean_errors, variance_errors = (torch.empty_like(surrogate.prior_variance) for _ in range(4))
+    low = _Float32Form(form)
+    for part, K_DX in _chunks(surrogate, dictionary, block):
+        moments = low.evaluate(K_DX, surrogate.prior_variance[part])
+        means[part], variances[part], mean_errors[part], variance_errors[part] = moments
+    scale = surrogate.regularization
+    return means, variances.div_(scale), mean_errors, variance_errors.div_(scale)
 
 
 class _Float32Form:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.core.linalg import round_off, safe_cholesky
+from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.core.nystrom import NystromFactor
 
 
@@ -43,56 +43,60 @@ class DTC:
 
 @dataclass(frozen=True, eq=False)
 class OneProduct:
-    """A posterior in the form of an exact GP with m pseudo-data: one matrix product gives a variance.
+    """A posterior in the form of an exact GP with m pseudo-data: one matrix product gives mean and variance.
 
     ``mean(x) = μ₀ + k_D(x)ᵀ α`` and ``variance(x) = k(x,x) − ‖Rᵀ k_D(x)‖²``.
     """
 
-    alpha: Tensor
-    """``batch_shape x m``."""
-    root: Tensor
-    """``batch_shape x m x r``: ``R``."""
+    columns: Tensor
+    """``batch_shape x m x (r + 1)``: ``[R, α]``."""
     prior_mean: float | Tensor
     triangular: bool = False
     """Whether ``R`` is upper triangular (r = m): then almost half of the product is spared."""
+
+    @property
+    def root(self) -> Tensor:
+        """``batch_shape x m x r``: ``R``."""
+        return self.columns[..., :-1]
+
+    @property
+    def alpha(self) -> Tensor:
+        """``batch_shape x m``: ``α``."""
+        return self.columns[..., -1]
 
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
         return self.prior_mean + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
 
     def variance(self, K_DX: Tensor, prior_variance: Tensor) -> Tensor:
-        """Return the posterior variance (y²), ``batch_shape x n``, at least 0. O(n m r).
+        """Return the posterior variance, see :meth:`moments`."""
+        return self.moments(K_DX, prior_variance)[1]
 
-        Round-off is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are tinier than that.
+    def moments(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return posterior mean (y) and variance (y², at least 0), each ``batch_shape x n``. O(n m r).
+
+        Round-off of the variance is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are
+        tinier than that. A triangular root is split into column blocks that skip its zeros: 5/8 of the product is left.
 
         Args:
             K_DX: ``batch_shape x m x n`` kernel between dictionary and points.
             prior_variance: ``batch_shape x n``, ``k(x, x)``.
         """
-        return (prior_variance - explained_variance(self.root, K_DX, triangular=self.triangular)).clamp_min(0.0)
+        m, width = self.columns.shape[-2:]
+        split = self.triangular and m >= 16 * _TRIANGLE_BLOCKS
+        step = -(-m // _TRIANGLE_BLOCKS) if split else m
+        explained = torch.zeros_like(prior_variance)
+        for start in range(0, m, step):
+            last = start + step >= m
+            rows, stop = min(start + step, m), width if last else start + step
+            product = self.columns[..., :rows, start:stop].mT @ K_DX[..., :rows, :]
+            squared = product[..., :-1, :] if last else product
+            explained = explained + squared.square().sum(dim=-2)
+        return self.prior_mean + product[..., -1, :], (prior_variance - explained).clamp_min(0.0)
 
 
 _TRIANGLE_BLOCKS = 4
 """Column blocks of a triangular product: 4 spare 3/8 of it, more make the products too thin."""
-
-
-def explained_variance(root: Tensor, K_DX: Tensor, *, triangular: bool) -> Tensor:
-    """Return ``‖Rᵀ k_D(x)‖²``, ``batch_shape x n``. O(n m r), times 5/8 if ``R`` is upper triangular.
-
-    Args:
-        root: ``batch_shape x m x r``, ``R``.
-        K_DX: ``batch_shape x m x n``.
-        triangular: Whether ``R`` is upper triangular.
-    """
-    m = root.shape[-2]
-    if not triangular or m < 16 * _TRIANGLE_BLOCKS:
-        return (root.mT @ K_DX).square().sum(dim=-2)
-    step = -(-m // _TRIANGLE_BLOCKS)
-    parts = [
-        (root[..., : start + step, start : start + step].mT @ K_DX[..., : start + step, :]).square().sum(dim=-2)
-        for start in range(0, m, step)
-    ]
-    return torch.stack(parts).sum(dim=0)
 
 
 def fit(
@@ -180,16 +184,25 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
     return prior_covariance - explained + whitened(state, features) @ whitened(state, other_features).mT
 
 
+def one_product_error(state: DTC) -> float:
+    """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
+
+    The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of size 1 that are known to ``eps · κ(B)``.
+    """
+    trace = float(state.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax())
+    return 2.0 * torch.finfo(state.gram.dtype).eps * trace
+
+
 def one_product(state: DTC) -> OneProduct:
     """Rewrite the posterior so that a sweep over arms is one matrix product (algorithms §1). O(m r² + r³).
 
-    ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up (its jitter is the identity's
-    round-off, so it lowers a variance by at most ``r · eps · k(x,x)``), ``R = P U``; ``α = P w``. With ``P = L⁻ᵀ`` both
-    factors are upper triangular, and so is ``R``.
+    ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up, ``R = P U``; ``α = P w``. With
+    ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, which is
+    added to its diagonal: variances come out lower by that times k(x,x), at most.
     """
     eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
     inverse_root = torch.linalg.solve_triangular(state.gram_cholesky, eye, upper=False)
-    shrinkage = (1.0 + round_off(eye)) * eye - inverse_root.mT @ inverse_root
+    shrinkage = (1.0 + one_product_error(state)) * eye - inverse_root.mT @ inverse_root
     upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
-    lifted = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
-    return OneProduct(lifted[..., -1], lifted[..., :-1].contiguous(), state.prior_mean, state.factor.triangular)
+    columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
+    return OneProduct(columns, state.prior_mean, state.factor.triangular)

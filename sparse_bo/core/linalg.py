@@ -52,7 +52,7 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
     """
     factor = try_cholesky(A, jitter=0.0)
-    if factor is not None:
+    if factor is not None and math.isfinite(float(factor.detach().diagonal(dim1=-2, dim2=-1).sum())):
         return JitteredCholesky(factor, 0.0)
     unit = round_off(A)
     if not math.isfinite(unit):

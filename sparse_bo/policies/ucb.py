@@ -180,6 +180,7 @@ class UCBPolicy(ABC):
                 prior_variance=covariance.diagonal(state.arms),
                 prior_mean=prior.prior_mean or 0.0,
                 regularization=prior.regularization,
+                repeats=data.repeated_rows(state.arms) if current is None else current.repeats,
                 sweep_dtype=self.sweep_dtype,
                 memory_bytes=self.memory_bytes,
             )

@@ -1,0 +1,270 @@
+"""The sweep over arms against dense matrices, and what it must not depend on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
+
+from sparse_bo.arms import ArmPosterior, KernelColumns, arm_posterior
+from sparse_bo.core import dtc
+from sparse_bo.data import no_observations
+from tests.arms.builders import (
+    Problem,
+    all_pulled,
+    arm_dictionary,
+    cross,
+    external_dictionary,
+    make_surrogate,
+    random_problem,
+    rbf_kernel,
+)
+
+EXACT = 1e-8
+"""Agreement with dense formulas in float64, relative to the prior."""
+ONE_PRODUCT = 1e-13
+"""Round-off of a variance in the one-product form, in units of k(x,x): it does not shrink with the variance."""
+FEW_ROWS = 40 * 5 * 3
+"""Bytes that let a sweep over a dictionary of 5 points take 3 arms at a time."""
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor, tol: float = EXACT) -> None:
+    torch.testing.assert_close(got, expected, rtol=tol, atol=tol)
+
+
+def _same(one: ArmPosterior, other: ArmPosterior, tol: float = 1e-10) -> None:
+    for name in ("means", "leverages", "observed_leverages"):
+        _close(getattr(one, name), getattr(other, name), tol)
+    assert one.effective_dimension == pytest.approx(other.effective_dimension, rel=tol)
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["arms", "external points"])
+@pytest.mark.parametrize("kernel", [rbf_kernel(), MaternKernel(nu=1.5), LinearKernel()], ids=["rbf", "matern", "linear"])
+def test_means_and_leverages_are_the_dense_dtc(external: bool, kernel: torch.nn.Module, device: torch.device) -> None:
+    p = random_problem(0, external=external, kernel=kernel, prior_mean=0.4, device=device)
+    got, expected = p.posterior(), p.dense().dtc()
+    _close(got.means, expected.mean)
+    _close(got.leverages, expected.variance / p.surrogate.regularization)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dictionary_of_all_pulled_arms_gives_the_exact_gp(seed: int, device: torch.device) -> None:
+    p = all_pulled(random_problem(seed, prior_mean=-0.3, device=device))
+    got, exact = p.posterior(), p.dense().exact()
+    _close(got.means, exact.mean)
+    _close(got.leverages, exact.variance / p.surrogate.regularization)
+
+
+def test_effective_dimension_is_the_trace_of_the_hat_matrix() -> None:
+    p = all_pulled(random_problem(1))
+    K = p.dense().K_XX
+    hat = torch.linalg.solve(K + 0.1 * torch.eye(len(K), dtype=K.dtype), K)
+    assert p.posterior().effective_dimension == pytest.approx(float(hat.trace()), rel=EXACT)
+
+
+def test_observed_leverages_follow_the_observations(device: torch.device) -> None:
+    p = random_problem(2, device=device)
+    got = p.posterior()
+    assert p.observations.indices is not None
+    _close(got.observed_leverages, got.leverages[p.observations.indices])
+    _close(got.leverages_at(p.pulled), got.leverages[p.pulled])
+
+
+def test_without_observations_the_posterior_is_the_prior(device: torch.device) -> None:
+    p = random_problem(3, prior_mean=0.4, device=device)
+    got, _ = arm_posterior(p.surrogate, no_observations(p.surrogate.arms), p.dictionary, KernelColumns(2**20))
+    _close(got.means, torch.full_like(got.means, 0.4))
+    _close(got.leverages, p.surrogate.prior_variance / 0.1)
+    assert got.effective_dimension == 0.0
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["arms", "external points"])
+@pytest.mark.parametrize("sweep_dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_memory_budget_changes_nothing(external: bool, sweep_dtype: torch.dtype, device: torch.device) -> None:
+    p = random_problem(4, external=external, sweep_dtype=sweep_dtype, device=device)
+    few = p.with_surrogate(memory_bytes=FEW_ROWS)
+    assert len(list(few.posterior().kernel_chunks())) == 7
+    _same(few.posterior(columns_bytes=0), p.posterior(), 1e-10 if sweep_dtype == torch.float64 else 1e-5)
+
+
+def test_kernel_chunks_cover_all_arms(device: torch.device) -> None:
+    p = random_problem(5, device=device).with_surrogate(memory_bytes=FEW_ROWS)
+    parts, blocks = zip(*p.posterior().kernel_chunks(), strict=True)
+    assert [i for part in parts for i in range(20)[part]] == list(range(20))
+    _close(torch.cat(blocks, dim=1), p.dense().K_DA)
+
+
+@pytest.mark.parametrize("columns_bytes", [0, 2**20], ids=["evaluated", "stored"])
+def test_kernel_rows_of_some_arms(columns_bytes: int, device: torch.device) -> None:
+    p = random_problem(6, device=device)
+    indices = torch.tensor([7, 0, 7], device=device)
+    _close(p.posterior(columns_bytes).kernel_rows(indices), p.dense().K_DA[:, indices])
+
+
+def test_a_budget_below_one_row_is_refused() -> None:
+    with pytest.raises(MemoryError, match="raise memory_bytes or use a smaller dictionary"):
+        random_problem(7).with_surrogate(memory_bytes=64).posterior()
+
+
+def test_permuting_the_arms_permutes_the_posterior(generator: torch.Generator) -> None:
+    p = random_problem(8)
+    order = torch.randperm(20, generator=generator)
+    position = order.argsort()  # where each arm went
+    arms = p.surrogate.arms[order]
+    indices = position[p.dictionary.indices].sort().values
+    q = Problem(make_surrogate(arms), position[p.pulled], p.y, arm_dictionary(arms, indices))
+    _close(q.posterior().means, p.posterior().means[order])
+    _close(q.posterior().leverages, p.posterior().leverages[order])
+
+
+def test_the_order_of_the_pulls_does_not_matter() -> None:
+    p = random_problem(9)
+    _same(replace(p, pulled=p.pulled.flip(0), y=p.y.flip(0)).posterior(), p.posterior())
+
+
+def test_an_arm_does_not_see_the_other_arms() -> None:
+    p = random_problem(10, external=True)
+    kept = p.pulled.unique()
+    position = torch.zeros(20, dtype=torch.long).scatter(0, kept, torch.arange(len(kept)))
+    q = Problem(make_surrogate(p.surrogate.arms[kept]), position[p.pulled], p.y, p.dictionary)
+    _close(q.posterior().means, p.posterior().means[kept])
+    _close(q.posterior().leverages, p.posterior().leverages[kept])
+
+
+@pytest.mark.parametrize("c", [1e-4, 7.0, 1e4])
+def test_a_change_of_units_scales_means_and_leaves_leverages(c: float) -> None:
+    p = random_problem(11, prior_mean=0.4)
+    scaled = make_surrogate(p.surrogate.arms, kernel=rbf_kernel(scale=c * c), noise=0.1 * c * c, prior_mean=0.4 * c)
+    q = replace(p, surrogate=scaled, y=c * p.y).posterior()
+    _close(q.means / c, p.posterior().means)
+    _close(q.leverages, p.posterior().leverages)
+
+
+@pytest.mark.parametrize("noise", [1e-8, 1e-4, 1e-2, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("lengthscale", [0.05, 0.4, 30.0], ids=["rough", "usual", "nearly constant"])
+def test_noise_from_tiny_to_huge(noise: float, lengthscale: float, device: torch.device) -> None:
+    p = all_pulled(random_problem(12, noise=noise, kernel=rbf_kernel(lengthscale=lengthscale), device=device))
+    got, exact = p.posterior(), p.dense().exact()
+    _close(got.leverages * noise, exact.variance, 1e-7)
+    assert bool((got.leverages >= 0).all())
+    if noise >= 1e-4:  # below, the mean of a nearly singular kernel is not determined to more than a few digits
+        _close(got.means, exact.mean, 1e-5)
+
+
+@pytest.mark.parametrize("in_dictionary", [[0], [0, 1, 2, 3]], ids=["one of them", "all of them"])
+def test_identical_arms_share_one_posterior(in_dictionary: list[int], device: torch.device) -> None:
+    arms = torch.full((6, 2), 0.3, dtype=torch.float64, device=device)
+    p = random_problem(13, arms=arms, device=device)
+    p = replace(p, dictionary=arm_dictionary(arms, torch.tensor(in_dictionary, device=device)))
+    got = p.posterior()
+    n = len(p.y)
+    _close(got.leverages, torch.full_like(got.leverages, 1 / (0.1 + n) * 1.0), 1e-6)
+    _close(got.means, torch.full_like(got.means, float(p.y.sum()) / (n + 0.1)), 1e-6)
+
+
+def test_duplicate_arms_have_equal_scores_and_count_as_one(device: torch.device) -> None:
+    base = random_problem(14, device=device)
+    arms = torch.cat([base.surrogate.arms, base.surrogate.arms[:5]])
+    twins = Problem(make_surrogate(arms), base.pulled, base.y, base.dictionary)
+    got = twins.posterior()
+    _close(got.means[:20], base.posterior().means, 1e-12)
+    _close(got.leverages[20:], got.leverages[:5], 1e-12)
+    moved = torch.where(base.pulled < 5, base.pulled + 20, base.pulled)  # pull the copies instead
+    _same_arms = Problem(make_surrogate(arms), moved, base.y, base.dictionary).posterior()
+    _close(_same_arms.means, got.means)
+    _close(_same_arms.leverages, got.leverages)
+
+
+def test_a_constant_kernel_learns_one_number(device: torch.device) -> None:
+    kernel = ConstantKernel().double()
+    kernel.constant = torch.tensor([2.0], dtype=torch.float64)
+    p = random_problem(15, kernel=kernel, device=device)
+    got, n = p.posterior(), 8
+    variance = 2.0 * 0.1 / (0.1 + 2.0 * n)
+    _close(got.leverages, torch.full_like(got.leverages, variance / 0.1), 1e-6)
+    _close(got.means, torch.full_like(got.means, 2.0 * float(p.y.sum()) / (0.1 + 2.0 * n)), 1e-6)
+
+
+def test_an_arm_of_no_prior_variance_has_no_leverage(device: torch.device) -> None:
+    arms = random_problem(16).surrogate.arms.clone()
+    arms[3] = 0.0
+    p = random_problem(16, arms=arms, kernel=LinearKernel(), prior_mean=0.5, device=device)
+    got = p.posterior()
+    assert float(got.leverages[3]) == 0.0
+    assert float(got.means[3]) == pytest.approx(0.5)
+    _close(got.leverages, p.dense().dtc().variance / 0.1)
+
+
+def test_one_dictionary_point_and_one_arm(device: torch.device) -> None:
+    p = random_problem(17, a=1, pulls=3, m=1, device=device)
+    got = p.posterior()
+    _close(got.leverages, got.leverages.new_tensor([1 / 3.1]))
+    _close(got.means, (p.y.sum() / 3.1).reshape(1))
+
+
+def test_repeated_external_points_change_nothing() -> None:
+    p = random_problem(18, external=True)
+    twice = replace(p, dictionary=external_dictionary(p.dictionary.points.repeat(2, 1)))
+    _same(twice.posterior(), p.posterior(), 1e-6)
+
+
+def test_more_pulls_at_a_fixed_dictionary_never_raise_a_leverage() -> None:
+    for seed in range(10):
+        p = random_problem(seed, external=seed % 2 == 0)
+        more = replace(p, pulled=torch.cat([p.pulled, p.pulled[:2] + 0, torch.tensor([0])]), y=torch.cat([p.y, p.y[:3]]))
+        assert bool((more.posterior().leverages <= p.posterior().leverages + ONE_PRODUCT / 0.1).all()), seed
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-3])
+def test_float32_sweep_errors_are_within_their_bounds(noise: float, device: torch.device) -> None:
+    for seed in range(5):
+        p = random_problem(seed, a=60, m=30, pulls=60, noise=noise, prior_mean=0.3, device=device)
+        low, high = p.with_surrogate(sweep_dtype=torch.float32).posterior(), p.posterior()
+        assert low.mean_errors is not None
+        assert low.leverage_errors is not None
+        assert bool(((low.means - high.means).abs() <= low.mean_errors + 1e-10).all()), seed
+        assert bool(((low.leverages - high.leverages).abs() <= low.leverage_errors + ONE_PRODUCT / noise).all()), seed
+        assert float(low.leverage_errors.max()) <= 0.1 / noise, "a bound that large would help nobody"
+
+
+def test_leverages_at_are_float64_after_a_float32_sweep(device: torch.device) -> None:
+    p = random_problem(20, a=60, m=30, pulls=60, device=device)
+    low, high = p.with_surrogate(sweep_dtype=torch.float32).posterior(), p.posterior()
+    every = torch.arange(60, device=device)
+    _close(low.leverages_at(every), high.leverages, 1e-10)
+    _close(low.observed_leverages, high.observed_leverages, 1e-10)
+    assert low.effective_dimension == pytest.approx(high.effective_dimension, rel=1e-10)
+
+
+def test_one_product_and_two_term_form_agree_over_the_arms() -> None:
+    p = random_problem(21)
+    got = p.posterior()
+    features = got.state.factor.features(cross(p.surrogate, p.dictionary.points, p.surrogate.arms))
+    two_term = dtc.variance(got.state, features, p.surrogate.prior_variance)
+    _close(got.leverages * p.surrogate.regularization, two_term, 1e-12)
+
+
+def test_the_thread_count_changes_nothing() -> None:
+    p = random_problem(22, a=500, m=80, pulls=200)
+    before, threads = p.posterior(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        after = p.posterior()
+    finally:
+        torch.set_num_threads(threads)
+    _same(after, before)
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    random_problem(23).posterior()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-8])
+def test_a_dictionary_larger_than_the_data_keeps_the_leverages(noise: float) -> None:
+    p = random_problem(0, a=300, pulls=50, m=300, noise=noise, kernel=rbf_kernel(lengthscale=0.1))
+    got, seen = p.posterior(), p.observations.indices
+    features = got.state.factor.features(got.kernel_rows(seen))
+    two_terms = dtc.variance(got.state, features, p.surrogate.prior_variance[seen]) / noise
+    torch.testing.assert_close(got.observed_leverages, two_terms, rtol=1e-2, atol=0)

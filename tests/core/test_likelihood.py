@@ -1,0 +1,136 @@
+"""Likelihoods over pulls from counts, sums and sums of squares, against dense normal densities over pulls."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparse_bo.core.likelihood import dtc_log_likelihood, vfe_log_likelihood
+from tests import oracles
+from tests.core.builders import Regression, regression
+from tests.oracles import tolerance
+
+RELATIVE = 1e-8
+
+
+def _sparse_dtc(p: Regression) -> Tensor:
+    return dtc_log_likelihood(
+        p.features(p.X),
+        p.counts,
+        p.sums,
+        p.sums_of_squares,
+        noise=p.y.new_tensor(p.noise),
+        prior_mean=p.y.new_tensor(p.prior_mean),
+    )
+
+
+def _vfe(p: Regression) -> Tensor:
+    return vfe_log_likelihood(
+        p.features(p.X),
+        p.counts,
+        p.sums,
+        p.sums_of_squares,
+        noise=p.y.new_tensor(p.noise),
+        prior_mean=p.y.new_tensor(p.prior_mean),
+        prior_variance=p.prior_variance(p.X),
+    )
+
+
+def _exact(p: Regression) -> Tensor:
+    return oracles.normal_log_density(p.k(p.pulls, p.pulls), p.y, noise=p.noise, prior_mean=p.prior_mean)
+
+
+def _nystrom(p: Regression) -> Tensor:
+    return oracles.nystrom(p.k(p.D, p.D), p.k(p.D, p.pulls), p.k(p.D, p.pulls))
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inputs", "external points"])
+def test_dtc_is_the_density_of_all_pulls_under_the_nystrom_kernel(external: bool, device: torch.device) -> None:
+    p = regression(0, external=external, device=device)
+    expected = oracles.normal_log_density(_nystrom(p), p.y, noise=p.noise, prior_mean=p.prior_mean)
+    torch.testing.assert_close(_sparse_dtc(p), expected, rtol=RELATIVE, atol=RELATIVE)
+
+
+def test_vfe_subtracts_the_trace_over_pulls(device: torch.device) -> None:
+    p = regression(1, device=device)
+    trace = (p.k(p.pulls, p.pulls) - _nystrom(p)).diagonal().sum()
+    dtc = oracles.normal_log_density(_nystrom(p), p.y, noise=p.noise, prior_mean=p.prior_mean)
+    torch.testing.assert_close(_vfe(p), dtc - 0.5 * trace / p.noise, rtol=RELATIVE, atol=RELATIVE)
+
+
+@pytest.mark.parametrize("likelihood", [_sparse_dtc, _vfe], ids=["dtc", "vfe"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dictionary_of_all_inputs_gives_the_exact_likelihood(likelihood, seed: int) -> None:
+    p = regression(seed, m=None)
+    torch.testing.assert_close(likelihood(p), _exact(p), rtol=RELATIVE, atol=RELATIVE)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    m=st.integers(1, 8),
+    external=st.booleans(),
+    noise=st.sampled_from([1e-3, 0.1, 10.0]),
+    lengthscale=st.sampled_from([0.05, 0.3, 2.0]),
+)
+@settings(deadline=None, max_examples=25, derandomize=True)
+def test_vfe_is_never_above_the_exact_likelihood(seed: int, m: int, external: bool, noise: float, lengthscale: float) -> None:
+    p = regression(seed, m=m, external=external, noise=noise, lengthscale=lengthscale)
+    exact = float(_exact(p))
+    assert float(_vfe(p)) <= exact + 1e-6 * abs(exact)
+
+
+@pytest.mark.parametrize("likelihood", [_sparse_dtc, _vfe], ids=["dtc", "vfe"])
+def test_the_order_of_the_inputs_does_not_matter(likelihood) -> None:
+    p = regression(2)
+    order = torch.tensor([3, 0, 7, 1, 2, 6, 5, 4])
+    start = torch.cat([torch.zeros(1, dtype=torch.long), p.counts.long().cumsum(0)[:-1]])
+    y = torch.cat([p.y[start[i] : start[i] + int(p.counts[i])] for i in order])
+    q = replace(p, X=p.X[order], counts=p.counts[order], y=y)
+    torch.testing.assert_close(likelihood(q), likelihood(p))
+
+
+def test_repeats_need_their_sum_of_squares() -> None:
+    """The spread of the pulls of one input counts: merging them into their mean with noise λ/c is another likelihood."""
+    p = regression(3, m=None)
+    apart = replace(p, y=p.y + torch.cat([torch.linspace(-1, 1, int(c), dtype=torch.float64) * (c > 1) for c in p.counts]))
+    torch.testing.assert_close(p.sums, apart.sums)
+    torch.testing.assert_close(_sparse_dtc(apart), _exact(apart), rtol=RELATIVE, atol=RELATIVE)
+    assert float(_sparse_dtc(apart)) != pytest.approx(float(_sparse_dtc(p)), abs=1.0)
+
+
+def test_data_far_from_zero_do_not_cancel() -> None:
+    p = regression(4, m=None)
+    far = replace(p, y=p.y + 1e6, prior_mean=p.prior_mean + 1e6)
+    torch.testing.assert_close(_sparse_dtc(far), _sparse_dtc(p), rtol=0, atol=0.2)
+
+
+def test_a_change_of_units_adds_the_log_of_the_scale() -> None:
+    p = regression(5)
+    c = 100.0
+    q = replace(p, y=c * p.y, prior_mean=c * p.prior_mean, scale=c * c * p.scale, noise=c * c * p.noise)
+    expected = _vfe(p) - len(p.y) * torch.tensor(c, dtype=torch.float64).log()
+    torch.testing.assert_close(_vfe(q), expected, rtol=RELATIVE, atol=RELATIVE)
+
+
+def test_float32_agrees_with_float64_to_its_precision() -> None:
+    low = regression(6, dtype=torch.float32)
+    high = replace(low, **{f: getattr(low, f).double() for f in ("X", "T", "D", "counts", "y")})
+    atol = tolerance(torch.float32, condition=low.condition())
+    torch.testing.assert_close(_vfe(low).double(), _vfe(high), rtol=0, atol=atol)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    p = regression(7, external=True)  # every residual is positive: no kink of the clamp
+    noise = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    mean = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    Z = p.features(p.X).requires_grad_()
+
+    def likelihood(Z: Tensor, noise: Tensor, mean: Tensor) -> Tensor:
+        return vfe_log_likelihood(
+            Z, p.counts, p.sums, p.sums_of_squares, noise=noise, prior_mean=mean, prior_variance=p.prior_variance(p.X)
+        )
+
+    assert torch.autograd.gradcheck(likelihood, (Z, noise, mean), atol=1e-4)

@@ -1,0 +1,52 @@
+"""What README and docstrings say is true: its code runs, its files exist, public names are documented."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import sparse_bo
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_code_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})
+    assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
+def test_linked_files_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert links
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert missing == []
+
+
+def test_the_test_command_stands_behind_its_marker():
+    command = re.search(r"<!-- test command -->\n```\n(.+?)\n```", README).group(1)
+    assert "constraints.txt" in command
+    assert "pytest" in command
+
+
+@pytest.mark.parametrize("name", [n for n in sparse_bo.__all__ if not n.startswith("__")])
+def test_public_names_are_documented(name):
+    item = getattr(sparse_bo, name)
+    text = inspect.getdoc(item)
+    assert text
+    assert text.splitlines()[0].endswith((".", ":"))
+    if inspect.isfunction(item):
+        arguments = list(inspect.signature(item).parameters)
+        assert all(re.search(rf"^\s+{argument}: ", text, re.MULTILINE) for argument in arguments)
+
+
+def test_all_is_sorted_as_a_reader_expects():
+    upper = [n for n in sparse_bo.__all__ if n.isupper()]
+    assert upper == sorted(upper)
+    assert len(set(sparse_bo.__all__)) == len(sparse_bo.__all__)
