@@ -105,6 +105,7 @@ def greedy_picks(
     cost_list = costs.tolist()
     positions: list[int] = []
     best = _score(means, diagonal, residual, scores)
+    ceiling = floor + TIE_UNITS * unit
     # Scores of different origin agree to a few units: below that they are taken to tie.
     if scores[best] < floor - TIE_UNITS * unit:
         return GreedyPicks(positions, scores, spent, False)
@@ -112,18 +113,18 @@ def greedy_picks(
         positions.append(best)
         spent += cost_list[best]
         if square > 0.0:
-            u = C[:, best] * (square + C[best, best]) ** -0.5
+            u = C[:, best] * (square + C.item(best, best)) ** -0.5
             dger(-1.0, u, u, a=C, overwrite_a=1)
         best = _score(means, diagonal, residual, scores)
         ended = allowance <= 0.0 or spent > allowance
-        if ended or len(positions) >= max_picks or scores[best] <= floor + TIE_UNITS * unit:
+        if ended or len(positions) >= max_picks or scores.item(best) <= ceiling:
             return GreedyPicks(positions, scores, spent, ended)
 
 
 def _score(means: Vector, diagonal: Vector, residual: Vector, out: Vector) -> int:
     """Write the scores into ``out`` and return the position of the highest, the first on ties."""
     np.add(diagonal, residual, out=out)
-    np.maximum(out, 0.0, out=out)
+    np.abs(out, out=out)  # round-off below zero; cheaper than a maximum with zero
     np.sqrt(out, out=out)
     np.add(out, means, out=out)
     return int(out.argmax())

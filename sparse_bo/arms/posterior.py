@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class Surrogate:
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
     """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.data.repeated_rows`)."""
+
+    @cached_property
+    def kappa_squared(self) -> float:
+        """``sup k(x, x)`` over the arms (y²)."""
+        return float(self.prior_variance.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +109,7 @@ def arm_posterior(
         block = columns.block(dictionary.indices)
     state, features = _fit(surrogate, observations, dictionary, block)
     form = dtc.one_product(state)
-    if dtc.one_product_error(state) * float(surrogate.prior_variance.max()) > _TOLERANCE * surrogate.regularization:
+    if dtc.one_product_error(state) * surrogate.kappa_squared > _TOLERANCE * surrogate.regularization:
         sweep = _sweep_two_terms
     else:
         sweep = _sweep if surrogate.sweep_dtype == torch.float64 else _sweep_float32

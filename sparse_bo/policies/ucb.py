@@ -194,7 +194,7 @@ class UCBPolicy(ABC):
                 information=information,
                 effective_dimension=posterior.effective_dimension,
                 regularization=surrogate.regularization,
-                kappa_squared=float(surrogate.prior_variance.max()),
+                kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=parts.stop_rule.ratio_threshold,
             )
         )
