@@ -1,6 +1,7 @@
 """Bayesian optimisation past the exact GP's limit, for BoTorch users.
 
 Start with :func:`maximize` or :class:`AskTell` and a policy (:class:`BBKB`);
+In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
 :mod:`sparse_bo.problems` has real data to try them on, :mod:`sparse_bo.core` the numerics underneath.
 """
 
@@ -11,6 +12,7 @@ from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, Leverag
 from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, Batch, maximize
+from sparse_bo.models import SparseGP
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
@@ -41,6 +43,7 @@ __all__ = [
     "RandomSearch",
     "Result",
     "RunInterrupted",
+    "SparseGP",
     "TicketError",
     "UniformSampler",
     "__version__",

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import sparse_bo
 
@@ -15,8 +16,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_readme_code_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
+    assert len(blocks) == 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec("\n".join(blocks), {})
     assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl"}
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
 from sparse_bo.core.nystrom import NystromFactor
 
 
@@ -212,7 +212,7 @@ def one_product(state: DTC) -> OneProduct:
     added to its diagonal: variances come out lower by that times k(x,x), at most.
     """
     eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
-    inverse_root = torch.linalg.solve_triangular(state.gram_cholesky, eye, upper=False)
+    inverse_root = triangular_inverse(state.gram_cholesky)
     shrinkage = (1.0 + one_product_error(state)) * eye - inverse_root.mT @ inverse_root
     upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
     columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)

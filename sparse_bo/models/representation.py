@@ -1,0 +1,331 @@
+"""A sparse posterior as an exact GP with m pseudo-data ``(D, α, R)``, and its conditioning on further points.
+
+Notation (shapes without ``batch_shape``): ``D`` ``m x d`` dictionary, ``α`` (m), ``R`` ``m x r``, ``h(x) = Rᵀ k_D(x)`` (r):
+
+    mean(x) = μ₀(x) + αᵀ k_D(x),      C(x, x') = k(x, x') − h(x)ᵀ h(x')
+
+Conditioning the *process* on e further points ``F`` (algorithms §1, Schur complement) adds, with ``L`` the Cholesky factor of
+``C(F, F) + noise``, the columns ``g(x) = L⁻¹ C(F, x)`` and the weights ``γ = L⁻¹ (y_F − mean(F))``:
+
+    mean'(x) = mean(x) + γᵀ g(x),     C'(x, x') = C(x, x') − g(x)ᵀ g(x')
+
+which is ``D' = [D; F]`` without copying ``R`` for every batch element. It is exact, and closed under repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import gpytorch
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
+from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.core.woodbury import LowRankSums, low_rank_sums, sum_blocks
+
+
+def kernel_matrix(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)``, ``batch_shape x q x m``, as a plain tensor with gradients. O(q m d)."""
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return kernel(X, Y).to_dense()
+
+
+def kernel_diagonal(kernel: Kernel, X: Tensor) -> Tensor:
+    """Return ``k(x, x)``, ``batch_shape x q``, with gradients. O(q d)."""
+    return kernel(X, diag=True)
+
+
+def _fold(A: Tensor, dims: int) -> tuple[Tensor, torch.Size]:
+    """Move all but the last ``dims`` batch dimensions of ``A`` (``… x q x d``) into its rows; return the moved shape too.
+
+    One large product against a shared matrix is many times faster than a batch of small ones.
+    """
+    extra = max(A.dim() - 2 - dims, 0)
+    lead = A.shape[:extra]
+    if not lead:
+        return A, lead
+    moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
+    return moved.reshape(*A.shape[extra:-2], -1, A.shape[-1]), lead
+
+
+def _unfold(A: Tensor, lead: torch.Size) -> Tensor:
+    """Undo :func:`_fold`: ``batch_shape x (lead · q) x r`` becomes ``lead x batch_shape x q x r``."""
+    if not lead:
+        return A
+    spread = A.reshape(*A.shape[:-2], *lead, A.shape[-2] // lead.numel(), A.shape[-1])
+    inner = A.dim() - 2
+    return spread.movedim(tuple(range(inner, inner + len(lead))), tuple(range(len(lead))))
+
+
+def _shared_product(A: Tensor, B: Tensor) -> Tensor:
+    """Return ``A @ B`` where ``A`` (``… x q x r``) may have more batch dimensions than ``B`` (``batch_shape x r x e``)."""
+    folded, lead = _fold(A, B.dim() - 2)
+    return _unfold(folded @ B, lead)
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """Points on which the process was conditioned after the data."""
+
+    points: Tensor
+    """``batch_shape x e x d``, transformed."""
+    explained: Tensor
+    """``batch_shape x r x e``: ``h`` at the points."""
+    root: Tensor
+    """``batch_shape x e x e`` lower triangular ``L``."""
+    weights: Tensor
+    """``target_batch_shape x e``: ``γ``; may have more batch dimensions than the points (many outcomes at one input)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """What the posterior knows at some points: ``covariance = k − Σ columns columnsᵀ``."""
+
+    mean: Tensor
+    """``batch_shape x q``: the posterior mean less the prior mean (y)."""
+    columns: tuple[Tensor, ...]
+    """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``."""
+
+    def variance(self, prior_variance: Tensor) -> Tensor:
+        """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q r)."""
+        for part in self.columns:
+            prior_variance = prior_variance - part.square().sum(dim=-1)
+        return prior_variance.clamp_min(0.0)
+
+    def covariance(self, prior_covariance: Tensor) -> Tensor:
+        """Return the joint posterior covariance, ``batch_shape x q x q``, its diagonal at least 0. O(q² r)."""
+        for part in self.columns:
+            prior_covariance = prior_covariance - part @ part.mT
+        shortfall = (-prior_covariance.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0)
+        return prior_covariance + torch.diag_embed(shortfall)
+
+
+@dataclass(frozen=True, eq=False)
+class Representation:
+    """A posterior over functions. A value: conditioning returns a new one."""
+
+    points: Tensor
+    """``batch_shape x m x d``, ``D``, transformed."""
+    alpha: Tensor
+    """``batch_shape x m``, ``α``."""
+    root: Tensor
+    """``batch_shape x m x r``, ``R``."""
+    extension: Extension | None = None
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the posterior."""
+        base = self.alpha.shape[:-1]
+        return base if self.extension is None else broadcast_shapes(base, self.extension.weights.shape[:-1])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Representation:
+        """Return the representation with ``function`` applied to every tensor."""
+        extension = self.extension
+        if extension is not None:
+            parts = (extension.points, extension.explained, extension.root, extension.weights)
+            extension = Extension(*map(function, parts))
+        return Representation(function(self.points), function(self.alpha), function(self.root), extension)
+
+    def project(self, kernel: Kernel, X: Tensor) -> Projection:
+        """Project points on the posterior. O(q m r), independent of n.
+
+        Args:
+            kernel: The prior covariance ``k``.
+            X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
+        """
+        batch_dims = max(self.points.dim() - 2, len(kernel.batch_shape))
+        folded, lead = _fold(X, batch_dims)
+        K = kernel_matrix(kernel, folded, self.points)  # batch_shape x q x m
+        mean = _unfold(K @ self.alpha.unsqueeze(-1), lead).squeeze(-1)
+        h = _unfold(K @ self.root, lead)
+        if self.extension is None:
+            return Projection(mean, (h,))
+        g = self._gain(kernel, X, h)
+        return Projection(mean + (g @ self.extension.weights.unsqueeze(-1)).squeeze(-1), (h, g))
+
+    def _gain(self, kernel: Kernel, X: Tensor, h: Tensor) -> Tensor:
+        """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
+        assert self.extension is not None
+        folded, lead = _fold(X, max(self.extension.points.dim() - 2, len(kernel.batch_shape)))
+        cross = _unfold(kernel_matrix(kernel, folded, self.extension.points), lead)
+        cross = cross - _shared_product(h, self.extension.explained)  # C(x, F): q x e
+        return torch.linalg.solve_triangular(self.extension.root, cross.mT, upper=False).mT
+
+    def condition(self, kernel: Kernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+        """Condition the process on observations at new points. O(q m r + q³ + q² e), independent of n.
+
+        Args:
+            kernel: The prior covariance ``k``.
+            X: ``… x q x d``, transformed.
+            residuals: ``target_batch_shape x q``: ``y`` less the prior mean; may have one more batch dimension than ``X``.
+            noise: ``… x q`` noise variances of the new observations (y²).
+
+        Raises:
+            ValueError: If the covariance of the new observations is not finite or not positive semi-definite.
+        """
+        projection = self.project(kernel, X)
+        covariance = projection.covariance(kernel_matrix(kernel, X, X)) + torch.diag_embed(noise)
+        root = safe_cholesky(covariance).factor
+        surprise = (residuals - projection.mean).unsqueeze(-1)
+        weights = torch.linalg.solve_triangular(root, surprise, upper=False).squeeze(-1)
+        batch_shape = broadcast_shapes(root.shape[:-2], X.shape[:-2])
+        explained = projection.columns[0].mT
+        new = Extension(_to_batch(X, batch_shape), _to_batch(explained, batch_shape), _to_batch(root, batch_shape), weights)
+        if self.extension is None:
+            return replace(self, extension=new)
+        return replace(self, extension=_joined(self.extension, new, projection.columns[1]))
+
+    def full(self, kernel: Kernel) -> Representation:
+        """Return the same posterior without extension: ``D' = [D; F]``, ``α'`` and ``R'`` written out. O((m + e)² e)."""
+        if self.extension is None:
+            return self
+        extension = self.extension
+        batch_shape = broadcast_shapes(extension.root.shape[:-2], extension.weights.shape[:-1], self.root.shape[:-2])
+        root = _to_batch(extension.root, batch_shape)
+        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        bottom = torch.linalg.solve_triangular(root.mT, eye.expand_as(root), upper=True)  # L⁻ᵀ
+        top = -(self.root @ extension.explained) @ bottom  # −R Rᵀ k_D(F) L⁻ᵀ
+        zeros = bottom.new_zeros(*batch_shape, bottom.shape[-1], self.root.shape[-1])
+        R = torch.cat(
+            [
+                torch.cat([_to_batch(self.root, batch_shape), _to_batch(top, batch_shape)], dim=-1),
+                torch.cat([zeros, bottom], dim=-1),
+            ],
+            dim=-2,
+        )
+        base = torch.cat([self.alpha.expand(*batch_shape, -1), bottom.new_zeros(*batch_shape, bottom.shape[-1])], dim=-1)
+        alpha = base + (R[..., self.root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
+        points = [_to_batch(self.points, batch_shape), _to_batch(extension.points, batch_shape)]
+        return Representation(torch.cat(points, dim=-2), alpha, R)
+
+
+def _to_batch(A: Tensor, batch_shape: torch.Size) -> Tensor:
+    return A.expand(batch_shape + A.shape[-2:])
+
+
+def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
+    """Append ``new`` to ``old``; ``gain`` is ``g`` of the old extension at the new points (a block Cholesky step)."""
+    batch_shape = broadcast_shapes(old.root.shape[:-2], new.root.shape[:-2], gain.shape[:-2])
+    upper = new.root.new_zeros(*batch_shape, old.root.shape[-1], new.root.shape[-1])
+    root = torch.cat(
+        [
+            torch.cat([_to_batch(old.root, batch_shape), upper], dim=-1),
+            torch.cat([_to_batch(gain, batch_shape), _to_batch(new.root, batch_shape)], dim=-1),
+        ],
+        dim=-2,
+    )
+    target_shape = broadcast_shapes(old.weights.shape[:-1], new.weights.shape[:-1])
+    weights = [part.weights.expand(*target_shape, -1) for part in (old, new)]
+    return Extension(
+        torch.cat([_to_batch(old.points, batch_shape), _to_batch(new.points, batch_shape)], dim=-2),
+        torch.cat([_to_batch(old.explained, batch_shape), _to_batch(new.explained, batch_shape)], dim=-1),
+        root,
+        torch.cat(weights, dim=-1),
+    )
+
+
+def exact_representation(kernel: Kernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+    """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``. O(n³).
+
+    Args:
+        kernel: The prior covariance.
+        X: ``batch_shape x n x d``, transformed.
+        residuals: ``batch_shape x n``: targets less the prior mean.
+        noise: ``batch_shape x n`` noise variances.
+
+    Raises:
+        ValueError: If the covariance is not finite or not positive semi-definite.
+    """
+    wide = X.double()
+    covariance = kernel_matrix(kernel, wide, wide).double() + torch.diag_embed(noise.double())
+    L = safe_cholesky(covariance).factor
+    alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
+    root = triangular_inverse(L).mT  # upper triangular
+    points = X.expand(L.shape[:-2] + X.shape[-2:])
+    return Representation(points, alpha.to(X), root.to(X))
+
+
+def dictionary_factor(kernel: Kernel, points: Tensor) -> NystromFactor:
+    """Whiten a dictionary in float64. O(m³).
+
+    A float32 dictionary gets the jitter of its own precision (``10 m · eps · max diag``), so that ``R`` can be rounded.
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d``, transformed.
+
+    Raises:
+        ValueError: If the kernel matrix is not finite or has no positive eigenvalue.
+    """
+    wide = points.double()
+    K = kernel_matrix(kernel, wide, wide).double()
+    if points.dtype != torch.float64:
+        m = K.shape[-1]
+        floor = 10.0 * m * torch.finfo(points.dtype).eps * float(K.detach().diagonal(dim1=-2, dim2=-1).amax())
+        K = K + floor * torch.eye(m, dtype=K.dtype, device=K.device)
+    return nystrom_factor(K)
+
+
+def row_sums(
+    kernel: Kernel, factor: NystromFactor, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor
+) -> LowRankSums:
+    """Sum the data over a dictionary, a block of rows at a time, in float64. O(n m²), never ``n x m``.
+
+    Args:
+        kernel: The prior covariance.
+        factor: Whitening of the dictionary.
+        points: ``batch_shape x m x d``, the dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+        residuals: ``batch_shape x n``: targets less the prior mean.
+        noise: ``batch_shape x n`` noise variances.
+    """
+    residuals, noise, dictionary = residuals.double(), noise.double(), points.double()
+
+    def block(rows: slice) -> LowRankSums:
+        wide = X[..., rows, :].double()
+        features = factor.features(kernel_matrix(kernel, dictionary, wide).double())
+        prior = kernel_diagonal(kernel, wide).double()
+        return low_rank_sums(features, residuals[..., rows], noise[..., rows], prior)
+
+    return sum_blocks(block, sweep(points, X))
+
+
+def sweep(points: Tensor, X: Tensor) -> list[slice]:
+    """Return the row slices of a sweep over ``X`` (``batch_shape x n x d``) against ``points`` (``batch_shape x m x d``)."""
+    numel = broadcast_shapes(points.shape[:-2], X.shape[:-2]).numel()
+    per_row = 5 * 8 * max(numel, 1) * points.shape[-2]
+    memory = max(DEFAULT_MEMORY_BYTES, per_row)
+    return list(row_slices(X.shape[-2], chunk=chunk_rows(X.shape[-2], bytes_per_row=per_row, memory_bytes=memory)))
+
+
+def fit_dtc(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
+    """Fit the DTC posterior over a dictionary, a block of rows at a time, in float64. O(n m² + m³), never ``n x m``.
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d``, the dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+        residuals: ``batch_shape x n``: targets less the prior mean.
+        noise: ``batch_shape x n`` noise variances.
+
+    Raises:
+        ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
+    """
+    factor = dictionary_factor(kernel, points)
+    sums = row_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
+    eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
+    gram = eye + sums.gram
+    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0)
+
+
+def dtc_representation(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+    """Return the DTC posterior over a dictionary in the form ``(D, α, R)``. Arguments, cost, errors as :func:`fit_dtc`."""
+    form = dtc.one_product(fit_dtc(kernel, points, X, residuals=residuals, noise=noise))
+    batch_shape = form.root.shape[:-2]
+    return Representation(points.expand(batch_shape + points.shape[-2:]), form.alpha.to(X), form.root.to(X))

@@ -1,0 +1,180 @@
+"""Which training points the dictionary consists of, and which ones hyper-parameters are learned from."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.dictionary import Candidates, Dictionary, Sampler
+from sparse_bo.models.representation import fit_dtc, kernel_diagonal, kernel_matrix, sweep
+from sparse_bo.validation import check_indices, check_points
+
+PILOT_POINTS = 256
+"""Size of the uniform dictionary from which the first leverages are computed."""
+
+SMALLEST_DICTIONARY = 256
+"""The default policy never chooses fewer points, if there are as many."""
+
+OVERSAMPLING = 8.0
+"""Dictionary points per unit of effective dimension in the default policy, before the cap."""
+
+
+class Chosen(NamedTuple):
+    """A dictionary that a sampler has chosen."""
+
+    rows: Tensor | None
+    """``m`` rows of the training inputs, ascending; ``None`` if the points are external."""
+    points: Tensor | None
+    """``m x d`` external points in the user's units; ``None`` if there are rows."""
+
+
+def checked_dictionary(dictionary: Sampler | Dictionary | Tensor | None, train_X: Tensor) -> Chosen:
+    """Check the user's dictionary against the data; a sampler or ``None`` leaves both parts open.
+
+    Args:
+        dictionary: What the user passed.
+        train_X: ``batch_shape x n x d``, as given by the user.
+
+    Raises:
+        TypeError: If it is none of the allowed kinds, or its dtype or device does not fit.
+        ValueError: If indices are repeated, out of range or too many, or points have the wrong width or are not finite.
+    """
+    if dictionary is None or isinstance(dictionary, Sampler):
+        return Chosen(None, None)
+    if isinstance(dictionary, Dictionary):
+        dictionary = dictionary.points if dictionary.indices is None else dictionary.indices
+    if not isinstance(dictionary, Tensor):
+        raise TypeError(
+            "expected dictionary to be a sampler, a Dictionary, a tensor of row indices or of points, "
+            f"got {type(dictionary).__name__}"
+        )
+    if dictionary.is_floating_point():
+        first = train_X.reshape(-1, *train_X.shape[-2:])[0]
+        return Chosen(None, check_points("dictionary", dictionary, like=first).detach().clone())
+    n = train_X.shape[-2]
+    rows = check_indices("dictionary", dictionary, size=n).to(train_X.device)
+    if not len(rows):
+        raise ValueError("expected a dictionary of at least one row, got an empty tensor of indices")
+    distinct = len(torch.unique(rows))
+    if distinct != len(rows):
+        raise ValueError(f"expected distinct dictionary rows, got {len(rows)} of which {distinct} are distinct")
+    return Chosen(rows.sort().values, None)
+
+
+class _Distinct(NamedTuple):
+    rows: Tensor
+    """``a`` rows, the first of each distinct input, ascending."""
+    counts: Tensor
+    """``a`` repeats of each."""
+
+
+def _distinct(X: Tensor) -> _Distinct:
+    """Find the distinct rows of ``X`` (``n x d``); a batch (``b x n x d``) counts every row as distinct. O(n log n · d)."""
+    n = X.shape[-2]
+    rows = torch.arange(n, device=X.device)
+    while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):  # several outputs share one data set
+        X = X[0]
+    if X.dim() > 2:
+        return _Distinct(rows, X.new_ones(n))
+    _, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
+    first = rows.new_empty(len(counts)).scatter_reduce(0, group, rows, "amin", include_self=False)
+    order = first.argsort()
+    return _Distinct(first[order], counts[order].to(X))
+
+
+def leverages(kernel: Kernel, pilot: Tensor, X: Tensor, noise: Tensor) -> Tensor:
+    """Return posterior variance over noise of every point, ``n``, by DTC over ``pilot``; averaged over the batch. O(n p²).
+
+    Args:
+        kernel: The prior covariance.
+        pilot: ``batch_shape x p x d`` dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+        noise: ``batch_shape x n`` noise variances (y²).
+    """
+    with torch.no_grad():
+        state = fit_dtc(kernel, pilot, X, residuals=torch.zeros_like(noise), noise=noise)
+        parts = []
+        for rows in sweep(pilot, X):
+            wide = X[..., rows, :].double()
+            features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
+            parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[..., rows])
+        values = torch.cat(parts, dim=-1)
+        return values.reshape(-1, values.shape[-1]).mean(dim=0)
+
+
+def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return ``min(size, n)`` rows, uniform without replacement, ascending. Draws one permutation of n."""
+    return torch.randperm(n, generator=generator)[:size].sort().values.to(device)
+
+
+def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
+    """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n).
+
+    A uniform pilot gives leverages; the size is ``OVERSAMPLING`` times the effective dimension they show, within
+    ``[SMALLEST_DICTIONARY, size]``; that many distinct inputs are drawn without replacement, with weights
+    ``min(1, count · leverage)``, by exponential races (Efraimidis & Spirakis 2006). Draws a permutation and one uniform
+    number per distinct input.
+
+    Args:
+        kernel: The prior covariance.
+        X: ``batch_shape x n x d``, transformed.
+        noise: ``batch_shape x n`` noise variances (y²).
+        size: The cap, ≥ 1.
+        generator: CPU generator.
+
+    Returns:
+        Rows, ascending; all distinct inputs if there are at most ``size``.
+    """
+    distinct = _distinct(X)
+    a = len(distinct.rows)
+    if a <= size:
+        return distinct.rows
+    pilot = distinct.rows[uniform_rows(a, min(PILOT_POINTS, size), generator=generator, device=X.device)]
+    scores = distinct.counts * leverages(kernel, X[..., pilot, :], X, noise)[distinct.rows]
+    weights = scores.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+    dimension = float(weights.sum())
+    wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
+    draws = torch.rand(a, generator=generator, dtype=torch.float64).to(X.device)
+    races = draws.log() / weights
+    return distinct.rows[races.topk(min(size, wanted)).indices].sort().values
+
+
+def sampled(
+    sampler: Sampler, kernel: Kernel, X: Tensor, raw_X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator
+) -> Chosen:
+    """Ask the user's sampler; a dictionary beyond ``size`` is cut down to the points of highest inclusion probability.
+
+    The sampler sees the distinct inputs in the user's units, with their counts and leverages (by a uniform pilot).
+
+    Args:
+        sampler: The user's sampler.
+        kernel: The prior covariance.
+        X: ``batch_shape x n x d``, transformed.
+        raw_X: ``batch_shape x n x d``, as given by the user.
+        noise: ``batch_shape x n`` noise variances.
+        size: The cap.
+        generator: CPU generator.
+
+    Raises:
+        InputDataError: If the sampler returns external points for a batch of different data sets.
+    """
+    distinct = _distinct(X)
+    pilot = distinct.rows[uniform_rows(len(distinct.rows), PILOT_POINTS, generator=generator, device=X.device)]
+    scores = leverages(kernel, X[..., pilot, :], X, noise)[distinct.rows]
+    inputs = raw_X.reshape(-1, *raw_X.shape[-2:])[0, distinct.rows]  # batches share their rows; samplers see the first
+    positions = torch.arange(len(distinct.rows), device=X.device)
+    dictionary = sampler.sample(Candidates(inputs, distinct.counts, scores, positions, positions), generator=generator)
+    keep = torch.arange(dictionary.m, device=X.device)
+    if dictionary.m > size:
+        keep = dictionary.probabilities.topk(size).indices.sort().values
+    if dictionary.indices is not None:
+        return Chosen(distinct.rows[dictionary.indices[keep]].sort().values, None)
+    if X.dim() > 2 and raw_X.shape[:-2].numel() > 1 and not bool((raw_X == raw_X.reshape(-1, *raw_X.shape[-2:])[0]).all()):
+        raise InputDataError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
+    return Chosen(None, dictionary.points[keep])

@@ -1,0 +1,80 @@
+"""Small problems and dense oracles for SparseGP."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.models.transforms.input import Warp
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from torch import Tensor
+
+from sparse_bo.models.sparse_gp import SparseGP
+
+N, D = 30, 2
+
+
+def data(*, outputs: int = 1, batch: tuple[int, ...] = (), noise: bool = False, n: int = N, seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(*batch, n, D, generator=g, dtype=torch.float64)
+    waves = [torch.sin((3 + k) * X).sum(dim=-1) for k in range(outputs)]
+    Y = torch.stack(waves, dim=-1) + 0.1 * torch.randn(*batch, n, outputs, generator=g, dtype=torch.float64)
+    if not noise:
+        return {"train_X": X, "train_Y": Y}
+    return {"train_X": X, "train_Y": Y, "train_Yvar": 0.01 + 0.1 * torch.rand(Y.shape, generator=g, dtype=torch.float64)}
+
+
+CONFIGURATIONS: dict[str, Any] = {
+    "plain": lambda: data(),
+    "known noise": lambda: data(noise=True),
+    "batch": lambda: data(batch=(2,)),
+    "batch, known noise": lambda: data(batch=(2,), noise=True),
+    "two outputs": lambda: data(outputs=2),
+    "two outputs, known noise": lambda: data(outputs=2, noise=True),
+    "batch of two outputs": lambda: data(batch=(3,), outputs=2),
+    "normalized inputs": lambda: {**data(), "input_transform": Normalize(D)},
+    "warped inputs": lambda: {**data(), "input_transform": Warp(d=D, indices=[0, 1])},
+    "raw outcomes": lambda: {**data(), "outcome_transform": None},
+    "Matern": lambda: {**data(), "covar_module": ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=D))},
+}
+
+
+def pair(configuration: str, **options: Any) -> tuple[SingleTaskGP, SparseGP]:
+    """Return both models with the same, not quite default hyper-parameters."""
+    exact = SingleTaskGP(**CONFIGURATIONS[configuration]())
+    sparse = SparseGP(**CONFIGURATIONS[configuration](), **options)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.mul_(0.9)
+    sparse.load_state_dict(exact.state_dict())
+    return exact, sparse
+
+
+def points(*shape: int, seed: int = 1) -> Tensor:
+    return torch.rand(*shape, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense_dtc(model: SparseGP, T: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance at ``T`` (``q x d``) of DTC over training rows, by pseudo-inverses, in the model's own units."""
+    model.eval()
+    (X,), y = model.train_inputs, model.train_targets
+    k = lambda A, B: model.covar_module(A, B).to_dense()  # noqa: E731  # the formula below reads better
+    Z = X[rows]
+    inverse = torch.linalg.inv(k(Z, Z))
+    Q_XX, Q_TX, Q_TT = k(X, Z) @ inverse @ k(Z, X), k(T, Z) @ inverse @ k(Z, X), k(T, Z) @ inverse @ k(Z, T)
+    C = torch.linalg.inv(Q_XX + torch.diag(noise_of(model)))
+    mean = model.mean_module(T) + Q_TX @ C @ (y - model.mean_module(X))
+    return mean, k(T, T) - Q_TT + (Q_TT - Q_TX @ C @ Q_TX.T)
+
+
+def noise_of(model: SparseGP) -> Tensor:
+    noise = model.likelihood.noise.detach()
+    return noise.expand(model.train_targets.shape[-1])
+
+
+def log_density(covariance: Tensor, residuals: Tensor) -> Tensor:
+    quadratic = residuals @ torch.linalg.solve(covariance, residuals)
+    return -0.5 * (quadratic + torch.linalg.slogdet(covariance).logabsdet + len(residuals) * math.log(2 * math.pi))

@@ -1,0 +1,224 @@
+"""Bad input raises what SingleTaskGP raises, or says what is wrong with the dictionary; numbers stay finite."""
+
+import pytest
+import torch
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models import SingleTaskGP
+from botorch.utils.datasets import SupervisedDataset
+from gpytorch.kernels import LinearKernel, RBFKernel
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
+from sparse_bo.models import SparseGP, selection, sparse_gp
+from tests.models.sparse_problems import D, N, data, pair, points
+
+ROWS = torch.tensor([2, 11, 25])
+
+
+def X_and_Y(**changes):
+    return {**data(), **changes}
+
+
+WRONG_DATA = {
+    "no output dimension": (X_and_Y(train_Y=data()["train_Y"].squeeze(-1)), BotorchTensorDimensionError),
+    "different dtypes": (X_and_Y(train_Y=data()["train_Y"].float()), InputDataError),
+    "NaN inputs": (X_and_Y(train_X=torch.full((N, D), torch.nan, dtype=torch.float64)), InputDataError),
+    "NaN outcomes": (X_and_Y(train_Y=torch.full((N, 1), torch.nan, dtype=torch.float64)), InputDataError),
+    "noise of another shape": (X_and_Y(train_Yvar=torch.ones(N - 1, 1, dtype=torch.float64)), BotorchTensorDimensionError),
+    "negative noise": (X_and_Y(train_Yvar=-torch.ones(N, 1, dtype=torch.float64)), InputDataError),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_DATA)
+def test_wrong_data_raise_what_the_exact_model_raises(case):
+    train, error = WRONG_DATA[case]
+    for model in (SingleTaskGP, SparseGP):
+        with pytest.raises(error):
+            model(**train)
+
+
+@pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
+def test_wrong_points_raise_what_the_exact_model_raises(options):
+    for model in (pair("plain")[0], pair("plain", **options)[1]):
+        with pytest.raises(RuntimeError):
+            model.posterior(torch.rand(2, D + 1, dtype=torch.float64))
+    for model in (pair("batch")[0], pair("batch", **options)[1]):
+        with pytest.raises(RuntimeError, match="broadcast"):
+            model.posterior(points(3, 2))
+
+
+def test_conditioning_errors_are_those_of_the_exact_model():
+    for model in pair("plain", dictionary=ROWS):
+        with pytest.raises(RuntimeError, match="Call the model on some data first"):
+            model.get_fantasy_model(points(1), torch.ones(1, dtype=torch.float64))
+        model.posterior(points(1))
+        with pytest.raises(RuntimeError, match="must have either the same dimension"):
+            model.get_fantasy_model(points(1), torch.ones(2, 2, 1, dtype=torch.float64))
+    for model in pair("batch", dictionary=ROWS):
+        model.posterior(points(2, 1))
+        with pytest.raises(RuntimeError, match="not broadcastable"):
+            model.get_fantasy_model(points(3, 1), torch.ones(3, 1, dtype=torch.float64))
+    for model in pair("known noise", dictionary=ROWS):
+        model.posterior(points(1))
+        with pytest.raises(RuntimeError, match="noise"):
+            model.get_fantasy_model(points(1), torch.ones(1, dtype=torch.float64))
+
+
+WRONG_OPTIONS = {
+    "index out of range": ({"dictionary": torch.tensor([0, N])}, ValueError, "in \\[0, 30\\)"),
+    "repeated index": ({"dictionary": torch.tensor([1, 1])}, ValueError, "distinct"),
+    "no index": ({"dictionary": torch.tensor([], dtype=torch.long)}, ValueError, "at least one row"),
+    "more indices than data": ({"dictionary": torch.arange(N + 1)}, ValueError, "in \\[0, 30\\)"),
+    "two-dimensional indices": ({"dictionary": torch.ones(2, 2, dtype=torch.long)}, ValueError, "one dimension"),
+    "boolean mask": ({"dictionary": torch.ones(N, dtype=torch.bool)}, TypeError, "integer"),
+    "points of the wrong width": ({"dictionary": torch.rand(3, D + 1, dtype=torch.float64)}, ValueError, "2 columns"),
+    "points of another dtype": ({"dictionary": torch.rand(3, D)}, TypeError, "float64"),
+    "points with NaN": ({"dictionary": torch.full((3, D), torch.nan, dtype=torch.float64)}, ValueError, "finite"),
+    "a list": ({"dictionary": [1, 2]}, TypeError, "sampler"),
+    "cap of zero": ({"max_dictionary": 0}, ValueError, "max_dictionary >= 1"),
+    "unknown fit": ({"fit": "map"}, ValueError, "subset"),
+    "negative seed": ({"seed": -1}, ValueError, "seed >= 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OPTIONS)
+def test_wrong_options_are_refused(case):
+    options, error, message = WRONG_OPTIONS[case]
+    with pytest.raises(error, match=message):
+        SparseGP(**data(), **options)
+
+
+def test_rows_that_no_longer_exist_are_refused():
+    model = pair("plain", dictionary=ROWS)[1]
+    train = data(n=20)
+    model.set_train_data(train["train_X"], train["train_Y"].squeeze(-1), strict=False)
+    with pytest.raises(InputDataError, match="only 20 training points"):
+        model.posterior(points(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
+def test_parameters_that_are_not_finite_raise_what_botorch_can_catch(options):
+    for model in pair("plain", **options):
+        model.covar_module.raw_lengthscale.data.fill_(torch.nan)
+        with pytest.raises((NanError, NotPSDError)):
+            model.posterior(points(1))
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e6])
+@pytest.mark.parametrize("kernel", [lambda: RBFKernel(lengthscale_constraint=None), LinearKernel], ids=["RBF", "rank two"])
+def test_singular_dictionaries_give_finite_numbers(kernel, noise):
+    train = data()
+    model = SparseGP(**train, covar_module=kernel(), dictionary=torch.arange(0, N, 2))
+    if isinstance(model.covar_module, RBFKernel):
+        model.covar_module.lengthscale = 50.0  # numerically constant
+    model.likelihood.noise = noise
+    posterior = model.posterior(points(5, 1))
+    assert torch.isfinite(posterior.mean).all()
+    assert (posterior.variance >= 0).all()
+    joint = model.posterior(points(5)).distribution.covariance_matrix.detach()
+    assert safe_cholesky(joint).factor.isfinite().all()
+
+
+# The posterior at a training point with tiny noise is known to round-off, and GPyTorch reports that it rounds up.
+@pytest.mark.filterwarnings("ignore:Negative variance values detected:linear_operator.utils.warnings.NumericalWarning")
+@pytest.mark.filterwarnings("ignore:Negative variance values detected:gpytorch.utils.warnings.NumericalWarning")
+def test_no_negative_variance_at_noise_free_data():
+    train = data()
+    noise = torch.full_like(train["train_Y"], 1e-6)
+    for options in ({}, {"dictionary": torch.arange(20)}):
+        model = SparseGP(**train, train_Yvar=noise, **options)
+        posterior = model.posterior(train["train_X"])
+        assert (posterior.variance >= 0).all()
+        assert (posterior.distribution.lazy_covariance_matrix.diagonal() >= 0).all()
+
+
+SAMPLERS = {
+    "all": AllSampler(),
+    "first": FirstSampler(size=5),
+    "uniform": UniformSampler(size=5),
+    "leverage": LeverageSampler(oversampling=1.0),
+    "fixed": FixedSampler(points=points(4)),
+    "dictionary of rows": Dictionary(data()["train_X"][:4], torch.ones(4), torch.arange(4)),
+    "dictionary of points": Dictionary(points(4), torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("configuration", ["plain", "normalized inputs", "two outputs"])
+def test_every_kind_of_dictionary_works(name, configuration):
+    model = pair(configuration, dictionary=SAMPLERS[name])[1]
+    posterior = model.posterior(points(3))
+    assert torch.isfinite(posterior.mean).all()
+    fantasy = model.condition_on_observations(points(1), torch.ones(1, model.num_outputs, dtype=torch.float64))
+    fantasy.covar_module.raw_lengthscale.data.mul_(0.9)  # rebuilt from its own data and dictionary
+    assert torch.isfinite(fantasy.posterior(points(3)).mean).all()
+
+
+def test_a_sampled_dictionary_is_capped():
+    model = pair("plain", dictionary=AllSampler(), max_dictionary=6)[1]
+    assert model.representation().points.shape[-2] == 6
+
+
+def test_a_sampler_of_points_needs_one_data_set():
+    with pytest.raises(InputDataError, match="batch"):
+        pair("batch", dictionary=FixedSampler(points=points(4)))[1].posterior(points(2, 1))
+
+
+def test_the_default_dictionary_follows_the_cap_and_the_seed(monkeypatch):
+    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 4)
+    monkeypatch.setattr(selection, "PILOT_POINTS", 10)
+    rows = {}
+    for seed in (0, 0, 1):
+        model = SparseGP(**data(n=200), max_dictionary=12, seed=seed)
+        model.posterior(points(1))
+        rows.setdefault(seed, []).append(model.prediction_strategy.rows)
+    assert 4 <= len(rows[0][0]) <= 12
+    assert torch.equal(rows[0][0], rows[0][1])
+    assert not torch.equal(rows[0][0], rows[1][0])
+    exact = SparseGP(**data(n=20), max_dictionary=20)
+    exact.posterior(points(1))
+    assert len(exact.prediction_strategy.rows) == 20
+
+
+def test_leverage_sampling_prefers_points_far_from_the_others(monkeypatch):
+    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 4)
+    monkeypatch.setattr(selection, "PILOT_POINTS", 20)
+    g = torch.Generator().manual_seed(0)
+    crowd = 0.5 + 0.01 * torch.rand(190, D, generator=g, dtype=torch.float64)
+    X = torch.cat([crowd, torch.rand(10, D, generator=g, dtype=torch.float64)])
+    Y = torch.sin(5 * X).sum(dim=-1, keepdim=True)
+    model = SparseGP(X, Y + 0.1 * torch.randn(200, 1, generator=g, dtype=torch.float64), max_dictionary=40)
+    model.covar_module.lengthscale = 0.1
+    model.posterior(points(1))
+    assert (model.prediction_strategy.rows >= 190).sum() >= 9
+
+
+def test_repeated_inputs_enter_the_default_dictionary_once():
+    train = data(n=20)
+    repeated = {name: value.repeat(3, 1) for name, value in train.items()}
+    model = SparseGP(**repeated, max_dictionary=25)
+    model.posterior(points(1))
+    assert torch.equal(model.prediction_strategy.rows, torch.arange(20))
+
+
+def test_own_options_pass_through_construct_inputs():
+    train = data()
+    dataset = SupervisedDataset(train["train_X"], train["train_Y"], feature_names=["a", "b"], outcome_names=["y"])
+    model = SparseGP(**SparseGP.construct_inputs(dataset, dictionary=ROWS, fit="vfe", seed=3))
+    assert model.representation().points.shape[-2] == 3
+    with pytest.raises(TypeError):
+        SparseGP.construct_inputs(train)
+
+
+def test_posterior_transforms_are_applied():
+    model = pair("two outputs", dictionary=ROWS)[1]
+    transform = ScalarizedPosteriorTransform(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    posterior = model.posterior(points(3), posterior_transform=transform)
+    expected = model.posterior(points(3)).mean @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), expected)
+
+
+def test_the_budgets_are_those_of_the_documentation():
+    assert sparse_gp.LEARNING_POINTS <= sparse_gp.EXACT_LEARNING_POINTS <= sparse_gp.MAX_DICTIONARY

@@ -1,0 +1,165 @@
+"""With every input in the dictionary, SparseGP is SingleTaskGP on every method."""
+
+import copy
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo.models.sparse_gp import SparseGP
+from tests.models.sparse_problems import CONFIGURATIONS, N, data, pair, points
+
+TOLERANCE = 1e-8
+"""What the issue asks for. Both sides factorise covariances with noise about 0.01, so round-off is far below it."""
+
+pytestmark = pytest.mark.filterwarnings(
+    # Some data here are deliberately not standardised ("raw outcomes"), as users' data may be.
+    "ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning"
+)
+
+
+def agree(one, two, *, joint=True):
+    torch.testing.assert_close(one.mean, two.mean, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(one.variance, two.variance, rtol=0, atol=TOLERANCE)
+    if joint:
+        ours, theirs = (p.distribution.covariance_matrix for p in (one, two))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def batch_of(model, *shape):
+    """Points that broadcast against the model: a batch dimension of its own size at the end."""
+    return points(*shape[:-1], *model.batch_shape, shape[-1])
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), (5, 3), (2, 3, 2)], ids=str)
+def test_posterior_is_the_exact_one(configuration, shape):
+    exact, sparse = pair(configuration)
+    X = batch_of(exact, *shape)
+    agree(sparse.posterior(X), exact.posterior(X))
+
+
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "batch of two outputs"])
+def test_posterior_broadcasts_points_without_the_models_batch(configuration):
+    exact, sparse = pair(configuration)
+    agree(sparse.posterior(points(3)), exact.posterior(points(3)))
+
+
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs, known noise", "batch"])
+def test_observation_noise_in_all_its_forms(configuration):
+    exact, sparse = pair(configuration)
+    X = batch_of(exact, 2)
+    noise = 0.1 + torch.rand(*X.shape[:-1], exact.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for observation_noise in (True, noise):
+        agree(sparse.posterior(X, observation_noise=observation_noise), exact.posterior(X, observation_noise=observation_noise))
+
+
+def test_output_indices_select_outputs():
+    exact, sparse = pair("two outputs")
+    exact.outcome_transform = sparse.outcome_transform = None  # Standardize wants all its outputs
+    del exact.outcome_transform, sparse.outcome_transform
+    agree(sparse.posterior(points(3), output_indices=[1, 0]), exact.posterior(points(3), output_indices=[1, 0]))
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_conditioning_is_the_exact_one(configuration):
+    exact, sparse = pair(configuration)
+    X = batch_of(exact, 2)
+    Y = torch.ones(*X.shape[:-1], exact.num_outputs, dtype=torch.float64)
+    options = {"noise": torch.full_like(Y, 0.05)} if "noise" in configuration else {}
+    for model in (exact, sparse):
+        model.posterior(X)
+    ours, theirs = (model.condition_on_observations(X, Y, **options) for model in (sparse, exact))
+    T = batch_of(exact, 3)
+    agree(ours.posterior(T), theirs.posterior(T))
+    torch.testing.assert_close(ours.train_inputs[0], theirs.train_inputs[0])
+    torch.testing.assert_close(ours.train_targets, theirs.train_targets)
+    assert ours.batch_shape == theirs.batch_shape
+    assert ours.num_outputs == theirs.num_outputs
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_nested_fantasies_are_the_exact_ones(configuration):
+    exact, sparse = pair(configuration)
+    first, second = batch_of(exact, 5, 2), batch_of(exact, 3, 5, 1)
+    fantasies = []
+    for model in (sparse, exact):
+        for step, X in enumerate((first, second)):
+            model = model.fantasize(X, SobolQMCNormalSampler(torch.Size([3 + step]), seed=step))
+        fantasies.append(model)
+    T = batch_of(exact, 4, 3, 5, 2)
+    agree(fantasies[0].posterior(T), fantasies[1].posterior(T))
+    assert fantasies[0].batch_shape == fantasies[1].batch_shape
+
+
+# BoTorch's fantasize conditions on no points outside of its fantasize_flag: SingleTaskGP warns here as well.
+@pytest.mark.filterwarnings("ignore:Non-strict enforcement:botorch.exceptions.BotorchTensorDimensionWarning")
+def test_fantasies_without_points_are_the_model():
+    exact, sparse = pair("plain")
+    sampler = SobolQMCNormalSampler(torch.Size([3]), seed=0)
+    for model in (exact, sparse):
+        model.posterior(points(1))
+    ours, theirs = (model.fantasize(points(0), sampler) for model in (sparse, exact))
+    agree(ours.posterior(points(2)), theirs.posterior(points(2)))
+
+
+@pytest.mark.parametrize("configuration", ["two outputs", "two outputs, known noise", "batch of two outputs"])
+def test_subset_of_outputs_is_the_exact_one(configuration):
+    exact, sparse = pair(configuration)
+    sparse.posterior(batch_of(sparse, 1))  # a cache of two outputs that the subset must not use
+    X = batch_of(exact, 3)
+    agree(sparse.subset_output([1]).posterior(X), exact.subset_output([1]).posterior(X))
+
+
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch"])
+def test_learning_small_data_is_the_exact_one(configuration):
+    models = pair(configuration)
+    for model in models:
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_state_dicts_are_interchangeable():
+    exact, sparse = pair("normalized inputs", dictionary=torch.arange(3))
+    assert exact.state_dict().keys() == sparse.state_dict().keys()
+    assert {name for name, _ in exact.named_parameters()} == {name for name, _ in sparse.named_parameters()}
+    exact.load_state_dict(sparse.state_dict())
+
+
+def test_acquisition_function_and_its_gradient_are_the_exact_ones():
+    values, gradients = [], []
+    for model in pair("plain"):
+        X = points(4, 1).requires_grad_()
+        value = LogExpectedImprovement(model, best_f=1.0)(X)
+        values.append(value.detach())
+        gradients.append(torch.autograd.grad(value.sum(), X)[0])
+    torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-8)
+
+
+def test_the_posterior_of_a_model_list_is_the_exact_one():
+    lists = [ModelListGP(*models) for models in zip(pair("plain"), pair("known noise"), strict=True)]
+    agree(lists[1].posterior(points(3)), lists[0].posterior(points(3)))
+
+
+def test_external_points_at_all_inputs_give_the_exact_posterior():
+    exact, sparse = pair("known noise", dictionary=data(noise=True)["train_X"])
+    posterior, expected = sparse.posterior(points(5)), exact.posterior(points(5))
+    # K_DD without noise is nearly singular: the DTC algebra cannot do better than the jitter of its factor.
+    torch.testing.assert_close(posterior.mean, expected.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(posterior.variance, expected.variance, rtol=0, atol=1e-5)
+
+
+def test_copy_of_the_exact_model_is_independent():
+    _, sparse = pair("plain")
+    before = sparse.posterior(points(2)).mean.detach()
+    other = copy.deepcopy(sparse)
+    other.set_train_data(targets=torch.zeros(N, dtype=torch.float64))
+    assert not torch.allclose(other.posterior(points(2)).mean, before)
+    torch.testing.assert_close(sparse.posterior(points(2)).mean, before)
+    assert isinstance(other, SparseGP)

@@ -1,0 +1,167 @@
+"""Samples: joint, pathwise, and over more points than a dense covariance can hold."""
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.generation import MaxPosteriorSampling
+from botorch.models.deterministic import MatheronPathModel
+from botorch.sampling.pathwise import draw_kernel_feature_paths, draw_matheron_paths
+from gpytorch.kernels import RBFKernel
+from linear_operator.operators import DiagLinearOperator
+
+from sparse_bo.models import large, sparse_gp
+from sparse_bo.models.large import LargePosteriorCovariance
+from sparse_bo.models.pathwise import update_weights
+from sparse_bo.models.representation import kernel_matrix
+from tests.models.sparse_problems import pair, points
+
+ROWS = torch.tensor([2, 11, 25])
+SAMPLES = 20_000
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """BoTorch's samplers draw from torch's own generator; its state is restored."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def moments(samples):
+    """Mean and covariance of ``s x q`` samples."""
+    return samples.mean(dim=0), torch.cov(samples.mT)
+
+
+def test_joint_samples_have_the_moments_of_the_posterior():
+    model = pair("plain", dictionary=ROWS)[1]
+    posterior = model.posterior(points(3))
+    mean, covariance = moments(posterior.rsample(torch.Size([SAMPLES])).squeeze(-1).detach())
+    # Monte Carlo error of 20,000 samples of unit scale: 0.007 per standard error.
+    torch.testing.assert_close(mean, posterior.mean.squeeze(-1).detach(), rtol=0, atol=0.03)
+    torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "normalized inputs"])
+@pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
+def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fantasy):
+    """In expectation over prior values and noise, by linear algebra: no Monte Carlo error."""
+    model = pair(configuration, **options)[1]
+    model.posterior(points(1))
+    if fantasy:
+        new = torch.ones(2, model.num_outputs, dtype=torch.float64)
+        options = {"noise": torch.full_like(new, 0.1)} if configuration == "known noise" else {}
+        model = model.condition_on_observations(points(2), new, **options)
+    kernel = model.covar_module
+    form = model.representation().full(kernel)
+    D, R = form.points, form.root
+    K, k, prior = kernel_matrix(kernel, D, D), kernel_matrix(kernel, D, points(4)), kernel_matrix(kernel, points(4), points(4))
+    spread = torch.eye(R.shape[-1], dtype=R.dtype) - R.mT @ K @ R
+    # Cov[f(x) − kᵀR(Rᵀf(D) + ζ)] with Cov ζ = I − RᵀKR
+    A = k.mT @ R
+    covariance = prior - 2 * A @ (R.mT @ k) + A @ (R.mT @ K @ R + spread) @ A.mT
+    expected = form.project(kernel, points(4)).covariance(prior)
+    torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-8)
+    assert update_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
+
+
+def test_update_weights_have_the_moments_of_the_formula():
+    form = pair("plain", dictionary=ROWS)[1].representation()
+    R = form.root
+    K = torch.linalg.inv(R @ R.mT) * 0.5  # any matrix below the pseudo-data's covariance
+    weights = update_weights(form, K, torch.zeros(SAMPLES, 3, dtype=torch.float64))
+    mean, covariance = moments(weights)
+    expected = R @ (torch.eye(3, dtype=torch.float64) - R.mT @ K @ R) @ R.mT
+    # Monte Carlo error of 20,000 samples.
+    torch.testing.assert_close(mean, form.alpha, rtol=0, atol=0.03 * float(expected.diagonal().max().sqrt()))
+    torch.testing.assert_close(covariance, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+
+
+def test_paths_have_the_moments_of_the_posterior():
+    model = pair("normalized inputs", dictionary=ROWS)[1]
+    T = points(4)
+    paths = draw_matheron_paths(model, torch.Size([4096]))
+    mean, covariance = moments(paths(T).detach())
+    posterior = model.posterior(T)
+    # Monte Carlo error of 4,096 samples and of 1,024 random features.
+    torch.testing.assert_close(mean, posterior.mean.squeeze(-1).detach(), rtol=0, atol=0.05)
+    torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
+
+
+def test_path_models_and_shapes():
+    model = pair("two outputs", dictionary=ROWS)[1]
+    assert MatheronPathModel(model, sample_shape=torch.Size([5])).posterior(points(5, 3)).mean.shape == (5, 3, 2)
+
+
+def test_another_update_strategy_is_refused():
+    model = pair("plain", dictionary=ROWS)[1]
+    with pytest.raises(UnsupportedError, match="update_strategy"):
+        draw_matheron_paths(model, torch.Size([2]), draw_kernel_feature_paths, lambda **_: None)
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Everything beyond eight points counts as many, in chunks of three."""
+    monkeypatch.setattr(sparse_gp, "LARGE_Q", 8)
+    monkeypatch.setattr(sparse_gp, "CHUNK", 3)
+    monkeypatch.setattr(large, "CHUNK", 3)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "raw outcomes", "normalized inputs", "known noise"])
+@pytest.mark.parametrize("observation_noise", [False, True])
+@pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
+def test_posterior_of_many_points_is_the_dense_one(configuration, observation_noise, many, monkeypatch):
+    model = pair(configuration, dictionary=ROWS)[1]
+    lazy = model.posterior(points(10), observation_noise=observation_noise)
+    monkeypatch.setattr(sparse_gp, "LARGE_Q", 100)
+    dense = model.posterior(points(10), observation_noise=observation_noise)
+    assert isinstance(lazy.distribution.lazy_covariance_matrix, LargePosteriorCovariance)
+    torch.testing.assert_close(lazy.mean, dense.mean)
+    torch.testing.assert_close(lazy.variance, dense.variance)
+    covariance, expected = lazy.distribution.lazy_covariance_matrix, dense.distribution.covariance_matrix
+    torch.testing.assert_close(covariance.to_dense(), expected)
+    torch.testing.assert_close(covariance @ torch.ones(10, dtype=torch.float64), expected.sum(dim=-1))
+    torch.testing.assert_close(covariance[..., 2:5, :].to_dense(), expected[2:5])
+    torch.testing.assert_close(covariance[..., -3:, -3:].to_dense(), expected[-3:, -3:])
+
+
+def test_samples_of_many_points_have_the_moments_of_the_posterior(many):
+    model = pair("plain", dictionary=ROWS)[1]
+    posterior = model.posterior(points(10), observation_noise=True)
+    mean, covariance = moments(posterior.rsample(torch.Size([4096])).squeeze(-1).detach())
+    torch.testing.assert_close(mean, posterior.mean.squeeze(-1).detach(), rtol=0, atol=0.05)
+    torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
+
+
+def test_samples_of_many_points_of_a_fantasy(many):
+    model = pair("plain", dictionary=ROWS)[1]
+    model.posterior(points(1))
+    fantasy = model.condition_on_observations(points(2, seed=7), torch.ones(2, 1, dtype=torch.float64))
+    posterior = fantasy.posterior(points(10))
+    mean, covariance = moments(posterior.rsample(torch.Size([4096])).squeeze(-1).detach())
+    torch.testing.assert_close(mean, posterior.mean.squeeze(-1).detach(), rtol=0, atol=0.05)
+    torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
+
+
+def test_what_needs_a_root_of_many_points_is_refused(many):
+    posterior = pair("plain", dictionary=ROWS)[1].posterior(points(10))
+    with pytest.raises(UnsupportedError, match="prune_baseline"):
+        posterior.rsample_from_base_samples(torch.Size([1]), torch.zeros(1, 10, 1, dtype=torch.float64))
+    with pytest.raises(UnsupportedError, match="ModelListGP"):
+        pair("two outputs", dictionary=ROWS)[1].posterior(points(10))
+
+
+def test_noise_added_after_scaling_is_in_the_scaled_units(many):
+    model = pair("plain", dictionary=ROWS)[1]
+    operator = model.posterior(points(10)).distribution.lazy_covariance_matrix
+    added = operator + DiagLinearOperator(torch.full((10,), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(added.diagonal(), operator.diagonal() + 0.5)
+
+
+def test_thompson_sampling_over_100_000_candidates():
+    model = pair("plain", dictionary=ROWS)[1]
+    assert isinstance(model.covar_module, RBFKernel)
+    candidates = points(100_000)
+    with torch.no_grad():
+        chosen = MaxPosteriorSampling(model)(candidates, num_samples=3)
+    assert chosen.shape == (3, 2)
