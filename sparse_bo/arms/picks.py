@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy import absolute, add, multiply, sqrt
 from numpy.typing import NDArray
 from scipy.linalg.blas import dger
 
@@ -101,20 +102,20 @@ def greedy_picks(
     diagonal = np.einsum("ii->i", C)  # a view
     residual = np.rint(residual / low) * (low * square)
     means = np.rint(means / unit) * unit
-    scores = np.empty_like(means)
+    scores, u = np.empty_like(means), np.empty_like(means)
     cost_list = costs.tolist()
     positions: list[int] = []
     best = _score(means, diagonal, residual, scores)
-    ceiling = floor + TIE_UNITS * unit
     # Scores of different origin agree to a few units: below that they are taken to tie.
     if scores[best] < floor - TIE_UNITS * unit:
         return GreedyPicks(positions, scores, spent, False)
+    ceiling, reduces = floor + TIE_UNITS * unit, square > 0.0
     while True:
         positions.append(best)
         spent += cost_list[best]
-        if square > 0.0:
-            u = C[:, best] * (square + C.item(best, best)) ** -0.5
-            dger(-1.0, u, u, a=C, overwrite_a=1)
+        if reduces:
+            multiply(C[:, best], (square + C.item(best, best)) ** -0.5, u)
+            dger(-1.0, u, u, 1, 1, C, 0, 0, 1)  # C ← C − u uᵀ in place; by position, which is faster
         best = _score(means, diagonal, residual, scores)
         ended = allowance <= 0.0 or spent > allowance
         if ended or len(positions) >= max_picks or scores.item(best) <= ceiling:
@@ -123,8 +124,8 @@ def greedy_picks(
 
 def _score(means: Vector, diagonal: Vector, residual: Vector, out: Vector) -> int:
     """Write the scores into ``out`` and return the position of the highest, the first on ties."""
-    np.add(diagonal, residual, out=out)
-    np.abs(out, out=out)  # round-off below zero; cheaper than a maximum with zero
-    np.sqrt(out, out=out)
-    np.add(out, means, out=out)
+    add(diagonal, residual, out)
+    absolute(out, out)  # round-off below zero; cheaper than a maximum with zero
+    sqrt(out, out)
+    add(out, means, out)
     return int(out.argmax())
