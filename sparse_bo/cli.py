@@ -42,6 +42,8 @@ Examples:
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
 On gp-draw, and with --kernel learned, kernel and noise are learned from the data.
+
+The progress bar shows evaluations, time left, best posterior mean, regret per evaluation, m = dictionary size, q = batch size.
 """
 
 app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_args_is_help=False)
@@ -132,16 +134,16 @@ def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bo
     """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=10),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
         console=console,
         disable=quiet,
     )
     start = time.perf_counter()
     with progress:
-        task = progress.add_task(f"{loop.policy.name} on {problem.name}", total=budget, status="")
+        task = progress.add_task(loop.policy.name, total=budget, status="")
         try:
             result = loop.run(
                 problem.objective(seed=seed + 1), budget, call_with="indices", callback=_Status(progress, task, problem)
@@ -153,7 +155,7 @@ def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bo
 
 
 class _Status:
-    """What the progress bar shows, updated after each batch."""
+    """What the progress bar shows, updated after each batch, within 80 columns: m the dictionary, q the batch."""
 
     def __init__(self, progress: Progress, task: TaskID, problem: Problem) -> None:
         self.progress, self.task, self.problem = progress, task, problem
@@ -162,9 +164,9 @@ class _Status:
     def __call__(self, loop: AskTell, row: HistoryRow) -> None:
         self.asked += row.batch_size
         self.regret += float(self.problem.regret(row.indices).sum())
-        best = "" if row.best_mean is None else f"best {row.best_mean:.3f}  "
-        model = "" if row.dictionary_size is None else f"dictionary {row.dictionary_size}  "
-        status = f"{best}regret {self.regret / self.asked:.3f}/pull  {model}batch {row.batch_size:,}"
+        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
+        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
+        status = f"{best}regret {self.regret / self.asked:.3f} {model}q {row.batch_size:,}"
         self.progress.update(self.task, completed=self.asked, status=status)
 
 
