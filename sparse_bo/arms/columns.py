@@ -1,7 +1,7 @@
 """Kernel columns ``k(x_i, arms)``, kept from one resparsification to the next.
 
-Successive dictionaries overlap: on Cadata (20,640 arms, inputs in [0,1], T = 10⁴) 98 dictionaries of 25 points on average
-are drawn from 77 arms. Evaluating a column costs several passes over the arms, reading it one.
+Successive dictionaries overlap: on Cadata (20,640 arms, inputs in [0,1], T = 10⁴) 99 dictionaries of 25 points on average
+are drawn from 71 arms. Evaluating a column costs several passes over the arms, reading it one.
 """
 
 from __future__ import annotations
