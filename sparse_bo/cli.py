@@ -190,7 +190,7 @@ def _summary(result: Result, loop: AskTell, problem: Problem, seconds: float) ->
     table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
     sizes = [row.batch_size for row in rows]
     lines = {
-        "evaluations": f"{len(regret):,} on {result.state.observations.n:,} distinct arms of {len(problem.values):,}",
+        "evaluations": f"{len(regret):,} on {len(set(result.history.indices)):,} distinct arms of {len(problem.values):,}",
         "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
         "seconds": f"{seconds:.2f} in all ({1e6 * seconds / len(regret):.0f} µs per evaluation)",
         "regret": f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000",

@@ -24,15 +24,17 @@ class HistoryRow:
     failed: int
     """Of these, evaluations that failed (NaN or :meth:`sparse_bo.AskTell.fail`)."""
     indices: list[int]
-    """Arms asked, in order."""
+    """Arms asked, in order; empty on a box."""
     values: list[float | None]
     """What came back for each; ``None`` where the evaluation failed."""
     best_index: int | None
-    """Arm with the highest posterior mean (with the highest mean observation, without a model)."""
+    """Arm with the highest posterior mean (with the highest mean observation, without a model); ``None`` on a box."""
     best_mean: float | None
     """Its posterior mean (mean observation)."""
     best_observed: float | None
     """Highest mean observation of an arm."""
+    points: list[list[float]] | None = None
+    """Points asked, in order, on a box; ``None`` on arms."""
     dictionary_size: int | None = None
     """Points in the dictionary after this batch; ``None`` without a model."""
     rank: int | None = None
@@ -57,7 +59,7 @@ class History:
 
     rows: Sequence[HistoryRow]
     info: Mapping[str, Any]
-    """Policy, seed, size of the arm set, versions."""
+    """Policy, seed, size of the arm set or the bounds of the box, versions."""
 
     def column(self, name: str) -> list[Any]:
         """Return one field of every row.
@@ -72,8 +74,13 @@ class History:
 
     @property
     def indices(self) -> list[int]:
-        """Every arm asked, in order."""
+        """Every arm asked, in order; empty on a box."""
         return [i for row in self.rows for i in row.indices]
+
+    @property
+    def points(self) -> list[list[float]]:
+        """Every point of a box asked, in order; empty on arms."""
+        return [x for row in self.rows for x in row.points or []]
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines: one header, then one row per batch. An existing file is replaced only once all is written.

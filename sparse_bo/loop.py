@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sparse_bo._version import __version__
 from sparse_bo.audit import Certificate, certify
+from sparse_bo.domain import Box, check_domain, check_picks, like, no_picks
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted, TicketError
 from sparse_bo.history import History, HistoryRow
-from sparse_bo.policies import BBKB, BanditState, Policy
-from sparse_bo.result import Result, best_by_mean, best_by_observation, make_result
-from sparse_bo.validation import check_count, check_finite, check_indices, check_points
+from sparse_bo.policies import BBKB, BanditState, Policy, State
+from sparse_bo.result import Result, make_result, make_row
+from sparse_bo.validation import check_count, check_finite
 
 Objective = Callable[[Tensor], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
@@ -27,46 +28,56 @@ Callback = Callable[["AskTell", HistoryRow], None]
 class Batch:
     """Evaluations to make."""
 
-    indices: Tensor
-    """``q`` rows of the arm set, repeats allowed: evaluate each."""
+    indices: Tensor | None
+    """``q`` rows of the arm set, repeats allowed: evaluate each. ``None`` on a box."""
     X: Tensor
-    """``q x d`` the arms themselves, in the user's dtype."""
+    """``q x d`` the arms or points themselves, in the user's dtype."""
     tickets: list[int]
     """``q`` numbers to hand back with the results; never used twice in a run."""
+
+    @property
+    def picks(self) -> Tensor:
+        """What a policy is told: the indices on arms, the points in float64 on a box."""
+        return self.X.to(torch.float64) if self.indices is None else self.indices
 
     def __len__(self) -> int:
         return len(self.tickets)
 
 
 class AskTell:
-    """Bayesian optimisation of a finite arm set by ask and tell.
+    """Bayesian optimisation of a finite arm set or a box by ask and tell.
 
-    Everything random comes from ``seed``: the same arms, policy, seed and results give the same picks on any chunk size,
+    Everything random comes from ``seed``: the same domain, policy, seed and results give the same picks on any chunk size,
     thread count or device. The global generators are never touched.
 
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
+        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         seed: Non-negative integer.
-        initial: Observations already made: ``(indices, y)``, each ``n``. They count as pulls.
+        initial: Observations already made: ``(indices, y)``, each ``n``; on a box ``(X, y)``, ``X`` ``n x d``. They count as
+            pulls.
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
 
     Raises:
         TypeError: If an argument has the wrong kind or dtype.
-        ValueError: If arms are empty or not finite, or settings do not fit them.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
+            fit them.
     """
 
     def __init__(
         self,
-        arms: Tensor,
-        policy: Policy | None = None,
+        arms: Tensor | None = None,
+        policy: Policy[Any] | None = None,
         *,
+        bounds: Tensor | None = None,
         seed: int = 0,
         initial: tuple[Tensor, Tensor] | None = None,
         certify_every: int | None = None,
     ) -> None:
-        self._arms = check_points("arms", arms)
-        self._policy = BBKB() if policy is None else policy
+        self._domain = check_domain(arms, bounds)
+        self._device = like(self._domain).device
+        self._policy: Policy[Any] = BBKB() if policy is None else policy
         if not isinstance(self._policy, Policy):
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {type(policy).__name__}")
         check_count("seed", seed, minimum=0)
@@ -74,7 +85,7 @@ class AskTell:
             check_count("certify_every", certify_every)
         self._seed, self._certify_every = seed, certify_every
         self._generator = torch.Generator().manual_seed(seed)
-        self._state = self._policy.init(self._arms.to(torch.float64))
+        self._state: State = self._policy.init(self._domain.double())
         self._rows: list[HistoryRow] = []
         self._batch: Batch | None = None
         self._answers: dict[int, float | None] = {}
@@ -85,12 +96,12 @@ class AskTell:
             self._observe_initial(*initial)
 
     @property
-    def state(self) -> BanditState:
-        """Round, observations, posterior, dictionary and width after the last complete batch."""
+    def state(self) -> State:
+        """Round, observations, posterior or model, dictionary and width after the last complete batch."""
         return self._state
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Policy[Any]:
         """The policy."""
         return self._policy
 
@@ -109,12 +120,13 @@ class AskTell:
     @property
     def history(self) -> History:
         """One row per complete batch."""
+        domain = self._domain
         info = {
             "policy": self._policy.name,
             "seed": self._seed,
-            "arms": list(self._arms.shape),
+            **({"bounds": domain.bounds.tolist()} if isinstance(domain, Box) else {"arms": list(domain.shape)}),
             "versions": {"sparse_bo": __version__, "torch": torch.__version__},
-            "device": str(self._arms.device),
+            "device": str(self._device),
         }
         return History(tuple(self._rows), info)
 
@@ -139,12 +151,11 @@ class AskTell:
         self._fold()
         start = time.perf_counter()
         limit = max_q if max_q is not None else 2**62
-        proposal = self._policy.ask(self._state, max_q=limit, generator=self._generator)
-        indices = proposal.indices
-        tickets = list(range(self._next_ticket, self._next_ticket + len(indices)))
-        self._next_ticket += len(indices)
-        self._asked += len(indices)
-        self._batch, self._answers = Batch(indices, self._arms[indices], tickets), {}
+        proposal = self._policy.ask(self._state, max_q=limit, pending=no_picks(self._domain), generator=self._generator)
+        q = len(proposal.picks)
+        self._batch, self._answers = self._handed_out(proposal.picks, range(self._next_ticket, self._next_ticket + q)), {}
+        self._next_ticket += q
+        self._asked += q
         self._pending_row = {"rechecked": proposal.rechecked, "pick": time.perf_counter() - start}
         return self._batch
 
@@ -205,23 +216,23 @@ class AskTell:
                 if callback is not None:
                     callback(self, self._rows[-1])
         except KeyboardInterrupt as interrupt:
-            message = f"interrupted after {self._state.observations.pulls} evaluations; they are in .result and .loop"
+            message = f"interrupted after {self._state.pulls} evaluations; they are in .result and .loop"
             raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
         return self.result()
 
     def result(self) -> Result:
         """Return the best arms and the history so far."""
-        return make_result(self._state, self.history, self._arms)
+        return make_result(self._state, self.history, dtype=like(self._domain).dtype)
 
     def certificate(self) -> Certificate | None:
-        """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model.
+        """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
 
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.audit.certify` for the cost.
         """
-        posterior = self._state.posterior
-        if posterior is None:
+        state = self._state
+        if not isinstance(state, BanditState) or state.posterior is None:
             return None
-        return certify(posterior, self._state.observations, generator=torch.Generator().manual_seed(self._seed))
+        return certify(state.posterior, state.observations, generator=torch.Generator().manual_seed(self._seed))
 
     def _step(self, objective: Objective, end: int, call_with: str) -> None:
         if not self.pending:
@@ -229,10 +240,13 @@ class AskTell:
         batch = self._batch
         assert batch is not None
         tickets = self.pending
-        out = torch.tensor([t - batch.tickets[0] for t in tickets], device=batch.indices.device)
+        out = torch.tensor([t - batch.tickets[0] for t in tickets], device=self._device)
+        inputs = batch.X if call_with == "X" else batch.indices
+        if inputs is None:
+            raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
         start = time.perf_counter()
         try:
-            y = objective(batch.X[out] if call_with == "X" else batch.indices[out])
+            y = objective(inputs[out])
             self._pending_row["objective"] = time.perf_counter() - start
             self.tell(tickets, y)
         except Exception as error:
@@ -271,16 +285,17 @@ class AskTell:
     def _update(self, batch: Batch, values: list[float | None]) -> None:
         good = [i for i, v in enumerate(values) if v is not None]
         if good:
-            kept = torch.tensor(good, device=batch.indices.device)
-            y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=batch.indices.device)
-            self._state = self._policy.tell(self._state, batch.indices[kept], y, generator=self._generator)
+            kept = torch.tensor(good, device=self._device)
+            y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=self._device)
+            self._state = self._policy.tell(self._state, batch.picks[kept], y, generator=self._generator)
         else:
-            self._state = replace(self._state, round=self._state.round + 1, seconds={})
+            self._state = self._state.without_results()
         timed: dict[str, float] = {k: v for k, v in self._pending_row.items() if k != "rechecked"}
         self._rows.append(
             make_row(
                 self._state,
-                indices=batch.indices.tolist(),
+                indices=[] if batch.indices is None else batch.indices.tolist(),
+                points=batch.X.tolist() if batch.indices is None else None,
                 values=values,
                 rechecked=self._pending_row.get("rechecked", 0),
                 variance_factor=self._variance_factor(),
@@ -294,80 +309,57 @@ class AskTell:
         certificate = self.certificate()
         return None if certificate is None else certificate.factor
 
-    def _observe_initial(self, indices: Tensor, y: Tensor) -> None:
-        arms = check_indices("initial indices", torch.as_tensor(indices), size=self._arms.shape[0]).to(self._arms.device)
+    def _handed_out(self, picks: Tensor, tickets: Sequence[int]) -> Batch:
+        if isinstance(self._domain, Box):
+            return Batch(None, picks.to(self._domain.bounds.dtype), list(tickets))
+        return Batch(picks, self._domain[picks], list(tickets))
+
+    def _observe_initial(self, where: Tensor, y: Tensor) -> None:
+        picks = check_picks("initial inputs", where, self._domain)
         values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
-        if len(values) != len(arms) or not len(arms):
-            raise ValueError(f"expected as many initial values as indices, at least one, got {len(values)} and {len(arms)}")
+        if len(values) != len(picks) or not len(picks):
+            raise ValueError(
+                f"expected as many initial values as inputs, at least one, got {len(values)} values and {len(picks)} inputs"
+            )
         check_finite("initial values", values)
-        tickets = list(range(len(arms)))
-        self._next_ticket = len(arms)
-        self._update(Batch(arms, self._arms[arms], tickets), values.tolist())
+        self._next_ticket = len(picks)
+        self._update(self._handed_out(picks, range(len(picks))), values.tolist())
 
 
 def maximize(
     objective: Objective,
     *,
-    arms: Tensor,
+    arms: Tensor | None = None,
+    bounds: Tensor | None = None,
     budget: int,
-    policy: Policy | None = None,
+    policy: Policy[Any] | None = None,
     seed: int = 0,
     initial: tuple[Tensor, Tensor] | None = None,
     call_with: Literal["X", "indices"] = "X",
     callback: Callback | None = None,
 ) -> Result:
-    """Maximise an objective over a finite arm set.
+    """Maximise an objective over a finite arm set or a box.
 
     Args:
-        objective: Called with ``q x d`` arms (or ``q`` indices), returns ``q`` values; NaN marks a failed evaluation.
+        objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
         arms: ``a x d`` candidates.
+        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         budget: Evaluations to make.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.
         seed: Decides everything random in the policy.
-        initial: Observations already made: ``(indices, y)``; they do not count against the budget.
+        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
         call_with: What the objective is called with.
         callback: Called with the loop and the new history row after each batch.
 
     Raises:
-        TypeError: If an argument has the wrong kind or dtype.
-        ValueError: If arms are empty or not finite, or settings do not fit them.
+        TypeError: If an argument has the wrong kind or dtype, or the policy does not work on this domain.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
+            fit them.
         ObjectiveError: If the objective raises; carries the loop and the result so far.
         RunInterrupted: On Ctrl-C; carries the loop and the result so far.
     """
-    return AskTell(arms, policy, seed=seed, initial=initial).run(objective, budget, call_with=call_with, callback=callback)
-
-
-def make_row(
-    state: BanditState,
-    *,
-    indices: list[int],
-    values: list[float | None],
-    rechecked: int,
-    variance_factor: float | None,
-    seconds: dict[str, float],
-) -> HistoryRow:
-    """Return the history row of a batch, from the state after it."""
-    best_index, best_mean, _ = best_by_mean(state)
-    posterior = state.posterior
-    return HistoryRow(
-        round=state.round,
-        pulls=state.observations.pulls,
-        batch_size=len(indices),
-        failed=sum(v is None for v in values),
-        indices=indices,
-        values=values,
-        best_index=best_index,
-        best_mean=best_mean,
-        best_observed=best_by_observation(state)[1],
-        dictionary_size=None if posterior is None else posterior.dictionary.m,
-        rank=None if posterior is None else posterior.state.factor.rank,
-        jitter=None if posterior is None else posterior.state.factor.jitter,
-        effective_dimension=None if posterior is None else posterior.effective_dimension,
-        width=state.width,
-        rechecked=rechecked,
-        variance_factor=variance_factor,
-        seconds=seconds,
-    )
+    loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial)
+    return loop.run(objective, budget, call_with=call_with, callback=callback)
 
 
 def _integers(tickets: Sequence[int] | Tensor) -> list[int]:

@@ -111,7 +111,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     return UniformSampler(size=size) if name == "uniform" else FirstSampler(size=size)
 
 
-def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy:
+def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy[Any]:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
     On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of gp-draw) switches it off.
@@ -141,7 +141,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
         given = _with_kernel(given, problem=problem, budget=budget)
-    chosen: Policy = policy(**given)
+    chosen: Policy[Any] = policy(**given)
     return chosen
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from sparse_bo.history import History
-from sparse_bo.policies import BanditState
+from sparse_bo.history import History, HistoryRow
+from sparse_bo.policies import State
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The best arms of a run, and how it went."""
+    """The best arms or points of a run, and how it went."""
 
     best_index: int | None
-    """Arm with the highest posterior mean (without a model: with the highest mean observation); ``None`` without data."""
+    """Arm with the highest posterior mean (without a model: with the highest mean observation); ``None`` without data, or on
+    a box."""
     best_x: Tensor | None
-    """``d``, that arm."""
+    """``d``, that arm; on a box, the evaluated point with the highest posterior mean."""
     best_mean: float | None
     """Its posterior mean (mean observation)."""
     best_sd: float | None
@@ -31,15 +33,15 @@ class Result:
     best_observed_index: int | None
     """Arm with the highest mean observation (a lucky arm seen once can win: prefer ``best_index`` under noise)."""
     best_observed_x: Tensor | None
-    """``d``, that arm."""
+    """``d``, that arm; on a box, the point with the highest observation."""
     best_observed_mean: float | None
     """Mean of its observations."""
     best_observed_count: int | None
     """Number of its observations."""
     history: History
     """One row per batch."""
-    state: BanditState
-    """The state at the end: observations, posterior, dictionary, width."""
+    state: State
+    """The state at the end: observations, posterior or model, width."""
 
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
@@ -63,39 +65,52 @@ class Result:
         return figure
 
 
-def make_result(state: BanditState, history: History, arms: Tensor) -> Result:
-    """Summarise a state; ``arms`` (``a x d``) are the user's own, in their dtype."""
-    index, mean, sd = best_by_mean(state)
-    observed_index, observed_mean, count = best_by_observation(state)
+def make_result(state: State, history: History, *, dtype: torch.dtype) -> Result:
+    """Summarise a state; the best points are given in the user's ``dtype``."""
+    report = state.report()
     return Result(
-        best_index=index,
-        best_x=None if index is None else arms[index],
-        best_mean=mean,
-        best_sd=sd,
-        best_observed_index=observed_index,
-        best_observed_x=None if observed_index is None else arms[observed_index],
-        best_observed_mean=observed_mean,
-        best_observed_count=count,
+        best_index=report.best_index,
+        best_x=None if report.best_x is None else report.best_x.to(dtype),
+        best_mean=report.best_mean,
+        best_sd=report.best_sd,
+        best_observed_index=report.best_observed_index,
+        best_observed_x=None if report.best_observed_x is None else report.best_observed_x.to(dtype),
+        best_observed_mean=report.best_observed_mean,
+        best_observed_count=report.best_observed_count,
         history=history,
         state=state,
     )
 
 
-def best_by_mean(state: BanditState) -> tuple[int | None, float | None, float | None]:
-    """Return the arm with the highest posterior mean, its mean and its posterior standard deviation."""
-    posterior = state.posterior
-    if posterior is None:
-        return (*best_by_observation(state)[:2], None)
-    best = int(posterior.means.argmax())
-    variance = float(posterior.leverages[best]) * posterior.surrogate.regularization
-    return best, float(posterior.means[best]), variance**0.5
-
-
-def best_by_observation(state: BanditState) -> tuple[int | None, float | None, int | None]:
-    """Return the arm with the highest mean observation, that mean and the number of observations."""
-    observations = state.observations
-    if observations.n == 0:
-        return None, None, None
-    assert observations.indices is not None
-    mean, position = observations.means.max(dim=0)
-    return int(observations.indices[position]), float(mean), int(observations.counts[position])
+def make_row(
+    state: State,
+    *,
+    indices: list[int],
+    points: list[list[float]] | None,
+    values: list[float | None],
+    rechecked: int,
+    variance_factor: float | None,
+    seconds: dict[str, float],
+) -> HistoryRow:
+    """Return the history row of a batch, from the state after it."""
+    report = state.report()
+    return HistoryRow(
+        round=state.round,
+        pulls=state.pulls,
+        batch_size=len(values),
+        failed=sum(v is None for v in values),
+        indices=indices,
+        points=points,
+        values=values,
+        best_index=report.best_index,
+        best_mean=report.best_mean,
+        best_observed=report.best_observed_mean,
+        dictionary_size=report.dictionary_size,
+        rank=report.rank,
+        jitter=report.jitter,
+        effective_dimension=report.effective_dimension,
+        width=report.width,
+        rechecked=rechecked,
+        variance_factor=variance_factor,
+        seconds=seconds,
+    )

@@ -208,8 +208,8 @@ def test_initial_observations_count_and_start_the_run():
 @pytest.mark.parametrize(
     ("initial", "message"),
     [
-        ((torch.tensor([99]), torch.tensor([0.0])), r"initial indices in \[0, 40\)"),
-        ((torch.tensor([1, 2]), torch.tensor([0.0])), "as many initial values as indices"),
+        ((torch.tensor([99]), torch.tensor([0.0])), r"initial inputs in \[0, 40\)"),
+        ((torch.tensor([1, 2]), torch.tensor([0.0])), "as many initial values as inputs"),
         ((torch.tensor([1]), torch.tensor([math.nan])), "finite initial values"),
     ],
     ids=["range", "length", "nan"],

@@ -3,86 +3,86 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns
-from sparse_bo.data import Observations, no_observations
-from sparse_bo.dictionary import Dictionary
+from sparse_bo.domain import Box, Domain
+from sparse_bo.policies.states import BanditState, State
 
-
-@dataclass(frozen=True, eq=False)
-class BanditState:
-    """Everything a policy knows between two batches. A value."""
-
-    arms: Tensor
-    """``a x d``, float64."""
-    observations: Observations
-    posterior: ArmPosterior | None = None
-    """Posterior over the arms at the last resparsification; ``None`` before there is data, or without a model."""
-    width: float | None = None
-    """Multiplier of √leverage (y) in the next batch's scores."""
-    information: float = 0.0
-    """Sum of the width's gains over all pulls."""
-    pulls_at_learning: int = 0
-    """Pulls when hyper-parameters were last learned; 0 if never."""
-    columns: KernelColumns | None = None
-    """Kernel columns kept from one resparsification to the next: saves time, changes nothing."""
-    round: int = 0
-    """Batches told so far."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall-clock seconds of the last update, by phase."""
-
-    @property
-    def dictionary(self) -> Dictionary | None:
-        """The current dictionary; ``None`` before there is data, or without a model."""
-        return None if self.posterior is None else self.posterior.dictionary
+S = TypeVar("S", bound=State)
 
 
 class Proposal(NamedTuple):
-    """Arms to evaluate next."""
+    """What to evaluate next."""
 
-    indices: Tensor
-    """``q`` arms, repeats allowed."""
-    rechecked: int
+    picks: Tensor
+    """``q`` arms (int64, repeats allowed), or ``q x d`` points of a box (float64). Empty: results are needed first."""
+    rechecked: int = 0
     """Arms whose score was recomputed in float64 to choose them."""
 
 
 @runtime_checkable
-class Policy(Protocol):
-    """Chooses arms. A frozen value; the generator passed in is its only source of randomness."""
+class Policy(Protocol[S]):
+    """Chooses what to evaluate. A frozen value; the generator passed in is its only source of randomness.
+
+    Picks, pending or told, are ``q`` rows of the arm set (int64) on arms and ``q x d`` points (float64) on a box.
+    """
 
     @property
     def name(self) -> str:
         """Name for reports."""
         ...
 
-    def init(self, arms: Tensor) -> BanditState:
-        """Check the policy's settings against the arms (``a x d``, float64) and return the state without data.
+    def init(self, domain: Domain) -> S:
+        """Check the policy's settings against the arms (``a x d``, float64) or the box and return the state without data.
 
         Raises:
-            TypeError: If a setting has the wrong kind.
-            ValueError: If a setting does not fit the arms.
+            TypeError: If a setting has the wrong kind, or the policy does not work on this kind of domain.
+            ValueError: If a setting does not fit the domain.
         """
         ...
 
-    def ask(self, state: BanditState, *, max_q: int, generator: torch.Generator) -> Proposal:
-        """Return between 1 and ``max_q`` arms to evaluate."""
+    def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return at most ``max_q`` picks, at least one unless results are needed first.
+
+        Args:
+            state: The state after the last update.
+            max_q: At least 1.
+            pending: Picks handed out of which the state has no result yet, in order; they keep their effect on the variance
+                and count towards the batch. At most zero rows if nothing is out.
+            generator: CPU generator.
+        """
         ...
 
-    def tell(self, state: BanditState, indices: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
-        """Return the state after observing ``y`` (``q``, finite, y) at arms ``indices`` (``q``), q ≥ 1."""
+    def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
+        """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
         ...
 
 
-def initial_state(arms: Tensor) -> BanditState:
-    """Return the state of an arm set (``a x d``) without data."""
-    return BanditState(arms, no_observations(arms))
+def arms_of(domain: Domain, *, policy: str) -> Tensor:
+    """Return the arms of a policy that needs a finite arm set.
+
+    Raises:
+        TypeError: If the domain is a box.
+    """
+    if isinstance(domain, Box):
+        raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
+    return domain
+
+
+def box_of(domain: Domain, *, policy: str) -> Box:
+    """Return the box of a policy that needs one.
+
+    Raises:
+        TypeError: If the domain is an arm set.
+    """
+    if not isinstance(domain, Box):
+        raise TypeError(f"policy {policy!r} searches a box, got an arm set; pass bounds= (2 x d) instead of arms=")
+    return domain
 
 
 def random_arms(state: BanditState, q: int, *, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo import data
-from sparse_bo.policies.base import BanditState, Proposal, Stopwatch, initial_state, random_arms
+from sparse_bo.domain import Box, Domain
+from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
 from sparse_bo.validation import check_count, check_probability
 
 
@@ -21,10 +23,10 @@ def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSearch:
-    """Arms uniformly at random, without repeats as long as there are arms left.
+    """Uniformly at random: arms without repeats as long as there are arms left, or points of a box.
 
     Attributes:
-        batch_size: Arms per batch.
+        batch_size: Evaluations per batch.
     """
 
     batch_size: int = 1
@@ -37,17 +39,22 @@ class RandomSearch:
         """``"random"``."""
         return "random"
 
-    def init(self, arms: Tensor) -> BanditState:
+    def init(self, domain: Domain) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        return initial_state(arms)
+        return initial_box_state(domain) if isinstance(domain, Box) else initial_state(domain)
 
-    def ask(self, state: BanditState, *, max_q: int, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` random arms."""
-        return Proposal(random_arms(state, min(self.batch_size, max_q), generator=generator), 0)
+    def ask(self, state: BanditState | BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` random arms or points."""
+        q = min(self.batch_size, max_q)
+        if isinstance(state, BoxState):
+            return Proposal(state.box.uniform(q, generator=generator))
+        return Proposal(random_arms(state, q, generator=generator))
 
-    def tell(self, state: BanditState, indices: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+    def tell(
+        self, state: BanditState | BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator
+    ) -> BanditState | BoxState:
         """Record the observations."""
-        return _observe(state, indices, y)
+        return replace(told(state, picks, y), seconds={}) if isinstance(state, BoxState) else _observe(state, picks, y)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,24 +78,24 @@ class EpsilonGreedy:
         """``"epsilon-greedy"``."""
         return "epsilon-greedy"
 
-    def init(self, arms: Tensor) -> BanditState:
+    def init(self, domain: Domain) -> BanditState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        return initial_state(arms)
+        return initial_state(arms_of(domain, policy=self.name))
 
-    def ask(self, state: BanditState, *, max_q: int, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Draw one uniform number per arm of the batch, then the random arms; the first arm of a run is random."""
         q = min(self.batch_size, max_q)
         observed = state.observations
         if observed.n == 0:
-            return Proposal(random_arms(state, q, generator=generator), 0)
+            return Proposal(random_arms(state, q, generator=generator))
         assert observed.indices is not None
         explore = torch.rand(q, generator=generator, dtype=torch.float64) < self.epsilon
         indices = observed.indices[observed.means.argmax()].repeat(q)
         if bool(explore.any()):
             randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
             indices[explore.to(indices.device)] = randoms.to(indices.device)
-        return Proposal(indices, 0)
+        return Proposal(indices)
 
-    def tell(self, state: BanditState, indices: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Record the observations."""
-        return _observe(state, indices, y)
+        return _observe(state, picks, y)

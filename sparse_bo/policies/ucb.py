@@ -20,9 +20,11 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.data import Observations
 from sparse_bo.dictionary import Sampler, UniformSampler
 from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.domain import Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import BanditState, Proposal, Stopwatch, initial_state, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.states import BanditState, initial_state
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
 
@@ -102,34 +104,35 @@ class UCBPolicy(ABC):
             raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype}")
         _ = self.parts  # the parts check their own settings
 
-    def init(self, arms: Tensor) -> BanditState:
+    def init(self, domain: Domain) -> BanditState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
+        arms = arms_of(domain, policy=self.name)
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=arms)
         return initial_state(arms)
 
-    def ask(self, state: BanditState, *, max_q: int, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former."""
         posterior = state.posterior
         if posterior is None:
             q = min(max_q, max(1, self._design_size(state.arms) - state.observations.pulls))
-            return Proposal(random_arms(state, q, generator=generator), 0)
+            return Proposal(random_arms(state, q, generator=generator))
         assert state.width is not None
         parts = self.parts
-        picks = pick_batch(
+        batch = pick_batch(
             posterior,
             width=state.width,
             stop_rule=parts.stop_rule,
             in_batch=parts.in_batch,
             max_q=min(max_q, self.max_batch_size),
         )
-        return Proposal(picks.indices, picks.rechecked)
+        return Proposal(batch.indices, batch.rechecked)
 
-    def tell(self, state: BanditState, indices: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
         watch, parts = Stopwatch(), self.parts
         with watch.phase("observe"):
-            observations = data.add(state.observations, state.arms, indices, y)
+            observations = data.add(state.observations, state.arms, picks, y)
         told = replace(state, observations=observations, round=state.round + 1)
         if state.posterior is None and observations.pulls < self._design_size(state.arms):
             return replace(told, seconds=watch.seconds)
@@ -142,7 +145,7 @@ class UCBPolicy(ABC):
             dictionary = parts.sampler.sample(candidates_of(observations, leverages), generator=generator)
         with watch.phase("fit"):
             posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
-        gained = _gains(state, surrogate, indices, parts.width)
+        gained = _gains(state, surrogate, picks, parts.width)
         told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
         return replace(
             told,

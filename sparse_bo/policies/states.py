@@ -1,0 +1,214 @@
+"""What a policy knows between two batches, as values: over a finite arm set, and over a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from botorch.models.model import Model
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior, KernelColumns
+from sparse_bo.data import Observations, no_observations
+from sparse_bo.dictionary import Dictionary
+from sparse_bo.domain import Box
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
+    """What is worth telling of a state: the best points, and the size of the model."""
+
+    best_index: int | None = None
+    """Arm with the highest posterior mean (without a model: with the highest mean observation); ``None`` without data, or on
+    a box."""
+    best_x: Tensor | None = None
+    """``d``, that arm; on a box, the evaluated point with the highest posterior mean."""
+    best_mean: float | None = None
+    """Its posterior mean (mean observation)."""
+    best_sd: float | None = None
+    """Posterior standard deviation of the objective there; ``None`` without a model."""
+    best_observed_index: int | None = None
+    """Arm with the highest mean observation (a lucky arm seen once can win: prefer ``best_index`` under noise)."""
+    best_observed_x: Tensor | None = None
+    """``d``, that arm; on a box, the point with the highest observation."""
+    best_observed_mean: float | None = None
+    """Mean of its observations."""
+    best_observed_count: int | None = None
+    """Number of its observations."""
+    dictionary_size: int | None = None
+    """Points in the dictionary; ``None`` without a sparse model."""
+    rank: int | None = None
+    """Features after rank truncation."""
+    jitter: float | None = None
+    """What was added to the diagonal of the dictionary's kernel matrix (y²)."""
+    effective_dimension: float | None = None
+    """``Σ count · leverage`` over what was evaluated."""
+    width: float | None = None
+    """Multiplier of √leverage in the next batch's scores (y)."""
+
+
+class State(Protocol):
+    """A frozen value with everything a policy knows. Policies with more to remember bring their own."""
+
+    @property
+    def round(self) -> int:
+        """Batches told so far."""
+        ...
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        ...
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall-clock seconds of the last update, by phase."""
+        ...
+
+    def without_results(self) -> State:
+        """Return the state after a batch of which nothing came back."""
+        ...
+
+    def report(self) -> Report:
+        """Return the best points and the size of the model."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class BanditState:
+    """Everything a policy over arms knows between two batches. A value."""
+
+    arms: Tensor
+    """``a x d``, float64."""
+    observations: Observations
+    posterior: ArmPosterior | None = None
+    """Posterior over the arms at the last resparsification; ``None`` before there is data, or without a model."""
+    width: float | None = None
+    """Multiplier of √leverage (y) in the next batch's scores."""
+    information: float = 0.0
+    """Sum of the width's gains over all pulls."""
+    pulls_at_learning: int = 0
+    """Pulls when hyper-parameters were last learned; 0 if never."""
+    columns: KernelColumns | None = None
+    """Kernel columns kept from one resparsification to the next: saves time, changes nothing."""
+    round: int = 0
+    """Batches told so far."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last update, by phase."""
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The current dictionary; ``None`` before there is data, or without a model."""
+        return None if self.posterior is None else self.posterior.dictionary
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return self.observations.pulls
+
+    def without_results(self) -> BanditState:
+        """See :meth:`State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={})
+
+    def report(self) -> Report:
+        """See :meth:`State.report`. O(a)."""
+        observed_index, observed_mean, count = self._best_observed()
+        posterior = self.posterior
+        index, mean, sd = observed_index, observed_mean, None
+        if posterior is not None:
+            index = int(posterior.means.argmax())
+            mean = float(posterior.means[index])
+            sd = (float(posterior.leverages[index]) * posterior.surrogate.regularization) ** 0.5
+        return Report(
+            best_index=index,
+            best_x=None if index is None else self.arms[index],
+            best_mean=mean,
+            best_sd=sd,
+            best_observed_index=observed_index,
+            best_observed_x=None if observed_index is None else self.arms[observed_index],
+            best_observed_mean=observed_mean,
+            best_observed_count=count,
+            dictionary_size=None if posterior is None else posterior.dictionary.m,
+            rank=None if posterior is None else posterior.state.factor.rank,
+            jitter=None if posterior is None else posterior.state.factor.jitter,
+            effective_dimension=None if posterior is None else posterior.effective_dimension,
+            width=self.width,
+        )
+
+    def _best_observed(self) -> tuple[int | None, float | None, int | None]:
+        observations = self.observations
+        if observations.n == 0:
+            return None, None, None
+        assert observations.indices is not None
+        mean, position = observations.means.max(dim=0)
+        return int(observations.indices[position]), float(mean), int(observations.counts[position])
+
+
+@dataclass(frozen=True, eq=False)
+class BoxState:
+    """Everything a policy over a box knows between two batches. A value."""
+
+    box: Box
+    """In float64."""
+    X: Tensor
+    """``n x d`` evaluated points in the order in which they were told, in the user's units, float64."""
+    y: Tensor
+    """``n`` observations."""
+    model: Model | None = None
+    """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
+    width: float | None = None
+    """Multiplier of √leverage (y) in the next batch's scores, for policies that have one."""
+    round: int = 0
+    """Batches told so far."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last update, by phase."""
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return len(self.y)
+
+    def without_results(self) -> BoxState:
+        """See :meth:`State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={})
+
+    def report(self) -> Report:
+        """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
+        if not len(self.y):
+            return Report(width=self.width)
+        lucky = int(self.y.argmax())
+        best, mean, sd = lucky, float(self.y[lucky]), None
+        if self.model is not None:
+            with torch.no_grad():
+                means = self.model.posterior(self.X).mean.squeeze(-1)
+                best = int(means.argmax())
+                mean = float(means[best])
+                sd = float(self.model.posterior(self.X[best : best + 1]).variance) ** 0.5
+        same = (self.X[lucky] == self.X).all(dim=-1)
+        return Report(
+            best_x=self.X[best],
+            best_mean=mean,
+            best_sd=sd,
+            best_observed_x=self.X[lucky],
+            best_observed_mean=float(self.y[same].mean()),
+            best_observed_count=int(same.sum()),
+            width=self.width,
+        )
+
+
+def initial_state(arms: Tensor) -> BanditState:
+    """Return the state of an arm set (``a x d``) without data."""
+    return BanditState(arms, no_observations(arms))
+
+
+def initial_box_state(box: Box) -> BoxState:
+    """Return the state of a box without data."""
+    box = box.double()
+    return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
+
+
+def told(state: BoxState, X: Tensor, y: Tensor) -> BoxState:
+    """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
+    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1)
