@@ -139,8 +139,15 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
 
         Raises:
-            UnsupportedError: For more than :data:`LARGE_N` training points.
+            UnsupportedError: For more than :data:`LARGE_N` training points; and with noise, which is what efficient
+                leave-one-out cross-validation asks of a model that was left in training mode: its answer would be neither
+                the exact GP's nor that of the posterior.
         """
+        if self.noise is not None:
+            raise UnsupportedError(
+                "the noisy covariance of the training points of a SparseGP is never made dense; efficient leave-one-out "
+                "cross-validation needs an exact GP: use botorch.cross_validation.batch_cross_validation"
+            )
         if self.shape[-1] > LARGE_N:
             raise UnsupportedError(
                 f"the prior covariance of {self.shape[-1]} training points would be a dense matrix; "
@@ -151,7 +158,6 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         else:
             features = self._by_rows(self._features, -2)
             dense = features @ features.mT
-        dense = dense if self.noise is None else dense + torch.diag_embed(self.noise)
         return dense.expand(self.shape)
 
 

@@ -254,6 +254,9 @@ def test_leave_one_out_is_refused_in_the_sparse_regime():
     with pytest.raises(UnsupportedError, match="batch_cross_validation"):
         loo_cv(sparse().eval())
     loo_cv(pair("plain")[1].eval())
+    for fit in ("subset", "vfe", "dtc"):  # left in training mode
+        with pytest.raises(UnsupportedError, match="batch_cross_validation"):
+            loo_cv(sparse(fit=fit).train())
 
 
 def test_model_list_fantasies():
