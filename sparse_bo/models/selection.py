@@ -25,6 +25,30 @@ OVERSAMPLING = 8.0
 """Dictionary points per unit of effective dimension in the default policy, before the cap."""
 
 
+MAX_DICTIONARY = 4096
+"""The default policy never chooses more points; up to so many training points the default model is the exact GP."""
+
+PLANNED_WORK = 2e12
+"""``n m²`` over all batch elements: 10⁵ points with the largest dictionary, a minute on two cores."""
+
+PLANNED_BYTES = 4 * 2**30
+"""Memory for the ``m x m`` matrices of all batch elements (four of them in float64 at the peak)."""
+
+
+def planned_size(n: int, batch: int) -> int:
+    """Return the cap of the default dictionary: :data:`MAX_DICTIONARY`, or what time and memory allow. At least 1.
+
+    ``batch n m² ≤ PLANNED_WORK`` and ``32 batch m² ≤ PLANNED_BYTES``. It depends on sizes alone, so that a model is the same on
+    every machine: 4,096 points up to n = 10⁵, 1,414 at n = 10⁶ (one output).
+
+    Args:
+        n: Training points.
+        batch: Number of GPs: batch elements times outputs.
+    """
+    by_time, by_memory = PLANNED_WORK / (n * batch), PLANNED_BYTES / (32 * batch)
+    return max(1, min(MAX_DICTIONARY, math.isqrt(int(min(by_time, by_memory)))))
+
+
 class Chosen(NamedTuple):
     """A dictionary that a sampler has chosen."""
 

@@ -39,19 +39,14 @@ from sparse_bo.models.representation import (
     kernel_diagonal,
     kernel_matrix,
 )
-from sparse_bo.models.selection import checked_dictionary, default_rows, sampled, uniform_rows
+from sparse_bo.models.selection import checked_dictionary, default_rows, planned_size, sampled, uniform_rows
 from sparse_bo.models.state import Appended, PosteriorCache, Stamp, TrainingData, joined
 from sparse_bo.models.training import Strategy, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_count
 
-MAX_DICTIONARY = 4096
-"""Default cap of the dictionary: 134 MB of ``R`` and O(4096² n) work. Up to so many points the model is the exact GP."""
-
-EXACT_LEARNING_POINTS = 1000
-"""Up to so many training points, hyper-parameters are learned from the exact likelihood of all by default."""
-
-LEARNING_POINTS = 768
-"""``fit="subset"``, the default beyond that, learns from so many points."""
+LEARNING_POINTS = 1000
+"""Up to so many training points, the default is to learn hyper-parameters from the exact likelihood of all; ``fit="subset"``,
+the default beyond, learns from so many."""
 
 LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
@@ -97,10 +92,11 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel (or fewer, if the
             effective dimension is small).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
-            are taken as they are. Default: :data:`MAX_DICTIONARY`.
+            are taken as they are. Default: what :func:`~sparse_bo.models.selection.planned_size` allows, 4,096 up to
+            n = 10⁵.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
             :data:`LEARNING_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
-            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`EXACT_LEARNING_POINTS`, then ``"subset"``.
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`LEARNING_POINTS`, then ``"subset"``.
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
 
     Raises:
@@ -235,7 +231,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
                     "use botorch.cross_validation.batch_cross_validation, or max_dictionary >= n"
                 )
             return super().forward(x)
-        strategy = self._fit or ("exact" if n <= EXACT_LEARNING_POINTS else "subset")
+        strategy = self._fit or ("exact" if n <= LEARNING_POINTS else "subset")
         if strategy == "exact":
             return super().forward(x)
         x = self.transform_inputs(x)
@@ -299,7 +295,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             raise InputDataError(f"the dictionary has row {int(rows.max())}, but there are only {n} training points")
         if rows is not None or points is not None:
             return (nothing if rows is None else rows), points
-        size = self._max_dictionary or MAX_DICTIONARY
+        size = self._max_dictionary or planned_size(n, noise.shape[:-1].numel())
         size = size if cap is None else min(cap, size)
         generator = torch.Generator().manual_seed(self._seed)
         if self._sampler is not None:

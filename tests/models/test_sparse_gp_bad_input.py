@@ -11,7 +11,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
-from sparse_bo.models import SparseGP, selection, sparse_gp
+from sparse_bo.models import SparseGP, selection
+from sparse_bo.models.selection import planned_size
 from tests.models.sparse_problems import D, N, data, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -220,5 +221,16 @@ def test_posterior_transforms_are_applied():
     torch.testing.assert_close(posterior.mean.squeeze(-1), expected)
 
 
-def test_the_budgets_are_those_of_the_documentation():
-    assert sparse_gp.LEARNING_POINTS <= sparse_gp.EXACT_LEARNING_POINTS <= sparse_gp.MAX_DICTIONARY
+def test_the_planned_dictionary_follows_time_and_memory():
+    assert [planned_size(n, 1) for n in (10, 100_000, 1_000_000)] == [4096, 4096, 1414]
+    assert planned_size(1000, 8) == 4096
+    assert 32 * 64 * planned_size(1000, 64) ** 2 <= selection.PLANNED_BYTES < 32 * 64 * (planned_size(1000, 64) + 1) ** 2
+    assert planned_size(10**9, 10**6) == 1
+
+
+def test_the_default_dictionary_follows_the_plan(monkeypatch):
+    monkeypatch.setattr(selection, "PLANNED_WORK", 200 * 2 * 30**2)
+    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 100)
+    model = SparseGP(**data(n=200, outputs=2))
+    model.posterior(points(1))
+    assert len(model.prediction_strategy.rows) == 30
