@@ -10,8 +10,9 @@ from sparse_bo._version import __version__
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
+from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
-from sparse_bo.loop import AskTell, Batch, maximize
+from sparse_bo.loop import AskTell, maximize
 from sparse_bo.models import SparseGP
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result

@@ -18,7 +18,17 @@ class TicketError(ValueError):
 
 
 class PendingBatchError(RuntimeError):
-    """``ask`` was called while evaluations are still out."""
+    """``ask`` was called when no more evaluations may be out before some results have come in; nothing is changed.
+
+    Attributes:
+        needed: After so many results the policy expects to go on.
+        pending: Evaluations that are out.
+    """
+
+    def __init__(self, message: str, *, needed: int = 1, pending: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.pending = pending
 
 
 class ObjectiveError(RuntimeError):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -14,34 +13,16 @@ from torch import Tensor
 from sparse_bo._version import __version__
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.domain import Box, check_domain, check_picks, like, no_picks
-from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted, TicketError
+from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
+from sparse_bo.evaluations import Batch, Ledger, answers_of, some, tickets_of
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.policies import BBKB, BanditState, Policy, State
+from sparse_bo.policies.base import Proposal, keeps_batch_open
 from sparse_bo.result import Result, make_result, make_row
 from sparse_bo.validation import check_count, check_finite
 
 Objective = Callable[[Tensor], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Evaluations to make."""
-
-    indices: Tensor | None
-    """``q`` rows of the arm set, repeats allowed: evaluate each. ``None`` on a box."""
-    X: Tensor
-    """``q x d`` the arms or points themselves, in the user's dtype."""
-    tickets: list[int]
-    """``q`` numbers to hand back with the results; never used twice in a run."""
-
-    @property
-    def picks(self) -> Tensor:
-        """What a policy is told: the indices on arms, the points in float64 on a box."""
-        return self.X.to(torch.float64) if self.indices is None else self.indices
-
-    def __len__(self) -> int:
-        return len(self.tickets)
 
 
 class AskTell:
@@ -87,11 +68,11 @@ class AskTell:
         self._generator = torch.Generator().manual_seed(seed)
         self._state: State = self._policy.init(self._domain.double())
         self._rows: list[HistoryRow] = []
-        self._batch: Batch | None = None
-        self._answers: dict[int, float | None] = {}
+        self._ledger = Ledger(self._domain)
+        self._ahead = no_picks(self._domain)
         self._next_ticket = 0
         self._asked = 0
-        self._pending_row: dict[str, Any] = {}
+        self._effort: dict[str, float] = {}
         if initial is not None:
             self._observe_initial(*initial)
 
@@ -113,13 +94,11 @@ class AskTell:
     @property
     def pending(self) -> list[int]:
         """Tickets that are out, in order."""
-        if self._batch is None:
-            return []
-        return [t for t in self._batch.tickets if t not in self._answers]
+        return self._ledger.pending
 
     @property
     def history(self) -> History:
-        """One row per complete batch."""
+        """One row per update of the state: in a synchronous loop, per batch."""
         domain = self._domain
         info = {
             "policy": self._policy.name,
@@ -133,34 +112,46 @@ class AskTell:
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations to make; the policy decides how many.
 
+        Evaluations may be out: they keep their effect on the variance, and the new ones continue their batch. Picks asked in
+        pieces are those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results that have
+        come in update the state, and the next batch starts, with the evaluations still out counting towards it. Policies
+        without such batches take results in before every ask.
+
         Args:
             max_q: At most so many (default: as many as the policy wants).
 
         Raises:
-            PendingBatchError: If results of the last batch are still out; :meth:`tell` or :meth:`fail` them first.
+            PendingBatchError: If nothing may be handed out before more results are told; says how many.
             ValueError: If ``max_q`` < 1.
             TypeError: If ``max_q`` is not an integer.
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        if self.pending:
-            raise PendingBatchError(
-                f"{len(self.pending)} of {len(self._batch or ())} evaluations are still out (tickets "
-                f"{_some(self.pending)}); tell or fail them before the next ask"
-            )
-        self._fold()
-        start = time.perf_counter()
-        limit = max_q if max_q is not None else 2**62
-        proposal = self._policy.ask(self._state, max_q=limit, pending=no_picks(self._domain), generator=self._generator)
+        limit = 2**62 if max_q is None else max_q
+        if self._ledger.answered and not (self._ledger.outstanding and keeps_batch_open(self._policy)):
+            self._fold()
+        proposal = self._propose(limit)
+        if not len(proposal.picks) and self._ledger.answered:
+            self._fold()
+            proposal = self._propose(limit)
         q = len(proposal.picks)
-        self._batch, self._answers = self._handed_out(proposal.picks, range(self._next_ticket, self._next_ticket + q)), {}
+        if not q:
+            out = self._ledger.outstanding
+            raise PendingBatchError(
+                f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
+                f"{proposal.needed} of their results before it hands out more; tell or fail them before the next ask",
+                needed=proposal.needed,
+                pending=out,
+            )
+        batch = self._ledger.batch(proposal.picks, range(self._next_ticket, self._next_ticket + q))
+        self._ledger.add(batch)
+        self._ahead = no_picks(self._domain) if proposal.ahead is None else proposal.ahead
         self._next_ticket += q
         self._asked += q
-        self._pending_row = {"rechecked": proposal.rechecked, "pick": time.perf_counter() - start}
-        return self._batch
+        return batch
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
-        """Hand back results, in any order and any number at a time; with the last one the posterior is updated.
+        """Hand back results, in any order and any number at a time; once none is out the state is updated.
 
         Args:
             tickets: Of :meth:`ask`.
@@ -169,23 +160,37 @@ class AskTell:
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+            TypeError: If the values are not real numbers.
         """
-        numbers = _integers(tickets)
-        values = torch.as_tensor(y, dtype=torch.float64).detach().cpu()
-        if values.shape not in ((len(numbers),), (len(numbers), 1)):
-            raise ValueError(f"expected one value for each of {len(numbers)} tickets, got y of shape {tuple(values.shape)}")
-        if bool(torch.isinf(values).any()):
-            raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-        answers = [None if math.isnan(v) else v for v in values.flatten().tolist()]
-        self._answer(dict(zip(self._checked(numbers), answers, strict=True)))
+        numbers = tickets_of(tickets)
+        answers = answers_of(numbers, y)
+        self._ledger.check(numbers)
+        self._answer(answers)
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
-        """Mark evaluations as failed; they are dropped, and the arms may be picked again.
+        """Mark evaluations as failed; they are dropped, and the arms may be picked again from the next update on.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
         """
-        self._answer(dict.fromkeys(self._checked(_integers(tickets))))
+        numbers = tickets_of(tickets)
+        self._ledger.check(numbers)
+        self._answer(dict.fromkeys(numbers))
+
+    def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
+        """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
+
+        A ticket stands for one evaluation: whoever tells it first is recorded, a second result raises :class:`TicketError`.
+
+        Args:
+            tickets: Default: all that are out.
+
+        Raises:
+            TicketError: If a ticket is unknown, repeated or already answered.
+        """
+        numbers = self._ledger.pending if tickets is None else tickets_of(tickets)
+        self._ledger.check(numbers)
+        return self._ledger.handed_out(numbers)
 
     def run(
         self,
@@ -235,71 +240,83 @@ class AskTell:
         return certify(state.posterior, state.observations, generator=torch.Generator().manual_seed(self._seed))
 
     def _step(self, objective: Objective, end: int, call_with: str) -> None:
-        if not self.pending:
-            self.ask(max_q=end - self._asked)
-        batch = self._batch
-        assert batch is not None
-        tickets = self.pending
-        out = torch.tensor([t - batch.tickets[0] for t in tickets], device=self._device)
+        batch = self.reissue() if self._ledger.outstanding else self.ask(max_q=end - self._asked)
         inputs = batch.X if call_with == "X" else batch.indices
         if inputs is None:
             raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
         start = time.perf_counter()
         try:
-            y = objective(inputs[out])
-            self._pending_row["objective"] = time.perf_counter() - start
-            self.tell(tickets, y)
+            y = objective(inputs)
+            self._spend("objective", time.perf_counter() - start)
+            self.tell(batch.tickets, y)
         except Exception as error:
-            if tickets != self.pending:
+            if not self._ledger.outstanding:
                 raise
             message = (
-                f"the objective failed on a batch of {len(tickets)} ({type(error).__name__}: {error}). "
+                f"the objective failed on a batch of {len(batch)} ({type(error).__name__}: {error}). "
                 "Everything told before is in .result and .loop; tell or fail the tickets in .loop.pending, "
                 "then go on with .loop.run(...)"
             )
             raise ObjectiveError(message, loop=self, result=self.result()) from error
 
-    def _checked(self, tickets: list[int]) -> list[int]:
-        out = set(self.pending)
-        unknown = [t for t in tickets if t not in out]
-        if unknown:
-            known = f"tickets that are out: {_some(self.pending)}" if out else "no tickets are out; ask first"
-            raise TicketError(f"tickets {_some(unknown)} are unknown or already answered; {known}")
-        if len(set(tickets)) != len(tickets):
-            repeated = sorted({t for t in tickets if tickets.count(t) > 1})
-            raise TicketError(f"tickets {_some(repeated)} are given more than once")
-        return tickets
+    def _propose(self, limit: int) -> Proposal:
+        """Return the next picks: those made ahead, then what the policy adds. Nothing but the generator changes."""
+        picks = self._ahead[:limit]
+        if len(picks) == limit:
+            return Proposal(picks, ahead=self._ahead[limit:])
+        start = time.perf_counter()
+        pending = torch.cat([self._ledger.picks(), picks])
+        with self._undrawn():
+            more = self._policy.ask(self._state, max_q=limit - len(picks), pending=pending, generator=self._generator)
+        self._spend("pick", time.perf_counter() - start)
+        self._spend("rechecked", more.rechecked)
+        return more._replace(picks=torch.cat([picks, more.picks]))
+
+    @contextmanager
+    def _undrawn(self) -> Iterator[None]:
+        """If what is done inside raises, it has drawn nothing: the next try gives what this one would have given."""
+        before = self._generator.get_state()
+        try:
+            yield
+        except BaseException:
+            self._generator.set_state(before)
+            raise
+
+    def _spend(self, on: str, amount: float) -> None:
+        self._effort[on] = self._effort.get(on, 0) + amount
 
     def _answer(self, answers: dict[int, float | None]) -> None:
-        self._answers.update(answers)
-        if answers and not self.pending:
+        self._ledger.answer(answers)
+        if answers and not self._ledger.outstanding:
             self._fold()
 
     def _fold(self) -> None:
-        """Update the state with a complete batch. If that raises, the answers stay and the next ask tries again."""
-        batch = self._batch
-        if batch is not None:
-            self._update(batch, [self._answers[t] for t in batch.tickets])
-            self._batch = None
+        """Update the state with what is answered. If that raises, the answers stay and the next ask tries again."""
+        batch, values = self._ledger.answers()
+        self._update(batch, values)
+        self._ledger.settle(batch.tickets)
 
     def _update(self, batch: Batch, values: list[float | None]) -> None:
         good = [i for i, v in enumerate(values) if v is not None]
         if good:
             kept = torch.tensor(good, device=self._device)
             y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=self._device)
-            self._state = self._policy.tell(self._state, batch.picks[kept], y, generator=self._generator)
+            with self._undrawn():
+                self._state = self._policy.tell(self._state, batch.picks[kept], y, generator=self._generator)
         else:
             self._state = self._state.without_results()
-        timed: dict[str, float] = {k: v for k, v in self._pending_row.items() if k != "rechecked"}
+        self._ahead = no_picks(self._domain)
+        effort, self._effort = self._effort, {}
+        rechecked = int(effort.pop("rechecked", 0))
         self._rows.append(
             make_row(
                 self._state,
                 indices=[] if batch.indices is None else batch.indices.tolist(),
                 points=batch.X.tolist() if batch.indices is None else None,
                 values=values,
-                rechecked=self._pending_row.get("rechecked", 0),
+                rechecked=rechecked,
                 variance_factor=self._variance_factor(),
-                seconds={**timed, **self._state.seconds},
+                seconds={**effort, **self._state.seconds},
             )
         )
 
@@ -308,11 +325,6 @@ class AskTell:
             return None
         certificate = self.certificate()
         return None if certificate is None else certificate.factor
-
-    def _handed_out(self, picks: Tensor, tickets: Sequence[int]) -> Batch:
-        if isinstance(self._domain, Box):
-            return Batch(None, picks.to(self._domain.bounds.dtype), list(tickets))
-        return Batch(picks, self._domain[picks], list(tickets))
 
     def _observe_initial(self, where: Tensor, y: Tensor) -> None:
         picks = check_picks("initial inputs", where, self._domain)
@@ -323,7 +335,7 @@ class AskTell:
             )
         check_finite("initial values", values)
         self._next_ticket = len(picks)
-        self._update(self._handed_out(picks, range(len(picks))), values.tolist())
+        self._update(self._ledger.batch(picks, range(len(picks))), values.tolist())
 
 
 def maximize(
@@ -360,15 +372,3 @@ def maximize(
     """
     loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial)
     return loop.run(objective, budget, call_with=call_with, callback=callback)
-
-
-def _integers(tickets: Sequence[int] | Tensor) -> list[int]:
-    numbers = tickets.tolist() if isinstance(tickets, Tensor) else list(tickets)
-    if any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
-        raise TicketError(f"expected integer tickets from ask(), got {_some(numbers)}")
-    return numbers
-
-
-def _some(items: Sequence[Any]) -> str:
-    shown = ", ".join(map(str, items[:5]))
-    return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"

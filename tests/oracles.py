@@ -131,12 +131,28 @@ class DenseArms(NamedTuple):
         shares = (covariance[:, picks] / self.noise).square().sum(dim=1)
         return 1.0 + torch.where(leverages > 1e-12, shares / leverages, torch.zeros_like(shares))
 
-    def batch(self, *, width: float, kind: str, threshold: float, in_batch: str, max_q: int, tie: float = 1e-12) -> BatchTrace:
-        """Pick the best arm (the first within ``tie``), recompute every arm, and again, until the rule of ``kind`` ends it."""
+    def batch(
+        self,
+        *,
+        width: float,
+        kind: str,
+        threshold: float,
+        in_batch: str,
+        max_q: int,
+        tie: float = 1e-12,
+        given: list[int] | None = None,
+    ) -> BatchTrace:
+        """Pick the best arm (the first within ``tie``), recompute every arm, and again, until the rule of ``kind`` ends it.
+
+        Evaluations of the arms ``given`` are out already.
+        """
         mean, start = self.dtc().mean, self.leverages_after([], in_batch)
-        picks: list[int] = []
+        given = given or []
+        picks = list(given)
         all_scores, all_leverages, gap = [], [], math.inf
-        while len(picks) < max_q:
+        while len(picks) < max_q + len(given):
+            if picks and self._used_up(picks, start, kind, threshold, in_batch):
+                break
             leverages = self.leverages_after(picks, in_batch)
             scores = mean + width * leverages.sqrt()
             best = scores.max()
@@ -146,13 +162,14 @@ class DenseArms(NamedTuple):
             all_scores.append(scores)
             all_leverages.append(leverages)
             picks.append(int(ties.nonzero()[0]))
-            costs = start[picks]
-            over = {
-                "single": True,
-                "global": 1.0 + float(costs.sum()) > threshold,
-                "gp-bucb": float((1.0 + costs).prod()) > threshold,
-                "local": float(self.local_ratios(picks, in_batch).max()) > threshold,
-            }[kind]
-            if over or threshold == 1.0:
-                break
-        return BatchTrace(picks, all_scores, all_leverages, gap)
+        return BatchTrace(picks[len(given) :], all_scores, all_leverages, gap)
+
+    def _used_up(self, picks: list[int], start: Tensor, kind: str, threshold: float, in_batch: str) -> bool:
+        costs = start[picks]
+        over = {
+            "single": True,
+            "global": 1.0 + float(costs.sum()) > threshold,
+            "gp-bucb": float((1.0 + costs).prod()) > threshold,
+            "local": float(self.local_ratios(picks, in_batch).max()) > threshold,
+        }[kind]
+        return over or threshold == 1.0

@@ -22,7 +22,7 @@ LAYERS = [
     ["models", "arms"],
     ["widths", "acquisition"],
     ["policies"],
-    ["result", "history"],
+    ["result", "history", "evaluations"],
     ["loop"],
     ["cli"],
 ]

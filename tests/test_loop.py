@@ -82,11 +82,15 @@ def test_a_batch_that_fails_whole_changes_nothing_but_the_round():
     assert loop.history.rows[-1].failed == len(batch)
 
 
-def test_ask_while_a_batch_is_out_says_what_is_missing():
+def test_ask_while_a_full_batch_is_out_says_what_is_missing():
     loop, batch = loop_with_a_batch()
-    loop.tell(batch.tickets[:1], f(batch.X[:1]))
-    with pytest.raises(PendingBatchError, match=rf"{len(batch) - 1} of {len(batch)} evaluations are still out.*tell or fail"):
+    with pytest.raises(
+        PendingBatchError, match=rf"{len(batch)} evaluations are still out.* needs about \d+ .*tell or fail"
+    ) as caught:
         loop.ask()
+    assert caught.value.pending == len(batch)
+    assert 1 <= caught.value.needed <= len(batch)
+    assert loop.pending == batch.tickets
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,19 @@ class BatchPicks:
     """``q`` arms, repeats allowed."""
     rechecked: int
     """Arms whose score was recomputed in float64 to make the picks."""
+    needed: int = 0
+    """Where there are no picks: after so many results of the given ones, whichever, the rule allows more (if the leverages
+    stay as they are)."""
 
 
 def pick_batch(
-    posterior: ArmPosterior, *, width: float, stop_rule: StopRule, in_batch: InBatch = "fixed", max_q: int
+    posterior: ArmPosterior,
+    *,
+    width: float,
+    stop_rule: StopRule,
+    in_batch: InBatch = "fixed",
+    max_q: int,
+    given: Tensor | None = None,
 ) -> BatchPicks:
     """Pick arms by ``mean + width · √leverage`` until the stop rule or ``max_q`` ends the batch.
 
@@ -51,19 +60,63 @@ def pick_batch(
     arms tie and the lowest index wins. After a float32 sweep the starting bounds include its error, so every arm that could
     win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick.
 
+    A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
+    earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
+
     Args:
         posterior: Posterior at the batch start.
         width: Multiplies √leverage (y).
         stop_rule: Ends the batch.
         in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
         max_q: At most so many picks, ≥ 1.
+        given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
+            leverages and count towards the stop rule.
+
+    Returns:
+        At least one pick, unless the given ones have used the rule up.
     """
+    conditioner = fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
+    if given is not None and len(given):
+        return _pick_more(posterior, width, stop_rule, conditioner, max_q, given)
     picker = _Picker(posterior, width, stop_rule)
     if max_q == 1 or stop_rule.allowance <= 0.0:
         if posterior.mean_errors is None:
             return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
         max_q = 1
-    return picker.run(fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior), max_q)
+    return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner))
+
+
+def _pick_more(
+    posterior: ArmPosterior, width: float, stop_rule: StopRule, conditioner: Conditioner, max_q: int, given: Tensor
+) -> BatchPicks:
+    distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
+    weights = counts.to(posterior.leverages.dtype)
+    costs = stop_rule.costs(conditioner.start(distinct))[position].tolist()
+    spent = 0.0
+    for cost in costs:  # in the order of the picks, as they were added up when they were made
+        spent += cost
+    ratios = _local_ratios(posterior, stop_rule, conditioner)
+    worst = math.inf if ratios is None else ratios.add(distinct, weights)
+    used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
+    if used_up:
+        return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
+    picker = _Picker(posterior, width, stop_rule)
+    picker.spent = spent
+    return picker.run(conditioner.given(distinct, weights), max_q, ratios)
+
+
+def _results_needed(costs: list[float], allowance: float) -> int:
+    """Return the smallest k such that without any k of the ``costs`` the rest is at most ``allowance``."""
+    left, needed = sum(costs), 0
+    for cost in sorted(costs):
+        if left <= allowance:
+            break
+        left, needed = left - cost, needed + 1
+    return max(needed, 1)
+
+
+def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
+    return LocalRatios(posterior, start, stop_rule.ratio_threshold) if stop_rule.kind == "local" else None
 
 
 class _Picker:
@@ -84,10 +137,7 @@ class _Picker:
         if repeats is not None:
             self.scores[repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
 
-    def run(self, conditioner: Conditioner, max_q: int) -> BatchPicks:
-        ratios = None
-        if self.stop_rule.kind == "local":
-            ratios = LocalRatios(self.posterior, conditioner, self.stop_rule.ratio_threshold)
+    def run(self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None) -> BatchPicks:
         picks: list[Tensor] = []
         left, refresh = max_q, BLOCK
         while left > 0:

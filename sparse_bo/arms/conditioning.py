@@ -45,6 +45,14 @@ class Conditioner(Protocol):
         """Add picks: arm ``indices[positions[j]]`` was picked ``counts[j]`` times; ``block`` is that of ``indices``."""
         ...
 
+    def start(self, indices: Tensor) -> Tensor:
+        """Return the leverages of some arms at the batch start, ``b``."""
+        ...
+
+    def given(self, indices: Tensor, counts: Tensor) -> Conditioner:
+        """Add picks made elsewhere: distinct arms ``indices`` (``p``), each picked ``counts`` times (``p``)."""
+        ...
+
     def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return ``(W, S)``, the covariance *at the batch start* with the arms ``indices`` (``q``), in leverage units.
 
@@ -81,9 +89,22 @@ class FixedDictionary:
             return residual, embedding, embedding.T
         return residual, embedding, torch.linalg.solve_triangular(safe_cholesky(self.gram).factor, embedding.T, upper=False)
 
+    def start(self, indices: Tensor) -> Tensor:
+        """O(b r²)."""
+        features, embedding = _embed(self.posterior, indices)
+        surrogate = self.posterior.surrogate
+        residual = dtc.residual(features, surrogate.prior_variance[indices]) / surrogate.regularization
+        return residual + embedding.square().sum(dim=-1)
+
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> FixedDictionary:
         """O(q r²)."""
-        rows = block.embedding[positions]
+        return self._added(block.embedding[positions], counts)
+
+    def given(self, indices: Tensor, counts: Tensor) -> FixedDictionary:
+        """O(p r²)."""
+        return self._added(_embed(self.posterior, indices)[1], counts)
+
+    def _added(self, rows: Tensor, counts: Tensor) -> FixedDictionary:
         gram = self.gram
         if gram is None:
             gram = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
@@ -115,18 +136,18 @@ class Process:
         """O(b (b + p)(r + d) + p² b)."""
         columns = self._columns(indices)
         covariance = _start_covariance(self.posterior, indices, indices) - columns.T @ columns
-        start = self._start(indices)
+        start = self.start(indices)
         covariance = 0.5 * (covariance + covariance.T)
         covariance.diagonal().copy_(_reduced(start, columns))  # to the last bit what leverages() gives
         return Block(covariance, torch.zeros_like(start), start, columns.T)
 
     def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """O(b p (r + d) + p² b + b r²)."""
-        reduced = _reduced(self._start(indices), self._columns(indices))
+        reduced = _reduced(self.start(indices), self._columns(indices))
         return reduced, torch.zeros_like(reduced)
 
-    def _start(self, indices: Tensor) -> Tensor:
-        """Return the leverages at the batch start in the two-term form, ``b``."""
+    def start(self, indices: Tensor) -> Tensor:
+        """In the two-term form. O(b r²)."""
         surrogate, state = self.posterior.surrogate, self.posterior.state
         features = state.factor.features(self.posterior.kernel_rows(indices))
         return dtc.variance(state, features, surrogate.prior_variance[indices]) / surrogate.regularization
@@ -144,6 +165,10 @@ class Process:
             [torch.cat([self.factor, above], dim=1), torch.cat([block.embedding[positions], corner], dim=1)], dim=0
         )
         return replace(self, picked=torch.cat([self.picked, indices[positions]]), factor=factor)
+
+    def given(self, indices: Tensor, counts: Tensor) -> Process:
+        """O(p³ + p² (r + d))."""
+        return self.absorb(indices, self.block(indices), torch.arange(len(indices), device=indices.device), counts)
 
     def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """``[k(x,q) − k_D(x)ᵀ P (I − B⁻¹) z(q)]/λ``. O(m r q)."""

@@ -49,6 +49,13 @@ class LocalRatios:
             return sequence, False
         return sequence[: int(passed[0]) + 1], True
 
+    def add(self, distinct: Tensor, counts: Tensor) -> float:
+        """Add picks made elsewhere: ``q`` distinct arms, each picked ``counts`` times; return the largest ratio. O(a m q)."""
+        weights, anchors = self.start.start_covariance(distinct)
+        for part, K_DX in self.posterior.kernel_chunks():
+            self.ratios[part] += self._shares(part, K_DX, weights, anchors) @ counts
+        return float(self.ratios.max())
+
     def _shares(self, part: slice, K_DX: Tensor, weights: Tensor, anchors: Tensor | None) -> Tensor:
         surrogate = self.posterior.surrogate
         covariance = K_DX.T @ weights

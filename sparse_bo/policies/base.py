@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ class Proposal(NamedTuple):
     """``q`` arms (int64, repeats allowed), or ``q x d`` points of a box (float64). Empty: results are needed first."""
     rechecked: int = 0
     """Arms whose score was recomputed in float64 to choose them."""
+    ahead: Tensor | None = None
+    """What the policy will propose after these, as far as it is known already: as long as the state stays, the next picks
+    are taken from here and the policy is asked again only when they are used up."""
+    needed: int = 0
+    """Where there are no picks: after so many results the policy expects to go on."""
 
 
 @runtime_checkable
@@ -53,7 +58,7 @@ class Policy(Protocol[S]):
             state: The state after the last update.
             max_q: At least 1.
             pending: Picks handed out of which the state has no result yet, in order; they keep their effect on the variance
-                and count towards the batch. At most zero rows if nothing is out.
+                and count towards the batch. Zero rows if nothing is out.
             generator: CPU generator.
         """
         ...
@@ -61,6 +66,24 @@ class Policy(Protocol[S]):
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
         ...
+
+
+@runtime_checkable
+class OpenBatches(Protocol):
+    """A policy that goes on with its batch while the first results come back, and takes them in when the batch is full.
+
+    Of other policies, results are taken in before every ask.
+    """
+
+    @property
+    def keeps_batch_open(self) -> bool:
+        """Whether results wait until :meth:`Policy.ask` returns no picks, or no evaluation is out."""
+        ...
+
+
+def keeps_batch_open(policy: Policy[Any]) -> bool:
+    """Return whether results wait until the policy's batch is full (:class:`OpenBatches`)."""
+    return isinstance(policy, OpenBatches) and policy.keeps_batch_open
 
 
 def arms_of(domain: Domain, *, policy: str) -> Tensor:
@@ -85,14 +108,16 @@ def box_of(domain: Domain, *, policy: str) -> Box:
     return domain
 
 
-def random_arms(state: BanditState, q: int, *, generator: torch.Generator) -> Tensor:
-    """Return ``q`` arms uniformly at random: distinct and not observed yet as long as there are such, then any arms.
+def random_arms(state: BanditState, q: int, *, pending: Tensor | None = None, generator: torch.Generator) -> Tensor:
+    """Return ``q`` arms uniformly at random: distinct, not observed and not pending as long as there are such, then any arms.
 
     Draws ``q`` integers, or one permutation of the arms where more than a quarter of them would be needed.
     """
     a, device = state.arms.shape[0], state.arms.device
     seen = state.observations.indices
     assert seen is not None
+    if pending is not None and len(pending):
+        seen = torch.cat([seen, pending])
     if 4 * (q + len(seen)) < a:
         pool = torch.randint(a, (2 * q + 16,), generator=generator).tolist()
         known = set(seen.tolist())

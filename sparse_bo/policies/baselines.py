@@ -48,7 +48,7 @@ class RandomSearch:
         q = min(self.batch_size, max_q)
         if isinstance(state, BoxState):
             return Proposal(state.box.uniform(q, generator=generator))
-        return Proposal(random_arms(state, q, generator=generator))
+        return Proposal(random_arms(state, q, pending=pending, generator=generator))
 
     def tell(
         self, state: BanditState | BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator
@@ -87,7 +87,7 @@ class EpsilonGreedy:
         q = min(self.batch_size, max_q)
         observed = state.observations
         if observed.n == 0:
-            return Proposal(random_arms(state, q, generator=generator))
+            return Proposal(random_arms(state, q, pending=pending, generator=generator))
         assert observed.indices is not None
         explore = torch.rand(q, generator=generator, dtype=torch.float64) < self.epsilon
         indices = observed.indices[observed.means.argmax()].repeat(q)

@@ -111,22 +111,38 @@ class UCBPolicy(ABC):
             covariance_function(self.covar_module, like=arms)
         return initial_state(arms)
 
+    @property
+    def keeps_batch_open(self) -> bool:
+        """``True``: mean and dictionary stay until the stop rule asks for results."""
+        return True
+
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former."""
-        posterior = state.posterior
+        """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
+
+        Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
+        what would have been asked at once. Where many are pending, as many picks are made ahead, so that conditioning on
+        the pending ones is paid O(log) times per batch.
+        """
+        posterior, out = state.posterior, len(pending)
         if posterior is None:
-            q = min(max_q, max(1, self._design_size(state.arms) - state.observations.pulls))
-            return Proposal(random_arms(state, q, generator=generator))
+            missing = self._design_size(state.arms) - state.observations.pulls
+            if missing <= out and out:
+                return Proposal(pending[:0], needed=max(missing, 1))
+            return Proposal(random_arms(state, min(max_q, max(1, missing - out)), pending=pending, generator=generator))
         assert state.width is not None
+        room = self.max_batch_size - out
+        if room <= 0:
+            return Proposal(pending[:0], needed=1 - room)
         parts = self.parts
         batch = pick_batch(
             posterior,
             width=state.width,
             stop_rule=parts.stop_rule,
             in_batch=parts.in_batch,
-            max_q=min(max_q, self.max_batch_size),
+            max_q=min(max(max_q, out), room),
+            given=pending,
         )
-        return Proposal(batch.indices, batch.rechecked)
+        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:], batch.needed)
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""

@@ -67,6 +67,58 @@ def test_picks_are_those_of_full_recomputation(
 
 
 @pytest.mark.parametrize("in_batch", UPDATES)
+@pytest.mark.parametrize("kind", RULES)
+def test_a_batch_picked_in_pieces_is_the_batch_picked_at_once(kind: str, in_batch: str, device: torch.device) -> None:
+    for seed in range(8):
+        p = _problem(seed, device=device)
+        whole = _expected(p, kind, in_batch, threshold=_threshold(seed))
+        if whole.gap < DECISIVE:
+            continue
+        for done in {1, len(whole.picks) // 3 + 1, len(whole.picks)}:
+            given = torch.tensor(whole.picks[:done], device=device)
+            rule = StopRule(kind, _threshold(seed))
+            rest = pick_batch(p.posterior(), width=0.8, stop_rule=rule, in_batch=in_batch, max_q=40 - done or 1, given=given)
+            if len(whole.picks) < 40 or done < 40:
+                assert rest.indices.tolist() == whole.picks[done:], f"{seed=} {done=}"
+                assert bool(rest.needed) == (done == len(whole.picks)), f"{seed=} {done=}"
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
+@pytest.mark.parametrize("kind", RULES)
+def test_picks_go_on_from_any_arms_that_are_out(kind: str, in_batch: str, generator: torch.Generator) -> None:
+    """Arms nobody would have picked, repeats included, as after a resparsification with late results."""
+    sizes = set()
+    for seed in range(12):
+        p = _problem(seed)
+        out = torch.randint(20, (seed % 5 + 1,), generator=generator)
+        threshold = 3.0 * _threshold(seed)
+        expected = p.dense().batch(width=0.8, kind=kind, threshold=threshold, in_batch=in_batch, max_q=30, given=out.tolist())
+        if expected.gap < DECISIVE:
+            continue
+        sizes.add(len(expected.picks))
+        for float32 in (False, True):
+            q = p.with_surrogate(sweep_dtype=torch.float32) if float32 else p
+            got = pick_batch(
+                q.posterior(), width=0.8, stop_rule=StopRule(kind, threshold), in_batch=in_batch, max_q=30, given=out
+            )
+            assert got.indices.tolist() == expected.picks, f"{seed=} {float32=}"
+    assert sizes == {0} if kind == "single" else len(sizes) >= 3
+
+
+@pytest.mark.parametrize("kind", ["global", "gp-bucb"])
+def test_results_needed_are_enough_whichever_come(kind: str) -> None:
+    p = _problem(1, a=30)
+    rule, posterior = StopRule(kind, 3.0), p.posterior()
+    out = torch.arange(0, 30, 2)
+    needed = pick_batch(posterior, width=0.8, stop_rule=rule, max_q=1, given=out).needed
+    assert 1 < needed < len(out)
+    cheapest_last = out[rule.costs(posterior.leverages[out]).argsort(descending=True)]
+    enough, short = cheapest_last[: len(out) - needed], cheapest_last[: len(out) - needed + 1]
+    assert len(pick_batch(posterior, width=0.8, stop_rule=rule, max_q=1, given=enough).indices) == 1
+    assert len(pick_batch(posterior, width=0.8, stop_rule=rule, max_q=1, given=short).indices) == 0
+
+
+@pytest.mark.parametrize("in_batch", UPDATES)
 def test_local_batches_longer_than_a_step_are_cut_at_the_right_pick(in_batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_bo.arms.batch, "LOCAL_STEP", 4)
     for seed in range(6):
