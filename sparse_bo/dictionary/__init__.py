@@ -1,6 +1,9 @@
 """Dictionaries (inducing sets) and the samplers that choose them."""
 
 from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Sampler, candidates_of
+from sparse_bo.dictionary.dpp import KDPPSampler
+from sparse_bo.dictionary.greedy import GreedyVarianceSampler, IPASampler, IVMSampler
+from sparse_bo.dictionary.kmeans import KMeansPlusPlusSampler
 from sparse_bo.dictionary.leverage import LeverageSampler
 from sparse_bo.dictionary.recursive import RecursiveRLSSampler
 from sparse_bo.dictionary.residual import residual_bound
@@ -13,6 +16,11 @@ __all__ = [
     "Dictionary",
     "FirstSampler",
     "FixedSampler",
+    "GreedyVarianceSampler",
+    "IPASampler",
+    "IVMSampler",
+    "KDPPSampler",
+    "KMeansPlusPlusSampler",
     "LeverageSampler",
     "RecursiveRLSSampler",
     "Sampler",
