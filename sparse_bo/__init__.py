@@ -22,7 +22,7 @@ from sparse_bo.dictionary import (
     UniformSampler,
     residual_bound,
 )
-from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
+from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, SamplerError, TicketError
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, Batch, maximize
 from sparse_bo.models import SparseGP
@@ -62,6 +62,7 @@ __all__ = [
     "RecursiveRLSSampler",
     "Result",
     "RunInterrupted",
+    "SamplerError",
     "SparseGP",
     "TicketError",
     "UniformSampler",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.dictionary.base import Candidates, Covariance
+from sparse_bo.errors import SamplerError
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,17 +55,17 @@ def kernel_gram(candidates: Candidates, *, needed_by: str) -> Gram:
         needed_by: The sampler's name, for the message.
 
     Raises:
-        ValueError: If there is no covariance, or ``inputs`` has another number of rows than ``X``.
+        SamplerError: If there is no covariance, or ``inputs`` has another number of rows than ``X``.
     """
     if candidates.covariance is None:
-        raise ValueError(
+        raise SamplerError(
             f"{needed_by} needs the prior covariance of the candidates, got covariance=None; "
             "pass candidates_of(..., covariance=...) or Candidates(..., covariance=...)"
         )
     inputs = candidates.X if candidates.inputs is None else candidates.inputs
     n = candidates.X.shape[0]
     if inputs.shape[-2] != n:
-        raise ValueError(f"expected as many rows of candidates.inputs as of candidates.X, got {inputs.shape[-2]} and {n}")
+        raise SamplerError(f"expected as many rows of candidates.inputs as of candidates.X, got {inputs.shape[-2]} and {n}")
     return Gram(candidates.covariance, inputs.double(), torch.ones(n, dtype=torch.float64, device=inputs.device))
 
 
@@ -79,7 +80,8 @@ def whitened_gram(candidates: Candidates, *, needed_by: str) -> Gram:
         needed_by: The sampler's name, for the message.
 
     Raises:
-        ValueError: As :func:`kernel_gram`; or if there is no regularization, or it is not positive, finite and one number or n.
+        SamplerError: As :func:`kernel_gram`; or if there is no regularization, or it is not positive and finite, or not one
+            number or n.
     """
     gram = kernel_gram(candidates, needed_by=needed_by)
     return Gram(gram.covariance, gram.inputs, (candidates.counts.double() / noise_of(candidates, needed_by=needed_by)).sqrt())
@@ -89,17 +91,19 @@ def noise_of(candidates: Candidates, *, needed_by: str) -> Tensor:
     """Return λ of each candidate, ``n``, float64.
 
     Raises:
-        ValueError: If there is none, or it is not positive, finite and one number or n.
+        SamplerError: If there is none, or it is not positive, finite and one number or n.
     """
     if candidates.regularization is None:
-        raise ValueError(
+        raise SamplerError(
             f"{needed_by} needs the regularization of the candidates, got None; "
             "pass candidates_of(..., regularization=...): λ, the noise variance of one observation"
         )
     n = candidates.X.shape[0]
     noise = torch.as_tensor(candidates.regularization, dtype=torch.float64, device=candidates.X.device)
     if noise.dim() > 1 or noise.numel() not in (1, n):
-        raise ValueError(f"expected candidates.regularization to be a number or {n} of them, got shape {tuple(noise.shape)}")
+        raise SamplerError(f"expected candidates.regularization to be a number or {n} of them, got shape {tuple(noise.shape)}")
     if not bool((torch.isfinite(noise) & (noise > 0.0)).all()):
-        raise ValueError(f"expected positive, finite candidates.regularization, got values from {noise.min()} to {noise.max()}")
+        raise SamplerError(
+            f"expected positive, finite candidates.regularization, got values from {noise.min()} to {noise.max()}"
+        )
     return noise.expand(n)

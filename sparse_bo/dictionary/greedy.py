@@ -13,6 +13,7 @@ from sparse_bo.core.pivoted import pivoted_cholesky
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import kernel_gram, noise_of
 from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.errors import SamplerError
 from sparse_bo.validation import check_count
 
 
@@ -41,7 +42,8 @@ class GreedyVarianceSampler:
             generator: Not used.
 
         Raises:
-            ValueError: If the covariance is missing or gives NaN.
+            SamplerError: If the covariance is missing.
+            ValueError: If it gives NaN.
         """
         return _greedy(candidates, self.size, needed_by=type(self).__name__, generator=generator)
 
@@ -78,19 +80,20 @@ class IPASampler:
             generator: Not used.
 
         Raises:
-            ValueError: If one of these is missing or does not fit, or the covariance gives NaN.
+            SamplerError: If one of these is missing or does not fit.
+            ValueError: If the covariance gives NaN.
         """
         name = type(self).__name__
         if candidates.leverages is None:
             return _greedy(candidates, self.size, needed_by=name, generator=generator)
         if candidates.means is None or candidates.means.shape != candidates.leverages.shape:
             got = None if candidates.means is None else tuple(candidates.means.shape)
-            raise ValueError(
+            raise SamplerError(
                 f"{name} needs the posterior mean of every candidate, got means={got} for {len(candidates.leverages)} "
                 "candidates; a model of several outputs or a batch has no one mean to improve: choose another sampler"
             )
         if not bool(torch.isfinite(candidates.means).all()):
-            raise ValueError(f"{name} needs finite posterior means, got NaN or infinite ones")
+            raise SamplerError(f"{name} needs finite posterior means, got NaN or infinite ones")
         means = candidates.means.double() if self.maximize else -candidates.means.double()
         variances = candidates.leverages.double() * noise_of(candidates, needed_by=name)
         weights = 2.0 * log_improvement(means, variances)
@@ -123,7 +126,8 @@ class IVMSampler:
             generator: Not used.
 
         Raises:
-            ValueError: If either is missing or does not fit, or the covariance gives NaN.
+            SamplerError: If either is missing or does not fit.
+            ValueError: If the covariance gives NaN.
         """
         name = type(self).__name__
         noise = noise_of(candidates, needed_by=name) / candidates.counts.double()

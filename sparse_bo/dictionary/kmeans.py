@@ -39,7 +39,8 @@ class KMeansPlusPlusSampler:
             generator: CPU generator.
 
         Raises:
-            ValueError: If the covariance is missing or gives NaN.
+            SamplerError: If the covariance is missing.
+            ValueError: If it gives NaN.
         """
         gram = kernel_gram(candidates, needed_by=type(self).__name__)
         if gram.n <= self.size:

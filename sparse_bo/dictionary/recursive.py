@@ -76,7 +76,8 @@ class RecursiveRLSSampler:
             generator: CPU generator.
 
         Raises:
-            ValueError: If either is missing or does not fit.
+            SamplerError: If either is missing or does not fit.
+            ValueError: If the covariance gives NaN.
         """
         gram = whitened_gram(candidates, needed_by=type(self).__name__)
         levels = self._levels(gram.n, gram.scale.device, generator)

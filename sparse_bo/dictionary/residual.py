@@ -39,7 +39,8 @@ def residual_bound(
         generator: CPU generator, for the random start (n normal draws).
 
     Raises:
-        ValueError: If covariance or regularization is missing or does not fit, or the dictionary is not of these candidates.
+        SamplerError: If covariance or regularization is missing or does not fit.
+        ValueError: If the dictionary is not of these candidates, or the covariance gives NaN.
     """
     gram = whitened_gram(candidates, needed_by="residual_bound")
     points = _dictionary_inputs(candidates, dictionary, gram)
