@@ -8,8 +8,21 @@ In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
 from sparse_bo import core, problems
 from sparse_bo._version import __version__
 from sparse_bo.audit import Certificate, certify
-from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
-from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
+from sparse_bo.dictionary import (
+    Dictionary,
+    FirstSampler,
+    FixedSampler,
+    GreedyVarianceSampler,
+    IPASampler,
+    IVMSampler,
+    KDPPSampler,
+    KMeansPlusPlusSampler,
+    LeverageSampler,
+    RecursiveRLSSampler,
+    UniformSampler,
+    residual_bound,
+)
+from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, SamplerError, TicketError
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
@@ -35,15 +48,22 @@ __all__ = [
     "EpsilonGreedy",
     "FirstSampler",
     "FixedSampler",
+    "GreedyVarianceSampler",
     "History",
     "HistoryRow",
+    "IPASampler",
+    "IVMSampler",
+    "KDPPSampler",
+    "KMeansPlusPlusSampler",
     "LeverageSampler",
     "NumericalWarning",
     "ObjectiveError",
     "PendingBatchError",
     "RandomSearch",
+    "RecursiveRLSSampler",
     "Result",
     "RunInterrupted",
+    "SamplerError",
     "SparseGP",
     "TicketError",
     "UniformSampler",
@@ -53,4 +73,5 @@ __all__ = [
     "core",
     "maximize",
     "problems",
+    "residual_bound",
 ]

@@ -92,7 +92,9 @@ def run(
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
     dictionary: Annotated[str | None, _option(POLICY, f"One of {', '.join(SAMPLERS)} (bkb, bbkb; default leverage).")] = None,
-    dictionary_size: Annotated[int | None, _option(POLICY, "Points of a uniform or first dictionary.")] = None,
+    dictionary_size: Annotated[
+        int | None, _option(POLICY, "Points of the dictionary (all but leverage; recursive-rls finds its own if not given).")
+    ] = None,
     width: Annotated[str | None, _option(POLICY, "theory, authors, or a number of standard deviations.")] = None,
     rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
     failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,

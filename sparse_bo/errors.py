@@ -13,6 +13,10 @@ class NumericalWarning(UserWarning):
     """A kernel matrix had to be changed noticeably (large jitter or indefinite) before it could be factorised."""
 
 
+class SamplerError(ValueError):
+    """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
+
+
 class TicketError(ValueError):
     """``tell`` or ``fail`` got a ticket that is unknown, repeated or already answered."""
 

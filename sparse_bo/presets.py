@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +10,17 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import problems
-from sparse_bo.dictionary import FirstSampler, Sampler, UniformSampler
+from sparse_bo.dictionary import (
+    FirstSampler,
+    GreedyVarianceSampler,
+    IPASampler,
+    IVMSampler,
+    KDPPSampler,
+    KMeansPlusPlusSampler,
+    RecursiveRLSSampler,
+    Sampler,
+    UniformSampler,
+)
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.problems import Problem
 from sparse_bo.validation import check_choice, check_positive
@@ -24,7 +34,16 @@ POLICIES: Mapping[str, type] = {
     "random": RandomSearch,
 }
 PROBLEMS = ("cadata", "abalone", "gp-draw")
-SAMPLERS = ("leverage", "uniform", "first")
+SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
+    "uniform": UniformSampler,
+    "first": FirstSampler,
+    "greedy-variance": GreedyVarianceSampler,
+    "ipa": IPASampler,
+    "ivm": IVMSampler,
+    "kmeans++": KMeansPlusPlusSampler,
+    "k-dpp": KDPPSampler,
+}
+SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
 
 POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields(policy)} | {
@@ -97,6 +116,12 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
 def make_sampler(name: str, size: int | None) -> Sampler | None:
     """Return a dictionary sampler by name; ``None`` for ``"leverage"``, which every policy builds from its own options.
 
+    ``"recursive-rls"`` without a size is the variant with confidence (S-BPE Lemma 3.8, δ = 0.01), which finds its own.
+
+    Args:
+        name: One of :data:`SAMPLERS`.
+        size: Number of points.
+
     Raises:
         ValueError: If the name is unknown, or the size is missing, not positive or not used.
         TypeError: If the size is not an integer.
@@ -106,9 +131,11 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
         if size is not None:
             raise ValueError("a leverage dictionary finds its own size (--oversampling scales it); drop --dictionary-size")
         return None
+    if name == "recursive-rls":
+        return RecursiveRLSSampler(size=size)
     if size is None:
         raise ValueError(f"--dictionary {name} needs --dictionary-size")
-    return UniformSampler(size=size) if name == "uniform" else FirstSampler(size=size)
+    return SIZED_SAMPLERS[name](size=size)
 
 
 def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy[Any]:

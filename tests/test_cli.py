@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sparse_bo import BBKB, History, RandomSearch, RunInterrupted, UniformSampler
 from sparse_bo.cli import app, main
 from sparse_bo.loop import AskTell
-from sparse_bo.presets import POLICIES, make_kernel, make_policy
+from sparse_bo.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
 
 QUICK = ["run", "--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "30", "--seed", "1"]
 
@@ -57,6 +57,9 @@ def test_quiet_prints_nothing(tmp_path):
         (["--precision", "float16"], "'float64', 'float32'"),
         (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
         (["--dictionary", "uniform"], "needs --dictionary-size"),
+        (["--dictionary", "k-dpp"], "needs --dictionary-size"),
+        (["--dictionary", "ivm", "--dictionary-size", "0"], "size >= 1, got 0"),
+        (["--dictionary", "pca"], "dictionary to be one of"),
         (["--dictionary-size", "9"], "drop --dictionary-size"),
         (["--width", "wide"], "'theory', 'authors'"),
         (["--memory-bytes", "10"], "memory_bytes >= 1048576"),
@@ -126,6 +129,19 @@ def test_dictionaries_by_name():
     policy = make_policy("bkb", {"dictionary": "uniform", "dictionary_size": 7}, problem="cadata", budget=10)
     assert policy.dictionary == UniformSampler(size=7)
     assert make_policy("bkb", {"dictionary": "leverage"}, problem="cadata", budget=10).dictionary is None
+    assert make_sampler("recursive-rls", None).size is None
+    for name in SAMPLERS[1:]:
+        assert make_sampler(name, 7).size == 7
+
+
+@pytest.mark.parametrize("name", ["recursive-rls", "ipa", "k-dpp"])
+def test_dictionaries_run_by_name(name, tmp_path):
+    done = invoke(
+        *QUICK, "--dictionary", name, "--dictionary-size", "6", "--max-batch-size", "5", "--out", str(tmp_path), "--quiet"
+    )
+    assert done.exit_code == 0, done.output
+    sizes = History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").column("dictionary_size")
+    assert max(s for s in sizes if s is not None) == 6
 
 
 def test_a_learned_kernel_switches_the_preset_off():

@@ -82,6 +82,12 @@ class ArmPosterior:
         variances = dtc.variance(self.state, features, self.surrogate.prior_variance[indices])
         return variances / self.surrogate.regularization
 
+    def means_at(self, indices: Tensor) -> Tensor:
+        """Return the means (y) of some arms (``q``) in float64, whatever the precision of the sweep. O(q) or O(q m (d + r))."""
+        if self.mean_errors is None:
+            return self.means[indices]
+        return dtc.mean(self.state, self.state.factor.features(self.kernel_rows(indices)))
+
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
         yield from _chunks(self.surrogate, self.dictionary, self.block, step=self.dictionary.m)

@@ -1,16 +1,30 @@
 """Dictionaries (inducing sets) and the samplers that choose them."""
 
-from sparse_bo.dictionary.base import Candidates, Dictionary, Sampler
+from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Sampler, candidates_of
+from sparse_bo.dictionary.dpp import KDPPSampler
+from sparse_bo.dictionary.greedy import GreedyVarianceSampler, IPASampler, IVMSampler
+from sparse_bo.dictionary.kmeans import KMeansPlusPlusSampler
 from sparse_bo.dictionary.leverage import LeverageSampler
+from sparse_bo.dictionary.recursive import RecursiveRLSSampler
+from sparse_bo.dictionary.residual import residual_bound
 from sparse_bo.dictionary.simple import AllSampler, FirstSampler, FixedSampler, UniformSampler
 
 __all__ = [
     "AllSampler",
     "Candidates",
+    "Covariance",
     "Dictionary",
     "FirstSampler",
     "FixedSampler",
+    "GreedyVarianceSampler",
+    "IPASampler",
+    "IVMSampler",
+    "KDPPSampler",
+    "KMeansPlusPlusSampler",
     "LeverageSampler",
+    "RecursiveRLSSampler",
     "Sampler",
     "UniformSampler",
+    "candidates_of",
+    "residual_bound",
 ]

@@ -28,8 +28,24 @@ class Dictionary:
         return self.points.shape[0]
 
 
+class Covariance(Protocol):
+    """A prior covariance as two functions of tensors, such as :class:`sparse_bo.kernels.CovarianceFunction`."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return ``k(X, Y)``, ``q x q'`` from ``… x q x d`` and ``… x q' x d``."""
+        ...
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Return ``k(x, x)`` of each row, ``q`` from ``… x q x d``."""
+        ...
+
+
 class Candidates(NamedTuple):
-    """The distinct inputs a sampler chooses from, in the order of their indices."""
+    """The distinct inputs a sampler chooses from, in the order of their indices, and what is known of them.
+
+    The first five fields are always there. The others are for samplers that look at the kernel or at the posterior; each
+    says what it needs, and refuses candidates without it.
+    """
 
     X: Tensor
     """``n x d``."""
@@ -41,11 +57,43 @@ class Candidates(NamedTuple):
     """``n`` order in which the inputs were first seen."""
     indices: Tensor | None
     """``n`` rows of the inputs in the arm set; ``None`` for free inputs."""
+    covariance: Covariance | None = None
+    """The prior covariance, a function of rows of ``inputs``."""
+    inputs: Tensor | None = None
+    """``… x n x d'`` the candidates as ``covariance`` takes them (after an input transform, say); ``None``: ``X``."""
+    regularization: Tensor | float | None = None
+    """λ, the noise variance of one observation (y²): a number, or ``n`` where it differs."""
+    means: Tensor | None = None
+    """``n`` means (y) of the posterior that the leverages are of, or ``None``."""
 
 
-def candidates_of(observations: Observations, leverages: Tensor | None) -> Candidates:
-    """Return the distinct inputs of ``observations`` as candidates, with their ``leverages`` (``n`` or ``None``)."""
-    return Candidates(observations.X, observations.counts, leverages, observations.first_pull, observations.indices)
+def candidates_of(
+    observations: Observations,
+    leverages: Tensor | None,
+    *,
+    covariance: Covariance | None = None,
+    regularization: Tensor | float | None = None,
+    means: Tensor | None = None,
+) -> Candidates:
+    """Return the distinct inputs of ``observations`` as candidates.
+
+    Args:
+        observations: The data, n distinct inputs.
+        leverages: ``n`` posterior variance / λ, or ``None``.
+        covariance: The prior covariance.
+        regularization: λ (y²), a number or ``n``.
+        means: ``n`` posterior means (y), or ``None``.
+    """
+    return Candidates(
+        observations.X,
+        observations.counts,
+        leverages,
+        observations.first_pull,
+        observations.indices,
+        covariance=covariance,
+        regularization=regularization,
+        means=means,
+    )
 
 
 @runtime_checkable

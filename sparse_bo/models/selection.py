@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -96,6 +97,8 @@ class _Distinct(NamedTuple):
     """``a`` rows, the first of each distinct input, ascending."""
     counts: Tensor
     """``a`` repeats of each."""
+    group: Tensor
+    """``n`` which of them each row is."""
 
 
 def _distinct(X: Tensor) -> _Distinct:
@@ -105,31 +108,42 @@ def _distinct(X: Tensor) -> _Distinct:
     while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):  # several outputs share one data set
         X = X[0]
     if X.dim() > 2:
-        return _Distinct(rows, X.new_ones(n))
+        return _Distinct(rows, X.new_ones(n), rows)
     _, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
     first = rows.new_empty(len(counts)).scatter_reduce(0, group, rows, "amin", include_self=False)
     order = first.argsort()
-    return _Distinct(first[order], counts[order].to(X))
+    return _Distinct(first[order], counts[order].to(X), order.argsort()[group])
 
 
-def leverages(kernel: Kernel, pilot: Tensor, X: Tensor, noise: Tensor) -> Tensor:
-    """Return posterior variance over noise of every point, ``n``, by DTC over ``pilot``; averaged over the batch. O(n p²).
+class _Pilot(NamedTuple):
+    """The posterior over a small dictionary, at every training point."""
+
+    means: Tensor
+    """``batch_shape x n`` less the prior mean."""
+    leverages: Tensor
+    """``n`` posterior variance over noise, averaged over the batch."""
+
+
+def _pilot(kernel: Kernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
+    """Return the DTC posterior over ``pilot`` at every point. O(n p²).
 
     Args:
         kernel: The prior covariance.
         pilot: ``batch_shape x p x d`` dictionary, transformed.
         X: ``batch_shape x n x d``, transformed.
+        residuals: ``batch_shape x n`` targets less the prior mean.
         noise: ``batch_shape x n`` noise variances (y²).
     """
     with torch.no_grad():
-        state = fit_dtc(kernel, pilot, X, residuals=torch.zeros_like(noise), noise=noise)
-        parts = []
+        state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise)
+        means, parts = [], []
         for rows in sweep(pilot, X):
             wide = X[..., rows, :].double()
             features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
+            means.append(dtc.mean(state, features))
             parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[..., rows])
         values = torch.cat(parts, dim=-1)
-        return values.reshape(-1, values.shape[-1]).mean(dim=0)
+        return _Pilot(torch.cat(means, dim=-1), values.reshape(-1, values.shape[-1]).mean(dim=0))
 
 
 def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -160,7 +174,8 @@ def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generat
     if a <= size:
         return distinct.rows
     pilot = distinct.rows[uniform_rows(a, min(PILOT_POINTS, size), generator=generator, device=X.device)]
-    scores = distinct.counts * leverages(kernel, X[..., pilot, :], X, noise)[distinct.rows]
+    posterior = _pilot(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
+    scores = distinct.counts * posterior.leverages[distinct.rows]
     weights = scores.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
     dimension = float(weights.sum())
     wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
@@ -169,34 +184,107 @@ def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generat
     return distinct.rows[races.topk(min(size, wanted)).indices].sort().values
 
 
+@dataclass(frozen=True, eq=False)
+class _AverageCovariance:
+    """The kernel as the samplers take it: of a batch, the average of the members' kernels, each over its noise level.
+
+    What the average leaves out over a dictionary is at least the average of what the members leave out, in the positive
+    semi-definite order (one set of coefficients serves all); so a bound on the former is one on each of the latter, times the
+    number of members.
+    """
+
+    kernel: Kernel
+    levels: Tensor
+    """``batch_shape`` by what each member's kernel is divided."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q q' d)."""
+        with torch.no_grad():
+            blocks = kernel_matrix(self.kernel, X, Y).double() / self.levels[..., None, None]
+        return blocks.reshape(-1, *blocks.shape[-2:]).mean(dim=0)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q d)."""
+        with torch.no_grad():
+            variances = kernel_diagonal(self.kernel, X).double() / self.levels[..., None]
+        return variances.reshape(-1, variances.shape[-1]).mean(dim=0)
+
+
+def _candidates(
+    kernel: Kernel,
+    X: Tensor,
+    raw_X: Tensor,
+    residuals: Tensor,
+    prior_mean: Tensor,
+    noise: Tensor,
+    *,
+    generator: torch.Generator,
+) -> tuple[Candidates, _Distinct]:
+    """Return the distinct inputs as the samplers see them; arguments as :func:`sampled`."""
+    distinct = _distinct(X)
+    pilot = distinct.rows[uniform_rows(len(distinct.rows), PILOT_POINTS, generator=generator, device=X.device)]
+    posterior = _pilot(kernel, X[..., pilot, :], X, residuals, noise)
+    # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
+    precision = noise.detach().double().reciprocal()
+    sums = precision.new_zeros(*precision.shape[:-1], len(distinct.rows)).index_add_(-1, distinct.group, precision)
+    harmonic = distinct.counts.double() / sums
+    single = noise.shape[:-1].numel() == 1
+    levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)
+    relative = harmonic / levels.unsqueeze(-1)
+    means = (prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
+    positions = torch.arange(len(distinct.rows), device=X.device)
+    candidates = Candidates(
+        raw_X.reshape(-1, *raw_X.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
+        distinct.counts,
+        posterior.leverages[distinct.rows],
+        positions,
+        positions,
+        covariance=_AverageCovariance(kernel, levels),
+        inputs=X[..., distinct.rows, :].detach(),
+        regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
+        means=means.reshape(-1) if single else None,
+    )
+    return candidates, distinct
+
+
 def sampled(
-    sampler: Sampler, kernel: Kernel, X: Tensor, raw_X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator
+    sampler: Sampler,
+    kernel: Kernel,
+    X: Tensor,
+    raw_X: Tensor,
+    *,
+    residuals: Tensor,
+    prior_mean: Tensor,
+    noise: Tensor,
+    size: int,
+    generator: torch.Generator,
 ) -> Chosen:
     """Ask the user's sampler; a dictionary beyond ``size`` is cut down to the points of highest inclusion probability.
 
-    The sampler sees the distinct inputs in the user's units, with their counts and leverages (by a uniform pilot).
+    The sampler sees the distinct inputs in the user's units, with their counts; the kernel and the inputs it takes, so that no
+    transform is repeated; leverages and means by a uniform pilot; and the noise of each. Of a batch it sees the average of
+    leverages, kernels and noise (each member in units of its noise level), and no means.
 
     Args:
         sampler: The user's sampler.
         kernel: The prior covariance.
         X: ``batch_shape x n x d``, transformed.
         raw_X: ``batch_shape x n x d``, as given by the user.
+        residuals: ``batch_shape x n`` targets less the prior mean.
+        prior_mean: ``batch_shape x n``.
         noise: ``batch_shape x n`` noise variances.
         size: The cap.
         generator: CPU generator.
 
     Raises:
         InputDataError: If the sampler returns external points for a batch of different data sets.
+        SamplerError: If the sampler needs what this model cannot give (IPA: the means of one output).
     """
-    distinct = _distinct(X)
-    pilot = distinct.rows[uniform_rows(len(distinct.rows), PILOT_POINTS, generator=generator, device=X.device)]
-    scores = leverages(kernel, X[..., pilot, :], X, noise)[distinct.rows]
-    inputs = raw_X.reshape(-1, *raw_X.shape[-2:])[0, distinct.rows]  # batches share their rows; samplers see the first
-    positions = torch.arange(len(distinct.rows), device=X.device)
-    dictionary = sampler.sample(Candidates(inputs, distinct.counts, scores, positions, positions), generator=generator)
+    candidates, distinct = _candidates(kernel, X, raw_X, residuals, prior_mean, noise, generator=generator)
+    dictionary = sampler.sample(candidates, generator=generator)
     keep = torch.arange(dictionary.m, device=X.device)
     if dictionary.m > size:
-        keep = dictionary.probabilities.topk(size).indices.sort().values
+        keep = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values
     if dictionary.indices is not None:
         return Chosen(distinct.rows[dictionary.indices[keep]].sort().values, None)
     if X.dim() > 2 and raw_X.shape[:-2].numel() > 1 and not bool((raw_X == raw_X.reshape(-1, *raw_X.shape[-2:])[0]).all()):

@@ -29,6 +29,7 @@ from torch.nn import Module
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.dictionary import Dictionary, Sampler
+from sparse_bo.errors import SamplerError
 from sparse_bo.models.fantasies import ProcessConditioning
 from sparse_bo.models.large import CHUNK, LARGE_Q, LargePosteriorCovariance
 from sparse_bo.models.pathwise import draw_matheron_path, zero_mean_samples
@@ -268,12 +269,14 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         noise = self._noise(X, targets.shape)
         data = {"residuals": targets - self.mean_module(X), "noise": noise}
         try:
-            rows, points = self._dictionary(X, noise)
+            rows, points = self._dictionary(X, targets, noise)
             if points is None and len(rows) == X.shape[-2]:
                 representation = exact_representation(self.covar_module, X, **data)
             else:
                 dictionary = X[..., rows, :] if points is None else self._with_rows(points, X, rows)
                 representation = dtc_representation(self.covar_module, dictionary, X, **data)
+        except SamplerError:
+            raise
         except ValueError as error:  # as SingleTaskGP raises it
             raise NotPSDError(str(error)) from error
         return PosteriorCache(representation, stamp, rows, points)
@@ -282,11 +285,12 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         external = self.transform_inputs(points)
         return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
 
-    def _dictionary(self, X: Tensor, noise: Tensor, *, cap: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def _dictionary(self, X: Tensor, targets: Tensor, noise: Tensor, *, cap: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return rows of ``X`` and external points (in the user's units) of a dictionary of at most ``cap`` points.
 
         Raises:
             InputDataError: If the user's rows do not exist any more.
+            SamplerError: If the user's sampler needs what this model cannot give.
         """
         n = X.shape[-2]
         rows, points = self._dictionary_rows, self._dictionary_points
@@ -300,7 +304,9 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         generator = torch.Generator().manual_seed(self._seed)
         if self._sampler is not None:
             raw = X if self._original_train_inputs is None else self._original_train_inputs
-            chosen = sampled(self._sampler, self.covar_module, X, raw, noise, size=size, generator=generator)
+            mean = self.mean_module(X)
+            data = {"residuals": targets - mean, "prior_mean": mean, "noise": noise}
+            chosen = sampled(self._sampler, self.covar_module, X, raw, **data, size=size, generator=generator)
             return (nothing if chosen.rows is None else chosen.rows), chosen.points
         if n <= size:
             return torch.arange(n, device=X.device), None
@@ -316,7 +322,8 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             else:
                 with torch.no_grad():
                     noise = self._noise(x, broadcast_shapes(x.shape[:-2], self._aug_batch_shape) + x.shape[-2:-1])
-                    self._learning = self._dictionary(x, noise, cap=LEARNING_DICTIONARY)
+                    assert self.train_targets is not None
+                    self._learning = self._dictionary(x, self.train_targets, noise, cap=LEARNING_DICTIONARY)
         rows, points = self._learning
         return rows, x[..., rows, :] if points is None else self._with_rows(points, x, rows)
 

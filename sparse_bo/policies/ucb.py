@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -18,8 +19,7 @@ from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm
 from sparse_bo.arms.batch import InBatch
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.data import Observations
-from sparse_bo.dictionary import Sampler, UniformSampler
-from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.dictionary import Candidates, Sampler, UniformSampler, candidates_of
 from sparse_bo.domain import Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
@@ -157,8 +157,8 @@ class UCBPolicy(ABC):
         if columns is None or state.posterior is None or surrogate is not state.posterior.surrogate:
             columns = KernelColumns(self.memory_bytes)
         with watch.phase("sample"):
-            leverages, columns = _leverages_before(state, surrogate, observations, columns, generator)
-            dictionary = parts.sampler.sample(candidates_of(observations, leverages), generator=generator)
+            candidates, columns = _candidates(state, surrogate, observations, columns, generator)
+            dictionary = parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
             posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
         gained = _gains(state, surrogate, picks, parts.width)
@@ -246,22 +246,23 @@ def named_width(
     return width
 
 
-def _leverages_before(
+def _candidates(
     state: BanditState, surrogate: Surrogate, observations: Observations, columns: KernelColumns, generator: torch.Generator
-) -> tuple[Tensor | None, KernelColumns]:
-    """Return the leverages that decide the next dictionary (``n``): those before the newest batch, under the current prior."""
+) -> tuple[Candidates, KernelColumns]:
+    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
     assert observations.indices is not None
+    given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
     previous = state.posterior
-    if previous is not None and surrogate is previous.surrogate:
-        return previous.leverages_at(observations.indices), columns
-    if previous is not None:
-        dictionary = previous.dictionary
-    elif observations.n > WARM_START_POINTS:
-        dictionary = UniformSampler(size=WARM_START_POINTS).sample(candidates_of(observations, None), generator=generator)
-    else:
-        return None, columns
-    posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
-    return posterior.observed_leverages, columns
+    if previous is None or surrogate is not previous.surrogate:
+        if previous is not None:
+            dictionary = previous.dictionary
+        elif observations.n > WARM_START_POINTS:
+            dictionary = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
+        else:
+            return given(observations, None), columns
+        previous, columns = arm_posterior(surrogate, observations, dictionary, columns)
+    leverages, means = previous.leverages_at(observations.indices), previous.means_at(observations.indices)
+    return given(observations, leverages, means=means), columns
 
 
 def _gains(state: BanditState, surrogate: Surrogate, indices: Tensor, width: Width) -> float:

@@ -7,7 +7,23 @@ import gpytorch
 import pytest
 import torch
 
-from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, ConstantWidth, FirstSampler, FixedSampler, UniformSampler
+from sparse_bo import (
+    BBKB,
+    BKB,
+    GPBUCB,
+    GPUCB,
+    AskTell,
+    ConstantWidth,
+    FirstSampler,
+    FixedSampler,
+    GreedyVarianceSampler,
+    IPASampler,
+    IVMSampler,
+    KDPPSampler,
+    KMeansPlusPlusSampler,
+    RecursiveRLSSampler,
+    UniformSampler,
+)
 
 
 def rbf(lengthscale: float = 0.3) -> gpytorch.kernels.Kernel:
@@ -149,17 +165,59 @@ def test_information_sums_the_leverages_at_the_start_of_each_batch():
 
 @pytest.mark.parametrize(
     "sampler",
-    [FirstSampler(size=5), UniformSampler(size=5), FixedSampler(points=arms(4, seed=9))],
-    ids=["first", "uniform", "fixed"],
+    [
+        FirstSampler(size=5),
+        UniformSampler(size=5),
+        FixedSampler(points=arms(4, seed=9)),
+        RecursiveRLSSampler(size=5),
+        GreedyVarianceSampler(size=5),
+        IPASampler(size=5),
+        IVMSampler(size=5),
+        KMeansPlusPlusSampler(size=5),
+        KDPPSampler(size=5),
+    ],
+    ids=lambda s: type(s).__name__,
 )
 def test_other_dictionaries_can_take_the_place_of_leverage_sampling(sampler):
     X = arms(100)
-    policy = BBKB(covar_module=rbf(), dictionary=sampler, max_batch_size=10, **SETTINGS)
-    loop = AskTell(X, policy, seed=0)
-    loop.run(noisy(X), 60, call_with="indices")
-    assert loop.state.dictionary.m <= 5
+    for kind in (BKB, BBKB):
+        policy = kind(covar_module=rbf(), dictionary=sampler, max_batch_size=10, **SETTINGS)
+        loop = AskTell(X, policy, seed=0)
+        loop.run(noisy(X), 40, call_with="indices")
+        assert loop.state.dictionary.m == (4 if isinstance(sampler, FixedSampler) else 5)
     if isinstance(sampler, FixedSampler):
         assert torch.equal(loop.state.dictionary.points, sampler.points)
+
+
+class Spy:
+    """A sampler that keeps what it was shown."""
+
+    def __init__(self):
+        self.seen = []
+
+    def sample(self, candidates, *, generator):
+        self.seen.append(candidates)
+        return UniformSampler(size=4).sample(candidates, generator=generator)
+
+
+@pytest.mark.parametrize("sweep_dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_samplers_see_the_posterior_before_the_newest_batch(sweep_dtype):
+    X, spy = arms(100), Spy()
+    loop = AskTell(X, BBKB(covar_module=rbf(), dictionary=spy, sweep_dtype=sweep_dtype, **SETTINGS), seed=0)
+    loop.run(noisy(X), 30, call_with="indices")
+    before = loop.state.posterior
+    batch = loop.ask()
+    loop.tell(batch.tickets, values(X)[batch.indices])
+    seen = spy.seen[-1]
+    assert torch.equal(seen.X, X[seen.indices])
+    assert torch.equal(seen.indices, loop.state.observations.indices)
+    assert seen.regularization == SETTINGS["regularization"]
+    tolerance = 1e-9 if sweep_dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(seen.means, before.means[seen.indices], rtol=0, atol=tolerance)
+    torch.testing.assert_close(seen.leverages, before.leverages_at(seen.indices))
+    torch.testing.assert_close(seen.covariance.diagonal(seen.X), before.surrogate.prior_variance[seen.indices])
+    assert spy.seen[0].leverages is None
+    assert spy.seen[0].means is None
 
 
 def test_prior_mean_shifts_the_posterior_exactly():

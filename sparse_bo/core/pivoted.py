@@ -1,0 +1,74 @@
+"""Greedy pivoted Cholesky by columns: choose rows one after another by what is left of their variance.
+
+Notation: ``A`` ``n x n`` positive semi-definite, ``ν`` (n) noise, ``d_i`` the variance of row i given the rows chosen so far,
+``d ← d − c²`` with ``c = A(·, p | chosen)/√(d_p + ν_p)`` for each chosen row p. Without noise that is the pivoted Cholesky
+factorisation; with noise, conditioning on a noisy observation of each chosen row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pivots(NamedTuple):
+    """The rows chosen, and what they leave."""
+
+    rows: Tensor
+    """``m`` rows in the order in which they were chosen; m = 0 if there is nothing to choose from."""
+    residuals: Tensor
+    """``n`` variances given all chosen rows, at least 0."""
+
+
+def pivoted_cholesky(
+    column: Callable[[Tensor], Tensor],
+    diagonal: Tensor,
+    *,
+    size: int,
+    score: Callable[[Tensor], Tensor] | None = None,
+    noise: Tensor | None = None,
+) -> Pivots:
+    """Choose up to ``size`` rows, each the one of highest score given those before it. O(n m²) time, ``n x m`` memory.
+
+    A row is chosen at most once, the lowest of those that tie; rows whose variance is down to the round-off
+    ``10 · size · eps · max(diagonal)`` not at all: where no other is left, fewer rows are returned.
+
+    Args:
+        column: Row number (scalar tensor) to its column of ``A``, ``n``; called once per chosen row.
+        diagonal: ``n``, that of ``A``.
+        size: m ≥ 1.
+        score: ``n`` variances given the chosen rows to ``n`` scores, −∞ for rows not to be chosen; ``None``: the variances
+            (the greedy MAP of a determinantal point process; Chen, Zhang & Zhou 2018).
+        noise: ``n``, ν ≥ 0; ``None``: 0.
+
+    Raises:
+        ValueError: If ``size`` < 1, or the diagonal is not finite.
+    """
+    if size < 1:
+        raise ValueError(f"expected size >= 1, got {size}")
+    if not bool(torch.isfinite(diagonal).all()):
+        raise ValueError("expected finite variances, got NaN or infinite ones; check inputs and kernel parameters")
+    n = diagonal.shape[0]
+    size = min(size, n)
+    floor = 10.0 * size * torch.finfo(diagonal.dtype).eps * diagonal.max()
+    factor = diagonal.new_empty(size, n)
+    residuals, closed = diagonal.clone(), torch.zeros_like(diagonal, dtype=torch.bool)
+    chosen: list[Tensor] = []
+    for j in range(size):
+        scores = residuals if score is None else score(residuals)
+        scores = scores.masked_fill(closed | (residuals <= floor), -torch.inf)
+        best = scores.max()
+        if not bool(best > -torch.inf):
+            break
+        p = (scores == best).nonzero()[0, 0]
+        row = factor[j]
+        torch.sub(column(p), factor[:j, p] @ factor[:j], out=row)
+        row.div_((residuals[p] if noise is None else residuals[p] + noise[p]).sqrt())
+        residuals.addcmul_(row, row, value=-1.0).clamp_min_(0.0)
+        closed[p] = True
+        chosen.append(p)
+    rows = torch.stack(chosen) if chosen else torch.empty(0, dtype=torch.long, device=diagonal.device)
+    return Pivots(rows, residuals)

@@ -1,0 +1,125 @@
+"""How much a dictionary leaves out: ``λ_max(K − Q)`` over the pulls, in units of λ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.core.spectrum import SpectralBound, largest_eigenvalue
+from sparse_bo.dictionary.base import Candidates, Dictionary
+from sparse_bo.dictionary.gram import Gram, whitened_gram
+
+
+def residual_bound(
+    candidates: Candidates,
+    dictionary: Dictionary,
+    *,
+    steps: int = 30,
+    failure_probability: float = 1e-6,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    generator: torch.Generator,
+) -> SpectralBound:
+    """Bound ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})`` over all pulls: ``λ_max(K − Q)/λ`` where λ is one number.
+
+    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.core.spectrum.variance_factor` makes it the certificate
+    ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact`` at every point. With counts it is
+    ``λ_max(C^{1/2} N^{-1/2}(K − Q)N^{-1/2} C^{1/2})`` over the distinct inputs, which is the same number.
+
+    O(n m²) for ``Q``, then O(n m + n² d) per step; the kernel matrix is kept where it fits ``memory_bytes``, and evaluated anew
+    in row chunks at every step where not.
+
+    Args:
+        candidates: With ``covariance`` and ``regularization``.
+        dictionary: Rows of the candidates (``indices``), or external points if the candidates have no ``inputs`` of their own.
+        steps: Lanczos steps; more make the upper bound tighter.
+        failure_probability: Of the upper bound, over the random start.
+        memory_bytes: Budget of the kernel matrix or its chunks.
+        generator: CPU generator, for the random start (n normal draws).
+
+    Raises:
+        SamplerError: If covariance or regularization is missing or does not fit.
+        ValueError: If the dictionary is not of these candidates, or the covariance gives NaN.
+    """
+    gram = whitened_gram(candidates, needed_by="residual_bound")
+    points = _dictionary_inputs(candidates, dictionary, gram)
+    factor = nystrom_factor(gram.covariance.cross(points, points).double())
+    features = gram.inputs.new_empty(gram.n, factor.rank)
+    chunk = chunk_rows(gram.n, bytes_per_row=5 * 8 * dictionary.m, memory_bytes=max(memory_bytes, 40 * dictionary.m))
+    for rows in row_slices(gram.n, chunk=chunk):
+        features[rows] = factor.features(gram.covariance.cross(points, gram.inputs[..., rows, :]).double())
+    features = features * gram.scale.unsqueeze(-1)
+    return residual_spectrum(
+        gram,
+        features,
+        steps=steps,
+        failure_probability=failure_probability,
+        memory_bytes=memory_bytes,
+        generator=generator,
+    )
+
+
+def residual_spectrum(
+    gram: Gram,
+    features: Tensor,
+    *,
+    steps: int,
+    failure_probability: float,
+    memory_bytes: int,
+    generator: torch.Generator,
+) -> SpectralBound:
+    """Bound ``λ_max(A − F Fᵀ)`` of a positive semi-definite difference by Lanczos, matrix-free. O(n² d + n m) per step.
+
+    Args:
+        gram: ``A``, ``n x n``.
+        features: ``n x r``, ``F``.
+        steps: Lanczos steps.
+        failure_probability: Of the upper bound.
+        memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
+        generator: CPU generator, for the random start (n normal draws).
+    """
+    n = gram.n
+    every = torch.arange(n, device=features.device)
+    trace = float((gram.diagonal() - features.square().sum(dim=-1)).clamp_min(0.0).sum())
+    kept = None
+    if 8 * n * n <= memory_bytes:
+        kept = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
+
+    def matvec(v: Tensor) -> Tensor:
+        product = -(features @ (features.T @ v))
+        if kept is not None:
+            return product.add_(kept @ v)
+        for part, block in gram.sweep(every, every, memory_bytes=memory_bytes):
+            product[part] += block @ v
+        return product
+
+    return largest_eigenvalue(
+        matvec,
+        n,
+        trace=trace,
+        steps=steps,
+        failure_probability=failure_probability,
+        dtype=features.dtype,
+        device=features.device,
+        generator=generator,
+    )
+
+
+def _dictionary_inputs(candidates: Candidates, dictionary: Dictionary, gram: Gram) -> Tensor:
+    """Return the dictionary as the covariance takes it, ``… x m x d'``."""
+    if dictionary.indices is not None:
+        numbered = candidates.indices
+        if numbered is None:
+            positions = dictionary.indices
+        else:
+            positions = torch.searchsorted(numbered, dictionary.indices).clamp(max=gram.n - 1)
+        found = candidates.X[positions] if int(positions.max()) < gram.n else None
+        if found is not None and torch.equal(found, dictionary.points):
+            return gram.inputs[..., positions, :]
+    if candidates.inputs is not None:
+        raise ValueError(
+            "expected a dictionary of rows of these candidates (their inputs are transformed), got external points; "
+            "transform both and pass candidates without inputs="
+        )
+    return dictionary.points.double()

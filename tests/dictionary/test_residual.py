@@ -1,0 +1,55 @@
+"""``λ_max(K − Q)`` of a dictionary against dense algebra over the pulls."""
+
+import pytest
+import torch
+
+from sparse_bo.dictionary import Dictionary, UniformSampler, residual_bound
+from tests.dictionary.builders import candidates, kernel_matrix, pulls_matrix, uniform
+from tests.oracles import nystrom
+
+
+def _dense(of, points: torch.Tensor) -> float:
+    """Over pulls, with the scale applied to both."""
+    repeats = torch.repeat_interleave(torch.arange(len(of.X)), of.counts.long())
+    scale = torch.as_tensor(of.regularization, dtype=torch.float64).expand(len(of.X))[repeats].rsqrt()
+    K_DX = of.covariance.cross(points, of.X)[:, repeats] * scale
+    return float(torch.linalg.eigvalsh(pulls_matrix(of) - nystrom(of.covariance.cross(points, points), K_DX, K_DX))[-1])
+
+
+@pytest.mark.parametrize("memory_bytes", [2**12, 2**28], ids=["streamed", "kept"])
+def test_bound_encloses_the_dense_value_with_counts_and_noise(memory_bytes: int, generator: torch.Generator) -> None:
+    counts = torch.tensor([1.0, 4.0, 2.0] * 15, dtype=torch.float64)
+    of = candidates(uniform(45), counts=counts, regularization=torch.linspace(0.1, 2.0, 45, dtype=torch.float64))
+    of = of._replace(indices=3 * torch.arange(45))
+    dictionary = UniformSampler(size=8).sample(of, generator=generator)
+    bound = residual_bound(of, dictionary, memory_bytes=memory_bytes, generator=generator)
+    exact = _dense(of, dictionary.points)
+    assert bound.lower <= exact * (1 + 1e-9)
+    assert exact <= bound.upper * (1 + 1e-9)
+    assert bound.lower == pytest.approx(exact, rel=1e-6)
+
+
+def test_external_points_and_full_dictionaries(generator: torch.Generator) -> None:
+    of = candidates(uniform(20))
+    points = uniform(5, seed=9)
+    external = Dictionary(points, torch.ones(5, dtype=torch.float64))
+    assert residual_bound(of, external, generator=generator).lower == pytest.approx(_dense(of, points), rel=1e-6)
+    everything = Dictionary(of.X, torch.ones(20, dtype=torch.float64), torch.arange(20))
+    assert residual_bound(of, everything, generator=generator).upper < 1e-8
+
+
+def test_inputs_of_their_own_are_used_for_rows_and_refused_for_points(generator: torch.Generator) -> None:
+    of = candidates(uniform(20))
+    scaled = of._replace(X=100.0 * of.X, inputs=of.X)
+    rows = Dictionary(scaled.X[[2, 7]], torch.ones(2, dtype=torch.float64), torch.tensor([2, 7]))
+    assert residual_bound(scaled, rows, generator=generator).lower == pytest.approx(_dense(of, of.X[[2, 7]]), rel=1e-6)
+    with pytest.raises(ValueError, match="rows of these candidates"):
+        residual_bound(scaled, Dictionary(uniform(2, seed=1), torch.ones(2)), generator=generator)
+
+
+def test_the_kernel_matrix_is_needed(generator: torch.Generator) -> None:
+    of = candidates(uniform(4))
+    dictionary = UniformSampler(size=2).sample(of, generator=generator)
+    with pytest.raises(ValueError, match="residual_bound needs the prior covariance"):
+        residual_bound(of._replace(covariance=None), dictionary, generator=generator)
+    assert kernel_matrix(of).shape == (4, 4)
