@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from sparse_bo import problems
 from sparse_bo.dictionary import FirstSampler, Sampler, UniformSampler
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
-from sparse_bo.problems import Problem
+from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
 POLICIES: Mapping[str, type] = {
@@ -23,18 +23,10 @@ POLICIES: Mapping[str, type] = {
     "epsilon-greedy": EpsilonGreedy,
     "random": RandomSearch,
 }
-PROBLEMS = ("cadata", "abalone", "gp-draw")
+TABLES = ("cadata", "abalone")
+PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
 SAMPLERS = ("leverage", "uniform", "first")
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
-
-POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields(policy)} | {
-    "kernel",
-    "lengthscale",
-    "outputscale",
-    "precision",
-    "dictionary_size",
-}
-"""Every policy option of the command line, by field name."""
 
 PUBLISHED = {
     "kernel": "rbf",
@@ -47,11 +39,11 @@ PUBLISHED = {
 """BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1²; δ = 1/T is set from the budget."""
 
 
-def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem:
+def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
     """Return a problem by name.
 
     Args:
-        name: ``"cadata"``, ``"abalone"`` or ``"gp-draw"``.
+        name: One of :data:`PROBLEMS`.
         scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
         noise_sd: Of an evaluation.
         arms: Number of arms of a draw.
@@ -59,9 +51,13 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
         seed: Of a draw.
 
     Raises:
-        ValueError: If a name or number is out of range, or a scaling is asked of a draw.
+        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
     """
     check_choice("problem", name, PROBLEMS)
+    if name in SYNTHETIC:
+        if scaling is not None:
+            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
+        return problems.synthetic(name, noise_sd=noise_sd)
     if name == "gp-draw":
         if scaling not in (None, "none", "unit"):
             raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
@@ -114,7 +110,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
 def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy[Any]:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
-    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of gp-draw) switches it off.
+    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it off.
 
     Args:
         name: A key of :data:`POLICIES`.
@@ -146,7 +142,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
 
 
 def _with_kernel(given: dict[str, Any], *, problem: str, budget: int) -> dict[str, Any]:
-    learned = given.get("kernel", "rbf" if problem != "gp-draw" else "learned") == "learned"
+    learned = given.get("kernel", "rbf" if problem in TABLES else "learned") == "learned"
     preset = {} if learned else {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
     if {"kernel", "lengthscale", "outputscale"} & set(given):
         preset.pop("lengthscale", None)

@@ -32,7 +32,7 @@ SIDE = {
     "planning": "arms",
     "plotting": "history",
     "report": "result",
-    "problems": "kernels",
+    "problems": "history",
     "presets": "policies",
 }
 """At the side: which layer each may use at most. Only loop, result and cli (and other modules at the side) may use them."""

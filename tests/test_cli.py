@@ -19,7 +19,19 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+BOX_ONLY = frozenset[str]()
+"""Policies that search a box alone."""
+
+
+def test_a_box_problem_runs(tmp_path):
+    done = invoke("run", "--problem", "hartmann6", "--policy", "random", "--budget", "25", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert len(History.load(tmp_path / "hartmann6-random-seed0.jsonl").points) == 25
+    assert "25 in 6 dimensions" in done.output
+    assert "best point" in done.output
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in BOX_ONLY])
 def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
     done = invoke(*QUICK, "--policy", policy, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -52,6 +64,8 @@ def test_quiet_prints_nothing(tmp_path):
         (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
         (["--noise-sd", "-1"], "noise_sd >= 0"),
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
+        (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
+        (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
         (["--precision", "float16"], "'float64', 'float32'"),
