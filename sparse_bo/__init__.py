@@ -12,8 +12,8 @@ from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, Leverag
 from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, Batch, maximize
-from sparse_bo.models import SparseGP
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, RandomSearch
+from sparse_bo.models import SparseGP, gradient_subset
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
 
@@ -22,12 +22,15 @@ __all__ = [
     "BKB",
     "GPBUCB",
     "GPUCB",
+    "GSSBO",
+    "RSSBO",
     "AskTell",
     "BBKBAuthors",
     "BBKBTheory",
     "BKBAuthors",
     "BKBTheory",
     "Batch",
+    "BoTorchUCB",
     "Certificate",
     "ConstantWidth",
     "Dictionary",
@@ -50,6 +53,7 @@ __all__ = [
     "botorch_beta",
     "certify",
     "core",
+    "gradient_subset",
     "maximize",
     "problems",
 ]

@@ -39,6 +39,8 @@ Examples:
 
   sparse-bo run --problem gp-draw --arms 100000 --dims 6 --policy bbkb --stop-rule local
 
+  sparse-bo run --problem hartmann6 --policy gssbo --budget 300 --noise-sd 0
+
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
 On gp-draw, and with --kernel learned, kernel and noise are learned from the data.
@@ -100,6 +102,11 @@ def run(
     batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy).")] = None,
     max_batch_size: Annotated[int | None, _option(POLICY, "No batch is larger.")] = None,
     initial_design: Annotated[int | None, _option(POLICY, "Random arms before the first score.")] = None,
+    buffer: Annotated[str | None, _option(POLICY, "M, model or clock: observations a model may see (gssbo, rssbo).")] = None,
+    slowdown: Annotated[float | None, _option(POLICY, "Z > 1: how slow a round may get (gssbo, rssbo).")] = None,
+    gradient: Annotated[str | None, _option(POLICY, "column or scalar (gssbo).")] = None,
+    pool: Annotated[str | None, _option(POLICY, "all or buffer (gssbo).")] = None,
+    perturbation: Annotated[float | None, _option(POLICY, "Variance of the noise on gradients (gssbo).")] = None,
     kernel: Annotated[str | None, _option(MODEL, f"One of {', '.join(KERNELS)}.")] = None,
     lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel, in units of the scaled inputs.")] = None,
     outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,
@@ -130,7 +137,7 @@ def _launch(
     dims: int,
     **options: Any,
 ) -> None:
-    options["width"] = _number_or_name(options["width"])
+    options = {**options, "width": _number_or_name(options["width"]), "buffer": _number_or_name(options["buffer"])}
     try:
         if budget is None:
             budget = 200 if problem in SYNTHETIC else 10_000
@@ -268,7 +275,7 @@ def _number_or_name(text: str | None) -> float | str | None:
     if text is None:
         return None
     try:
-        return float(text)
+        return int(text) if text.isdigit() else float(text)
     except ValueError:
         return text
 

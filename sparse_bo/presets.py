@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import problems
 from sparse_bo.dictionary import FirstSampler, Sampler, UniformSampler
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
@@ -22,6 +22,9 @@ POLICIES: Mapping[str, type] = {
     "gp-bucb": GPBUCB,
     "epsilon-greedy": EpsilonGreedy,
     "random": RandomSearch,
+    "gssbo": GSSBO,
+    "rssbo": RSSBO,
+    "botorch-ucb": BoTorchUCB,
 }
 TABLES = ("cadata", "abalone")
 PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)

@@ -19,15 +19,20 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
-BOX_ONLY = frozenset[str]()
+BOX_ONLY = {"gssbo", "rssbo", "botorch-ucb"}
 """Policies that search a box alone."""
+ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
 
 
-def test_a_box_problem_runs(tmp_path):
-    done = invoke("run", "--problem", "hartmann6", "--policy", "random", "--budget", "25", "--out", str(tmp_path))
+@pytest.mark.parametrize("policy", ["random", *sorted(BOX_ONLY)])
+def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path):
+    design = [] if policy == "random" else ["--initial-design", "6"]
+    done = invoke(*ON_A_BOX, "--policy", policy, *design, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert len(History.load(tmp_path / "hartmann6-random-seed0.jsonl").points) == 25
-    assert "25 in 6 dimensions" in done.output
+    stem = f"eggholder2-{policy}-seed1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.jsonl", f"{stem}.png"]
+    assert len(History.load(tmp_path / f"{stem}.jsonl").points) == 7
+    assert "7 in 2 dimensions" in done.output
     assert "best point" in done.output
 
 
@@ -66,6 +71,9 @@ def test_quiet_prints_nothing(tmp_path):
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
         (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
         (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
+        (["--policy", "gssbo"], "searches a box, got an arm set"),
+        (["--policy", "gssbo", "--buffer", "15"], "buffer=15 for initial_design=20"),
+        (["--policy", "gssbo", "--buffer", "big"], "'model', 'clock'"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
         (["--precision", "float16"], "'float64', 'float32'"),
