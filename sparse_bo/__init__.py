@@ -26,8 +26,8 @@ from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
-from sparse_bo.models import SparseGP
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, RandomSearch
+from sparse_bo.models import SparseGP, gradient_subset
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
 
@@ -36,12 +36,15 @@ __all__ = [
     "BKB",
     "GPBUCB",
     "GPUCB",
+    "GSSBO",
+    "RSSBO",
     "AskTell",
     "BBKBAuthors",
     "BBKBTheory",
     "BKBAuthors",
     "BKBTheory",
     "Batch",
+    "BoTorchUCB",
     "Certificate",
     "ConstantWidth",
     "Dictionary",
@@ -71,6 +74,7 @@ __all__ = [
     "botorch_beta",
     "certify",
     "core",
+    "gradient_subset",
     "maximize",
     "problems",
     "residual_bound",

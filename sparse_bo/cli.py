@@ -17,11 +17,11 @@ from sparse_bo._version import __version__
 from sparse_bo.errors import ObjectiveError, RunInterrupted
 from sparse_bo.history import HistoryRow
 from sparse_bo.loop import AskTell
-from sparse_bo.presets import KERNELS, POLICIES, POLICY_OPTIONS, PROBLEMS, SAMPLERS, make_policy, make_problem
-from sparse_bo.problems import SCALINGS, Problem
+from sparse_bo.presets import KERNELS, POLICIES, PROBLEMS, SAMPLERS, make_policy, make_problem
+from sparse_bo.problems import SCALINGS, SYNTHETIC, BoxProblem, Problem
 from sparse_bo.result import Result
 
-HELP = f"""Bayesian optimisation over finite arm sets, past the exact GP's limit.
+HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
 
 Without a command: BBKB chooses among the 20,640 arms of Cadata for 10,000 evaluations (a few seconds), draws a figure
 and writes the history. `run --help` lists every option.
@@ -38,6 +38,8 @@ Examples:
   sparse-bo run --problem cadata --policy bkb --budget 1000
 
   sparse-bo run --problem gp-draw --arms 100000 --dims 6 --policy bbkb --stop-rule local
+
+  sparse-bo run --problem hartmann6 --policy gssbo --budget 300 --noise-sd 0
 
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
@@ -75,7 +77,7 @@ def run(
     context: typer.Context,
     problem: Annotated[str, _option(PROBLEM, f"One of {', '.join(PROBLEMS)}.")] = "cadata",
     policy: Annotated[str, _option(POLICY, f"One of {', '.join(POLICIES)}.")] = "bbkb",
-    budget: Annotated[int, _option(RUN, "Evaluations to make.")] = 10_000,
+    budget: Annotated[int | None, _option(RUN, "Evaluations to make (default 10,000; on a box 200).")] = None,
     seed: Annotated[int, _option(RUN, "Decides everything random.")] = 0,
     out: Annotated[Path, _option(RUN, "Folder for the figure and the history.")] = Path("sparse_bo_run"),
     device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
@@ -102,6 +104,11 @@ def run(
     batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy).")] = None,
     max_batch_size: Annotated[int | None, _option(POLICY, "No batch is larger.")] = None,
     initial_design: Annotated[int | None, _option(POLICY, "Random arms before the first score.")] = None,
+    buffer: Annotated[str | None, _option(POLICY, "M, model or clock: observations a model may see (gssbo, rssbo).")] = None,
+    slowdown: Annotated[float | None, _option(POLICY, "Z > 1: how slow a round may get (gssbo, rssbo).")] = None,
+    gradient: Annotated[str | None, _option(POLICY, "column or scalar (gssbo).")] = None,
+    pool: Annotated[str | None, _option(POLICY, "all or buffer (gssbo).")] = None,
+    perturbation: Annotated[float | None, _option(POLICY, "Variance of the noise on gradients (gssbo).")] = None,
     kernel: Annotated[str | None, _option(MODEL, f"One of {', '.join(KERNELS)}.")] = None,
     lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel, in units of the scaled inputs.")] = None,
     outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,
@@ -112,9 +119,30 @@ def run(
     memory_bytes: Annotated[int | None, _option(MODEL, "Budget of a sweep's temporary blocks.")] = None,
 ) -> None:
     """Check everything, run, report."""
-    options = {name: value for name, value in context.params.items() if name in POLICY_OPTIONS}
-    options["width"] = _number_or_name(width)
+    _launch(**context.params)
+
+
+def _launch(
+    *,
+    problem: str,
+    policy: str,
+    budget: int | None,
+    seed: int,
+    out: Path,
+    device: str,
+    certify_every: int | None,
+    quiet: bool,
+    scaling: str | None,
+    standardize: bool,
+    noise_sd: float,
+    arms: int,
+    dims: int,
+    **options: Any,
+) -> None:
+    options = {**options, "width": _number_or_name(options["width"]), "buffer": _number_or_name(options["buffer"])}
     try:
+        if budget is None:
+            budget = 200 if problem in SYNTHETIC else 10_000
         if budget < 1:
             raise ValueError(f"expected --budget >= 1, got {budget}")
         if standardize and scaling not in (None, "standardize"):
@@ -123,7 +151,10 @@ def run(
             problem, scaling="standardize" if standardize else scaling, noise_sd=noise_sd, arms=arms, dims=dims, seed=seed
         ).to(_device(device))
         loop = AskTell(
-            chosen.arms, make_policy(policy, options, problem=problem, budget=budget), seed=seed, certify_every=certify_every
+            policy=make_policy(policy, options, problem=problem, budget=budget),
+            seed=seed,
+            certify_every=certify_every,
+            **chosen.domain,
         )
         out.mkdir(parents=True, exist_ok=True)
     except (ValueError, TypeError, OSError) as error:
@@ -132,7 +163,7 @@ def run(
     _finish(_evaluate(loop, chosen, budget, seed, quiet), loop, chosen, out, quiet)
 
 
-def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bool) -> tuple[Result, int, float]:
+def _evaluate(loop: AskTell, problem: Problem | BoxProblem, budget: int, seed: int, quiet: bool) -> tuple[Result, int, float]:
     """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
     progress = Progress(
         TextColumn("{task.description}"),
@@ -148,7 +179,7 @@ def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bo
         task = progress.add_task(loop.policy.name, total=budget, status="")
         try:
             result = loop.run(
-                problem.objective(seed=seed + 1), budget, call_with="indices", callback=_Status(progress, task, problem)
+                problem.objective(seed=seed + 1), budget, call_with=problem.call_with, callback=_Status(progress, task, problem)
             )
         except (RunInterrupted, ObjectiveError) as stopped:
             errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
@@ -159,26 +190,26 @@ def _evaluate(loop: AskTell, problem: Problem, budget: int, seed: int, quiet: bo
 class _Status:
     """What the progress bar shows, updated after each batch, within 80 columns: m the dictionary, q the batch."""
 
-    def __init__(self, progress: Progress, task: TaskID, problem: Problem) -> None:
+    def __init__(self, progress: Progress, task: TaskID, problem: Problem | BoxProblem) -> None:
         self.progress, self.task, self.problem = progress, task, problem
         self.regret, self.asked = 0.0, 0
 
     def __call__(self, loop: AskTell, row: HistoryRow) -> None:
         self.asked += row.batch_size
-        self.regret += float(self.problem.regret(row.indices).sum())
+        self.regret += float(self.problem.regret_of(row).sum())
         best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
         model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
         status = f"{best}regret {self.regret / self.asked:.3f} {model}q {row.batch_size:,}"
         self.progress.update(self.task, completed=self.asked, status=status)
 
 
-def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem, out: Path, quiet: bool) -> None:
+def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem | BoxProblem, out: Path, quiet: bool) -> None:
     result, code, seconds = outcome
     if result.history.rows:
         stem = out / f"{problem.name}-{loop.policy.name}-seed{result.history.info['seed']}"
         figure, history = stem.with_suffix(".png"), stem.with_suffix(".jsonl")
         result.history.save(history)
-        result.plot(figure, regret=problem.regret(result.history.indices).tolist())
+        result.plot(figure, regret=problem.regret_of(result.history).tolist())
         if not quiet:
             console.print(_summary(result, loop, problem, seconds))
             console.print(f"figure   {figure}\nhistory  {history}", highlight=False)
@@ -186,19 +217,22 @@ def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem,
         raise typer.Exit(code)
 
 
-def _summary(result: Result, loop: AskTell, problem: Problem, seconds: float) -> Table:
+def _summary(result: Result, loop: AskTell, problem: Problem | BoxProblem, seconds: float) -> Table:
     rows = result.history.rows
-    regret = problem.regret(result.history.indices)
+    regret = problem.regret_of(result.history)
     table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
     sizes = [row.batch_size for row in rows]
+    where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
     lines = {
-        "evaluations": f"{len(regret):,} on {len(set(result.history.indices)):,} distinct arms of {len(problem.values):,}",
+        "evaluations": f"{len(regret):,} {where}",
         "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
         "seconds": f"{seconds:.2f} in all ({1e6 * seconds / len(regret):.0f} µs per evaluation)",
         "regret": f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000",
         "best possible": f"{problem.best_value:.4f}",
     }
-    if result.best_index is not None and result.best_mean is not None:
+    if isinstance(problem, BoxProblem):
+        lines.update(_best_point(result, problem))
+    elif result.best_index is not None and result.best_mean is not None:
         sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
         true = float(problem.values[result.best_index])
         better = int((problem.values > true).sum())
@@ -212,6 +246,21 @@ def _summary(result: Result, loop: AskTell, problem: Problem, seconds: float) ->
     for name, text in lines.items():
         table.add_row(name, text)
     return table
+
+
+def _arms_pulled(result: Result, problem: Problem) -> str:
+    return f"on {len(set(result.history.indices)):,} distinct arms of {len(problem.values):,}"
+
+
+def _best_point(result: Result, problem: BoxProblem) -> dict[str, str]:
+    if result.best_x is None or result.best_mean is None:
+        return {}
+    gap = float(problem.regret(result.best_x[None]))
+    sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
+    lines = {"best point": f"mean {result.best_mean:.4f}{sd}; its true value is {gap:.4f} below the best possible"}
+    if len(result.best_x) <= 10:
+        lines["at"] = ", ".join(f"{x:.4g}" for x in result.best_x.tolist())
+    return lines
 
 
 def _device(name: str) -> torch.device:
@@ -228,7 +277,7 @@ def _number_or_name(text: str | None) -> float | str | None:
     if text is None:
         return None
     try:
-        return float(text)
+        return int(text) if text.isdigit() else float(text)
     except ValueError:
         return text
 

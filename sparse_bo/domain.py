@@ -61,6 +61,15 @@ class Box:
         """Map points of the unit cube (``… x d``) into the box."""
         return self.lower + U * (self.upper - self.lower)
 
+    def to_unit(self, X: Tensor) -> Tensor:
+        """Map points of the box (``… x d``) into the unit cube."""
+        return (X - self.lower) / (self.upper - self.lower)
+
+    @property
+    def unit_bounds(self) -> Tensor:
+        """``2 x d`` corners of the unit cube, in the box's dtype and on its device."""
+        return torch.stack([torch.zeros_like(self.lower), torch.ones_like(self.upper)])
+
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` points uniformly, by ``n d`` numbers of a CPU generator."""
         return self.from_unit(torch.rand(n, self.dims, generator=generator, dtype=torch.float64).to(self.bounds))

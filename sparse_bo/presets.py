@@ -21,8 +21,8 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, EpsilonGreedy, Policy, RandomSearch
-from sparse_bo.problems import Problem
+from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
 POLICIES: Mapping[str, type] = {
@@ -32,8 +32,12 @@ POLICIES: Mapping[str, type] = {
     "gp-bucb": GPBUCB,
     "epsilon-greedy": EpsilonGreedy,
     "random": RandomSearch,
+    "gssbo": GSSBO,
+    "rssbo": RSSBO,
+    "botorch-ucb": BoTorchUCB,
 }
-PROBLEMS = ("cadata", "abalone", "gp-draw")
+TABLES = ("cadata", "abalone")
+PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
 SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
     "uniform": UniformSampler,
     "first": FirstSampler,
@@ -46,15 +50,6 @@ SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
 
-POLICY_OPTIONS = {field.name for policy in POLICIES.values() for field in fields(policy)} | {
-    "kernel",
-    "lengthscale",
-    "outputscale",
-    "precision",
-    "dictionary_size",
-}
-"""Every policy option of the command line, by field name."""
-
 PUBLISHED = {
     "kernel": "rbf",
     "lengthscale": 5.0**0.5,
@@ -66,11 +61,11 @@ PUBLISHED = {
 """BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1²; δ = 1/T is set from the budget."""
 
 
-def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem:
+def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
     """Return a problem by name.
 
     Args:
-        name: ``"cadata"``, ``"abalone"`` or ``"gp-draw"``.
+        name: One of :data:`PROBLEMS`.
         scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
         noise_sd: Of an evaluation.
         arms: Number of arms of a draw.
@@ -78,9 +73,13 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
         seed: Of a draw.
 
     Raises:
-        ValueError: If a name or number is out of range, or a scaling is asked of a draw.
+        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
     """
     check_choice("problem", name, PROBLEMS)
+    if name in SYNTHETIC:
+        if scaling is not None:
+            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
+        return problems.synthetic(name, noise_sd=noise_sd)
     if name == "gp-draw":
         if scaling not in (None, "none", "unit"):
             raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
@@ -141,7 +140,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
 def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy[Any]:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
-    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of gp-draw) switches it off.
+    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it off.
 
     Args:
         name: A key of :data:`POLICIES`.
@@ -173,7 +172,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
 
 
 def _with_kernel(given: dict[str, Any], *, problem: str, budget: int) -> dict[str, Any]:
-    learned = given.get("kernel", "rbf" if problem != "gp-draw" else "learned") == "learned"
+    learned = given.get("kernel", "rbf" if problem in TABLES else "learned") == "learned"
     preset = {} if learned else {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
     if {"kernel", "lengthscale", "outputscale"} & set(given):
         preset.pop("lengthscale", None)

@@ -1,18 +1,21 @@
-"""Real and synthetic finite-arm problems for the command line, the tutorials and the benchmarks."""
+"""Real and synthetic problems, on arms and on boxes, for the command line, the tutorials and the benchmarks."""
 
 from __future__ import annotations
 
+import copy
 import gzip
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from botorch.test_functions import EggHolder, Hartmann, Levy, Powell, Rastrigin
 from torch import Tensor
 
+from sparse_bo.history import History, HistoryRow
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 
 Scaling = Literal["unit", "standardize", "none"]
@@ -31,6 +34,13 @@ class Problem:
     noise_sd: float
     """Standard deviation of the Gaussian noise that an evaluation adds."""
     description: str
+    call_with: ClassVar[Literal["X", "indices"]] = "indices"
+    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+
+    @property
+    def domain(self) -> dict[str, Any]:
+        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        return {"arms": self.arms}
 
     @property
     def best_value(self) -> float:
@@ -51,9 +61,90 @@ class Problem:
         """Return the regret of each evaluation, ``len(indices)``: best value minus true value."""
         return self.best_value - self.values.cpu()[torch.tensor(indices, dtype=torch.long)]
 
+    def regret_of(self, run: History | HistoryRow) -> Tensor:
+        """Return the regret of every evaluation of a run or a batch, in order."""
+        return self.regret(run.indices)
+
     def to(self, device: str | torch.device) -> Problem:
         """Return the problem with its tensors on ``device``."""
         return Problem(self.name, self.arms.to(device), self.values.to(device), self.noise_sd, self.description)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxProblem:
+    """A function on a box whose maximum is known."""
+
+    name: str
+    bounds: Tensor
+    """``2 x d``, float64."""
+    function: Callable[[Tensor], Tensor]
+    """True values, ``q x d`` -> ``q``."""
+    best_value: float
+    """The highest true value."""
+    noise_sd: float
+    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    description: str
+    call_with: ClassVar[Literal["X", "indices"]] = "X"
+    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+
+    @property
+    def domain(self) -> dict[str, Any]:
+        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        return {"bounds": self.bounds}
+
+    def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
+        """Return a noisy objective of points (``q x d`` -> ``q``) with a generator of its own."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def evaluate(X: Tensor) -> Tensor:
+            noise = torch.randn(len(X), generator=generator, dtype=torch.float64)
+            return self.function(X) + self.noise_sd * noise.to(X.device)
+
+        return evaluate
+
+    def regret(self, points: list[list[float]] | Tensor) -> Tensor:
+        """Return the regret of each evaluation, ``q`` from ``q x d``: best value minus true value."""
+        X = torch.as_tensor(points, dtype=torch.float64).to(self.bounds.device)
+        return (self.best_value - self.function(X)).cpu()
+
+    def regret_of(self, run: History | HistoryRow) -> Tensor:
+        """Return the regret of every evaluation of a run or a batch, in order."""
+        return self.regret(run.points or [])
+
+    def to(self, device: str | torch.device) -> BoxProblem:
+        """Return the problem with its bounds on ``device``; the function is called with points there."""
+        function = self.function
+        if isinstance(function, torch.nn.Module):
+            function = copy.deepcopy(function).to(device)
+        return replace(self, bounds=self.bounds.to(device), function=function)
+
+
+SYNTHETIC: dict[str, tuple[Callable[[], Any], str]] = {
+    "eggholder2": (lambda: EggHolder(negate=True), "Eggholder, 2 inputs: many deep valleys"),
+    "hartmann6": (lambda: Hartmann(dim=6, negate=True), "Hartmann, 6 inputs: six peaks"),
+    "levy20": (lambda: Levy(dim=20, negate=True), "Levy, 20 inputs"),
+    "powell50": (lambda: Powell(dim=50, negate=True), "Powell, 50 inputs, of which the last two have no effect"),
+    "rastrigin100": (lambda: Rastrigin(dim=100, negate=True), "Rastrigin, 100 inputs"),
+}
+"""The functions of the GSSBO paper (§6), BoTorch's implementations, negated: all are maximised here."""
+
+
+def synthetic(name: str, *, noise_sd: float = 0.0) -> BoxProblem:
+    """Return a test function on its box, negated to be maximised.
+
+    Args:
+        name: A key of :data:`SYNTHETIC`.
+        noise_sd: Of an evaluation.
+
+    Raises:
+        ValueError: If the name is unknown or the noise is negative.
+        TypeError: If the noise is not a number.
+    """
+    check_choice("problem", name, tuple(SYNTHETIC))
+    _check_noise(noise_sd)
+    make, description = SYNTHETIC[name]
+    function = make()
+    return BoxProblem(name, function.bounds, function, float(function.optimal_value), float(noise_sd), description)
 
 
 def scaled(X: Tensor, scaling: Scaling) -> Tensor:

@@ -16,7 +16,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 LAYERS = [
     ["_version", "errors"],
-    ["validation", "core"],
+    ["validation", "core", "seeding"],
     ["kernels", "data", "domain"],
     ["dictionary"],
     ["models", "arms"],
@@ -32,7 +32,7 @@ SIDE = {
     "planning": "arms",
     "plotting": "history",
     "report": "result",
-    "problems": "kernels",
+    "problems": "history",
     "presets": "policies",
 }
 """At the side: which layer each may use at most. Only loop, result and cli (and other modules at the side) may use them."""

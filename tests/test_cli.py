@@ -19,7 +19,24 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+BOX_ONLY = {"gssbo", "rssbo", "botorch-ucb"}
+"""Policies that search a box alone."""
+ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
+
+
+@pytest.mark.parametrize("policy", ["random", *sorted(BOX_ONLY)])
+def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path):
+    design = [] if policy == "random" else ["--initial-design", "6"]
+    done = invoke(*ON_A_BOX, "--policy", policy, *design, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    stem = f"eggholder2-{policy}-seed1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.jsonl", f"{stem}.png"]
+    assert len(History.load(tmp_path / f"{stem}.jsonl").points) == 7
+    assert "7 in 2 dimensions" in done.output
+    assert "best point" in done.output
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in BOX_ONLY])
 def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
     done = invoke(*QUICK, "--policy", policy, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -52,6 +69,11 @@ def test_quiet_prints_nothing(tmp_path):
         (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
         (["--noise-sd", "-1"], "noise_sd >= 0"),
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
+        (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
+        (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
+        (["--policy", "gssbo"], "searches a box, got an arm set"),
+        (["--policy", "gssbo", "--buffer", "15"], "buffer=15 for initial_design=20"),
+        (["--policy", "gssbo", "--buffer", "big"], "'model', 'clock'"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
         (["--precision", "float16"], "'float64', 'float32'"),

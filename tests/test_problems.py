@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparse_bo.problems import abalone, cadata, gp_draw, scaled
+from sparse_bo import RandomSearch, maximize
+from sparse_bo.problems import SYNTHETIC, abalone, cadata, gp_draw, scaled, synthetic
 
 
 @pytest.mark.parametrize(("make", "shape"), [(cadata, (20_640, 8)), (abalone, (4_177, 8))], ids=["cadata", "abalone"])
@@ -54,7 +55,51 @@ def test_constant_columns_become_zero():
     assert scaled(X, "standardize")[:, 1].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "dims", "best"),
+    [
+        ("eggholder2", 2, 959.6407),
+        ("hartmann6", 6, 3.32237),
+        ("levy20", 20, 0.0),
+        ("powell50", 50, 0.0),
+        ("rastrigin100", 100, 0.0),
+    ],
+)
+def test_synthetic_functions_are_maximised_on_their_boxes(name, dims, best, generator):
+    problem = synthetic(name)
+    assert problem.bounds.shape == (2, dims)
+    assert problem.best_value == pytest.approx(best, abs=1e-4)
+    X = problem.bounds[0] + (problem.bounds[1] - problem.bounds[0]) * torch.rand(500, dims, generator=generator).double()
+    assert float(problem.regret(X).min()) > 0.0
+    assert float(problem.regret(problem.function.optimizers[:1].double())) == pytest.approx(0.0, abs=1e-4)
+    assert set(SYNTHETIC) == {"eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100"}
+
+
+def test_synthetic_objectives_are_noisy_and_seeded(device):
+    problem = synthetic("hartmann6", noise_sd=0.5).to(device)
+    X = problem.bounds.mean(0).expand(4000, 6)
+    y = problem.objective(seed=1)(X)
+    assert torch.equal(y, problem.objective(seed=1)(X))
+    assert float(y.std()) == pytest.approx(0.5, rel=0.1)
+    assert float(y.mean()) == pytest.approx(float(problem.function(X[:1])), abs=0.03)
+
+
+@pytest.mark.parametrize("problem", [gp_draw(arms=30), synthetic("hartmann6")], ids=["arms", "box"])
+def test_regret_of_a_run_is_that_of_its_evaluations(problem):
+    result = maximize(
+        problem.objective(seed=0), budget=5, policy=RandomSearch(batch_size=2), call_with=problem.call_with, **problem.domain
+    )
+    regret = problem.regret_of(result.history)
+    where = result.history.points or result.history.indices
+    assert regret.tolist() == problem.regret(where).tolist()
+    assert torch.cat([problem.regret_of(row) for row in result.history.rows]).tolist() == regret.tolist()
+
+
 def test_bad_settings():
+    with pytest.raises(ValueError, match="problem to be one of 'eggholder2'"):
+        synthetic("ackley")
+    with pytest.raises(ValueError, match="noise_sd >= 0"):
+        synthetic("levy20", noise_sd=-1.0)
     with pytest.raises(ValueError, match="'unit', 'standardize', 'none'"):
         cadata(scaling="log")
     with pytest.raises(ValueError, match="noise_sd >= 0"):

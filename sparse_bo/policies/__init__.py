@@ -5,14 +5,19 @@ from sparse_bo.policies.baselines import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.bbkb import BBKB
 from sparse_bo.policies.bkb import BKB
 from sparse_bo.policies.gp_ucb import GPBUCB, GPUCB
+from sparse_bo.policies.gssbo import GSSBO, RSSBO
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
+from sparse_bo.policies.surrogate import BoTorchUCB, SurrogateState
 
 __all__ = [
     "BBKB",
     "BKB",
     "GPBUCB",
     "GPUCB",
+    "GSSBO",
+    "RSSBO",
     "BanditState",
+    "BoTorchUCB",
     "BoxState",
     "EpsilonGreedy",
     "Policy",
@@ -20,4 +25,5 @@ __all__ = [
     "RandomSearch",
     "Report",
     "State",
+    "SurrogateState",
 ]

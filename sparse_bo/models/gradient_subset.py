@@ -1,0 +1,188 @@
+"""GSSBO's selection as one function from a model and data to indices."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import gpytorch
+import torch
+from botorch.models.model import Model
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
+from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
+
+Gradient = Literal["column", "scalar"]
+
+
+def gradient_subset(
+    model: Model,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    size: int,
+    initial: int = 0,
+    newest: int = 1,
+    gradient: Gradient = "column",
+    pool: Tensor | None = None,
+    perturbation: float = 0.01,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Choose which observations a GP is fitted to: those whose gradients point in diverse directions (GSSBO §4, Alg. 1).
+
+    Kept in any case are the first ``initial`` and the last ``newest`` observations; the others are added one by one, each the
+    one whose gradient has the smallest summed cosine to the gradients of those already in (the greedy form of Eq. 1).
+    Gradients are those of the log likelihood in the observations (Eq. 3), in the model's own standardised units.
+
+    The gradients of all n observations need ``K_y⁻¹`` over all of them. Without ``pool`` it has Woodbury's form on the points
+    the model was trained on (the last subset) and the newest ones: O(n m²) time, O(n m) memory. With a ``pool`` of p rows it
+    is exact over these: O(p³), whatever n is.
+
+    Args:
+        model: A fitted BoTorch model of one output with ``covar_module``, ``mean_module`` and a Gaussian likelihood with one
+            noise variance, such as ``SingleTaskGP`` or :class:`sparse_bo.SparseGP`; its transforms apply. Usually the one of
+            the round before.
+        X: ``n x d`` all inputs in the order in which they were observed, in the model's units.
+        Y: ``n x 1`` (or ``n``) all observations.
+        size: M, how many to choose; with n ≤ M all are.
+        initial: n₀.
+        newest: How many of the last observations are kept; those the model has not seen yet.
+        gradient: ``"column"``: the gradient of an observation is its column ``K_y⁻¹ e_i`` (the paper's analysis, App. A.1);
+            ``"scalar"``: the number ``g_i`` of Eq. 3, whose cosines are ±1, with ties broken at random (the literal rule).
+        pool: Choose only among these rows (distinct; it must contain the kept ones). Default: all.
+        perturbation: Variance σ_d² of the Gaussian noise added to the gradients (§4.3); 0 for none.
+        generator: CPU generator. Needed if there is perturbation, or with scalar gradients.
+
+    Returns:
+        ``min(M, n)`` row indices, ascending (int64).
+
+    Raises:
+        TypeError: If an argument has the wrong kind, dtype or device, or the model is none of these.
+        ValueError: If shapes do not fit, values are not finite, M does not exceed the kept observations, the pool holds
+            fewer than M rows, or a needed generator is missing.
+
+    Example:
+        >>> subset = gradient_subset(model, X, Y, size=100, initial=20, generator=generator)
+        >>> model = SingleTaskGP(X[subset], Y[subset])
+    """
+    X, y = _checked_data(X, Y)
+    n = len(X)
+    _check_sizes(size, initial, newest, n)
+    noise = _checked_model(model)
+    check_choice("gradient", gradient, ("column", "scalar"))
+    if check_number("perturbation", perturbation) < 0.0:
+        raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
+    if generator is None and (perturbation > 0.0 or gradient == "scalar"):
+        raise ValueError("random choices need generator=torch.Generator().manual_seed(...); pass one")
+    kept = torch.cat([torch.arange(min(initial, n)), torch.arange(max(n - newest, min(initial, n)), n)]).to(X.device)
+    rows = torch.arange(n, device=X.device) if pool is None else _checked_pool(pool, kept, size, X)
+    if n <= size:
+        return torch.arange(n, device=X.device)
+    with torch.no_grad():
+        features, residuals = _prior_at(model, X[rows], y[rows], X[n - newest :] if pool is None else X[rows], pool is None)
+        forced = torch.searchsorted(rows, kept)
+        chosen = _choose(features, residuals, noise, forced, size, gradient, perturbation, generator)
+    return rows[chosen]
+
+
+def _choose(
+    features: Tensor,
+    residuals: Tensor,
+    noise: float,
+    forced: Tensor,
+    size: int,
+    gradient: Gradient,
+    perturbation: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    n = len(features)
+
+    def normal(*shape: int) -> Tensor:
+        draws = torch.randn(*shape, generator=generator, dtype=torch.float64) if perturbation > 0.0 else torch.zeros(*shape)
+        return math.sqrt(perturbation) * draws.to(features)
+
+    if gradient == "column":
+        columns = gradient_columns(features, noise=noise, perturbation=normal(n, min(n, features.shape[1])))
+        return greedy_diverse(columns, forced=forced, size=size)
+    perturbed = gradients(features, noise=noise, residuals=residuals) + normal(n)
+    signs = torch.where(perturbed < 0, -1, 1)  # a gradient of exactly zero has no direction; it counts as positive
+    order = torch.randperm(n, generator=generator).to(features.device)
+    return greedy_balanced(signs, forced=forced, size=size, order=order)
+
+
+def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) -> tuple[Tensor, Tensor]:
+    """Return features (``n x r``) on the dictionary and residuals (``n``), in the model's own units.
+
+    The dictionary is ``added`` and, if ``trained``, what the model was trained on.
+    """
+    model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
+    inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
+    if trained:
+        dictionary = torch.cat([model.train_inputs[0], dictionary])
+    Y = y.unsqueeze(-1)
+    if getattr(model, "outcome_transform", None) is not None:
+        Y = model.outcome_transform(Y)[0]
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        K_DD = model.covar_module(dictionary, dictionary).to_dense()
+        K_DX = model.covar_module(dictionary, inputs).to_dense()
+    return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - model.mean_module(inputs)
+
+
+def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    check_points("X", X)
+    if not isinstance(Y, Tensor) or Y.shape not in ((len(X),), (len(X), 1)):
+        got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
+        raise ValueError(f"expected Y of shape {len(X)} x 1, one value for each row of X, got {got}")
+    if Y.dtype != X.dtype or Y.device != X.device:
+        raise TypeError(f"expected Y of dtype {X.dtype} on {X.device}, got {Y.dtype} on {Y.device}")
+    check_finite("Y", Y)
+    return X, Y.reshape(-1)
+
+
+def _check_sizes(size: int, initial: int, newest: int, n: int) -> None:
+    check_count("initial", initial, minimum=0)
+    check_count("newest", newest, minimum=0)
+    check_count("size", size)
+    if newest > n:
+        raise ValueError(f"expected newest <= the number of observations, got {newest} of {n}")
+    if size <= initial or size < initial + newest:
+        raise ValueError(
+            f"expected a buffer size above initial (M > n₀) that also holds the newest, got {size} for {initial} initial "
+            f"and {newest} newest observations; raise size or lower initial"
+        )
+
+
+def _checked_model(model: Model) -> float:
+    """Return the model's noise variance."""
+    parts = ("covar_module", "mean_module", "likelihood", "train_inputs")
+    missing = [part for part in parts if not hasattr(model, part)]
+    if not isinstance(model, Model) or missing:
+        lacking = f" without {', '.join(missing)}" if missing else ""
+        raise TypeError(f"expected a BoTorch GP model such as SingleTaskGP, got {type(model).__name__}{lacking}")
+    if model.num_outputs != 1 or len(model.batch_shape):
+        raise ValueError(
+            f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
+        )
+    likelihood = model.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.numel() != 1:
+        raise TypeError(
+            f"expected a GaussianLikelihood with one noise variance, got {type(likelihood).__name__}; "
+            "known noise variances (train_Yvar) are not supported, leave them out for the selection"
+        )
+    return float(likelihood.noise.detach())
+
+
+def _checked_pool(pool: Tensor, kept: Tensor, size: int, X: Tensor) -> Tensor:
+    rows = check_indices("pool", pool, size=len(X)).to(X.device).sort().values
+    distinct = len(torch.unique(rows))
+    if distinct != len(rows):
+        raise ValueError(f"expected distinct rows in pool, got {len(rows)} of which {distinct} are distinct")
+    if len(rows) < min(size, len(X)):
+        raise ValueError(f"expected a pool of at least size={size} rows, got {len(rows)}; lower size or widen the pool")
+    missing = kept[~torch.isin(kept, rows)].tolist()
+    if missing:
+        raise ValueError(f"expected the pool to hold the initial and newest rows, it lacks {missing[:5]}; add them")
+    return rows

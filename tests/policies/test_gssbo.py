@@ -1,0 +1,249 @@
+"""GSSBO, RSSBO and GP-UCB through BoTorch on a box."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.exceptions.errors import ModelFittingError
+from botorch.models import SingleTaskGP
+
+from sparse_bo import GSSBO, RSSBO, AskTell, BoTorchUCB, NumericalWarning, gradient_subset, maximize
+from sparse_bo.policies.gssbo import random_subset
+from sparse_bo.policies.surrogate import matern_gp
+
+SMALL = {"initial_design": 4, "num_restarts": 2, "raw_samples": 8}
+
+
+def box(device="cpu", dtype=torch.float64):
+    return torch.tensor([[-1.0, 10.0], [3.0, 30.0]], dtype=dtype, device=device)
+
+
+def bowl(X):
+    return -((X - torch.tensor([1.0, 18.0], dtype=X.dtype, device=X.device)) / torch.tensor([1.0, 5.0]).to(X)).square().sum(-1)
+
+
+def keep_parameters(model):
+    """A fit that costs nothing and leaves plausible hyper-parameters."""
+    model.covar_module.lengthscale = 0.5
+    model.likelihood.noise = 1e-3
+
+
+def points(policy, budget, seed=0, **options):
+    return AskTell(policy=policy, bounds=options.pop("bounds", box()), seed=seed).run(bowl, budget).history.points
+
+
+def test_the_maximum_is_found_beyond_the_buffer(device):
+    policy = GSSBO(**SMALL, buffer=10, width=0.5, fit=keep_parameters)
+    result = maximize(bowl, bounds=box(device), policy=policy, budget=16, seed=0)
+    assert float(bowl(result.best_x)) > -0.1
+    assert result.state.subset.shape == (10,)
+    assert result.history.rows[-1].dictionary_size == 10
+    assert result.best_sd is not None
+
+
+@pytest.mark.parametrize("policy", [GSSBO, RSSBO])
+def test_up_to_the_buffer_it_is_the_plain_method(policy):
+    assert points(policy(**SMALL, buffer=8, fit=keep_parameters), 8) == points(BoTorchUCB(**SMALL, fit=keep_parameters), 8)
+
+
+def test_the_same_seed_repeats_and_the_global_generators_stay_untouched(generator):
+    before = torch.get_rng_state()
+    runs = [points(GSSBO(**SMALL, buffer=5), 7, seed=s) for s in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_initial_and_newest_observations_always_stay_and_old_ones_may_come_back():
+    for policy in (GSSBO, RSSBO):
+        loop = AskTell(policy=policy(**SMALL, buffer=7, fit=keep_parameters), bounds=box(), seed=0)
+        subsets = []
+        loop.run(bowl, 12, callback=lambda loop, row, subsets=subsets: subsets.append(loop.state.subset))
+        dropped = set()
+        for n, subset in enumerate(subsets, start=4):  # the first batch is the initial design
+            kept = set(subset.tolist())
+            assert {0, 1, 2, 3, n - 1} <= kept
+            assert len(kept) == min(7, n)
+            dropped |= set(range(n)) - kept
+        assert dropped
+
+
+def test_a_round_chooses_by_the_public_function_from_the_model_before():
+    policy = GSSBO(**SMALL, buffer=8, fit=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 11)
+    state, generator = loop.state, torch.Generator().manual_seed(5)
+    x = torch.tensor([[0.0, 20.0]], dtype=torch.float64)
+    after = policy.tell(state, x, bowl(x), generator=generator)
+    X = (after.X - after.box.lower) / (after.box.upper - after.box.lower)
+    expected = gradient_subset(
+        state.surrogate, X, after.y, size=8, initial=4, newest=1, generator=torch.Generator().manual_seed(5)
+    )
+    assert after.subset.tolist() == expected.tolist()
+    torch.testing.assert_close(after.surrogate.train_inputs[0], X[expected])
+
+
+def test_the_buffer_pool_holds_only_the_last_subset_and_the_newest():
+    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, pool="buffer", fit=keep_parameters), bounds=box(), seed=0)
+    subsets = []
+    loop.run(bowl, 13, callback=lambda loop, row: subsets.append(loop.state.subset))
+    for before, after in pairwise(subsets[4:]):
+        assert set(after.tolist()) <= {*before.tolist(), int(after.max())}
+
+
+def test_random_subsets_are_uniform_among_the_free(generator):
+    counts = torch.zeros(12)
+    for _ in range(3000):
+        subset = random_subset(12, size=7, initial=3, newest=2, generator=generator)
+        assert subset.tolist() == sorted(set(subset.tolist()))
+        counts[subset] += 1
+    assert counts[[0, 1, 2, 10, 11]].tolist() == [3000.0] * 5
+    assert float((counts[3:10] / 3000 - 2 / 7).abs().max()) < 0.04
+
+
+@pytest.mark.parametrize(("slowdown", "buffer"), [(2.0, 72), (4.0, 102), (6.0, 121), (8.0, 136)])
+def test_the_cost_model_gives_the_buffers_of_the_paper(slowdown, buffer):
+    # M "is usually around 100 and will change with Z" (§6) for n₀ = 20.
+    policy = GSSBO(slowdown=slowdown)
+    assert policy.fixed_buffer == buffer
+
+    def cost(n):
+        return 1.0 + (n / 70) ** 3
+
+    assert cost(buffer) > slowdown * cost(20) >= cost(buffer - 1)
+
+
+def test_the_clock_fixes_the_buffer_when_an_update_is_slow(monkeypatch):
+    from sparse_bo.policies import base
+
+    ticks = {"now": 0.0, "step": 1.0}
+
+    def clock():
+        ticks["now"] += ticks["step"]
+        return ticks["now"]
+
+    monkeypatch.setattr(base.time, "perf_counter", clock)
+    policy = GSSBO(**SMALL, buffer="clock", slowdown=2.0, fit=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 14)  # 4 initial points and ten rounds in the usual time
+    assert loop.state.buffer is None
+    ticks["step"] = 1.9
+    loop.run(bowl, 1)  # slow, but not slower than Z times the mean
+    assert loop.state.buffer is None
+    ticks["step"] = 2.5
+    loop.run(bowl, 1)
+    assert loop.state.buffer == 16
+    ticks["step"] = 1.0
+    loop.run(bowl, 3)
+    assert loop.state.buffer == len(loop.state.subset) == 16
+
+
+def test_many_observations_at_the_start_do_not_overrun_the_buffer(generator):
+    X = torch.rand(40, 2, generator=generator, dtype=torch.float64) * (box()[1] - box()[0]) + box()[0]
+    for policy in (GSSBO, RSSBO):
+        loop = AskTell(policy=policy(**SMALL, buffer=9, fit=keep_parameters), bounds=box(), seed=0, initial=(X, bowl(X)))
+        assert len(loop.state.subset) == 9
+        loop.run(bowl, 2)
+        assert len(loop.state.subset) == 9
+        assert {0, 1, 2, 3, 41} <= set(loop.state.subset.tolist())
+
+
+def test_any_acquisition_function_and_surrogate(device):
+    calls = []
+
+    def improvement(model, X, y):
+        calls.append((tuple(X.shape), float(X.min()) >= 0.0, float(X.max()) <= 1.0))
+        return LogExpectedImprovement(model, best_f=float(y.max()))
+
+    def rbf_gp(X, Y):
+        return SingleTaskGP(X, Y)
+
+    policy = GSSBO(**SMALL, buffer=6, acquisition=improvement, surrogate=rbf_gp)
+    result = maximize(bowl, bounds=box(device), policy=policy, budget=10, seed=0)
+    assert calls == [((n, 2), True, True) for n in (4, 5, 6, 6, 6, 6)]
+    assert float(bowl(result.best_x)) > -1.0
+
+
+def test_batches_with_the_default_and_a_monte_carlo_acquisition_function():
+    for acquisition in (None, lambda model, X, y: qLogExpectedImprovement(model, best_f=float(y.max()))):
+        policy = GSSBO(**SMALL, batch_size=3, buffer=9, acquisition=acquisition, fit=keep_parameters)
+        rows = AskTell(policy=policy, bounds=box(), seed=0).run(bowl, 13).history.rows
+        assert [row.batch_size for row in rows] == [4, 3, 3, 3]
+        assert len({tuple(x) for x in rows[-1].points}) == 3
+
+
+def test_pending_points_count_towards_the_batch_and_are_avoided(generator):
+    policy = GSSBO(**SMALL, batch_size=2, fit=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 8)
+    none = loop.state.X[:0]
+    first = policy.ask(loop.state, max_q=1, pending=none, generator=torch.Generator().manual_seed(0)).picks
+    second = policy.ask(loop.state, max_q=9, pending=first, generator=torch.Generator().manual_seed(0)).picks
+    assert first.shape == second.shape == (1, 2)
+    assert float((first - second).abs().max()) > 1e-3
+    assert len(policy.ask(loop.state, max_q=9, pending=torch.cat([first, second]), generator=generator).picks) == 0
+    empty = policy.init(loop.state.box)
+    assert len(policy.ask(empty, max_q=9, pending=none, generator=generator).picks) == 4
+    assert len(policy.ask(empty, max_q=9, pending=loop.state.X[:4], generator=generator).picks) == 0
+
+
+def test_analytic_acquisition_functions_refuse_pending_points(generator):
+    policy = BoTorchUCB(
+        **SMALL, batch_size=2, acquisition=lambda m, X, y: LogExpectedImprovement(m, best_f=0.0), fit=keep_parameters
+    )
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 4)
+    with pytest.raises(ValueError, match="LogExpectedImprovement knows no pending points; use a Monte-Carlo"):
+        policy.ask(loop.state, max_q=1, pending=loop.state.X[:1], generator=generator)
+
+
+def test_warm_starts_take_over_parameters_and_cold_ones_do_not():
+    seen = []
+
+    def fit(model):
+        seen.append(model.likelihood.noise.item())
+        model.likelihood.noise = 0.123
+
+    for warm in (True, False):
+        points(BoTorchUCB(**SMALL, warm_start=warm, fit=fit), 6)
+    default = matern_gp(torch.rand(3, 2).double(), torch.rand(3, 1).double()).likelihood.noise.item()
+    assert seen == pytest.approx([default, 0.123, 0.123, default, default, default])
+
+
+def test_a_failed_fit_is_reported_and_the_run_goes_on():
+    def fit(model):
+        raise ModelFittingError("no luck")
+
+    with pytest.warns(NumericalWarning, match=r"could not be learned from 4 observations .no luck."):
+        points(BoTorchUCB(**SMALL, fit=fit), 4)
+
+
+def test_single_precision_boxes_are_computed_in_double(device):
+    result = maximize(bowl, bounds=box(device, torch.float32), policy=GSSBO(**SMALL, buffer=5), budget=7, seed=0)
+    assert result.best_x.dtype == torch.float32
+    assert result.state.X.dtype == torch.float64
+
+
+def test_bad_settings():
+    for settings, message in [
+        ({"buffer": 20}, "buffer=20 for initial_design=20 and batch_size=1; raise buffer"),
+        ({"buffer": "auto"}, "'model', 'clock'"),
+        ({"slowdown": 1.0}, "slowdown > 1"),
+        ({"gradient": "both"}, "'column', 'scalar'"),
+        ({"pool": "none"}, "'all', 'buffer'"),
+        ({"perturbation": -1.0}, "perturbation >= 0"),
+        ({"initial_design": 0}, "initial_design >= 1"),
+        ({"width": 0.0}, "width > 0"),
+        ({"num_restarts": 10, "raw_samples": 9}, "raw_samples >= num_restarts"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            GSSBO(**settings)
+    with pytest.raises(TypeError, match="surrogate to be a function"):
+        GSSBO(surrogate=3)
+    with pytest.raises(TypeError, match="searches a box, got an arm set"):
+        AskTell(torch.rand(5, 2, dtype=torch.float64), GSSBO())
+    with pytest.raises(TypeError, match="surrogate to return a BoTorch model, got int"):
+        points(GSSBO(**SMALL, surrogate=lambda X, Y: 3), 5)
+    with pytest.raises(TypeError, match="acquisition to return an AcquisitionFunction, got NoneType"):
+        points(GSSBO(**SMALL, acquisition=lambda *_: None, fit=keep_parameters), 5)
