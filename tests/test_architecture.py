@@ -16,7 +16,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 LAYERS = [
     ["_version", "errors"],
-    ["validation", "core"],
+    ["validation", "core", "seeding"],
     ["kernels", "data", "domain"],
     ["dictionary"],
     ["models", "arms"],
