@@ -7,6 +7,7 @@ In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
 
 from sparse_bo import core, problems
 from sparse_bo._version import __version__
+from sparse_bo.acquisition import optimize_batch
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, TicketError
@@ -52,5 +53,6 @@ __all__ = [
     "certify",
     "core",
     "maximize",
+    "optimize_batch",
     "problems",
 ]
