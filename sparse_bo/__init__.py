@@ -7,6 +7,7 @@ In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
 
 from sparse_bo import core, problems
 from sparse_bo._version import __version__
+from sparse_bo.acquisition import optimize_batch
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import (
     Dictionary,
@@ -76,6 +77,7 @@ __all__ = [
     "core",
     "gradient_subset",
     "maximize",
+    "optimize_batch",
     "problems",
     "residual_bound",
 ]

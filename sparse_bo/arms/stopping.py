@@ -26,7 +26,7 @@ class StopRule:
 
     Attributes:
         kind: Which rule.
-        ratio_threshold: C̃ ≥ 1.
+        ratio_threshold: C̃ ≥ 1; ``math.inf``: no bound.
     """
 
     kind: StopKind
@@ -34,7 +34,7 @@ class StopRule:
 
     def __post_init__(self) -> None:
         check_choice("stop_rule", self.kind, ("single", "global", "local", "gp-bucb"))
-        if check_number("ratio_threshold", self.ratio_threshold) < 1.0:
+        if self.ratio_threshold != math.inf and check_number("ratio_threshold", self.ratio_threshold) < 1.0:
             raise ValueError(f"expected ratio_threshold >= 1 (1 gives batches of one), got {self.ratio_threshold!r}")
 
     @property

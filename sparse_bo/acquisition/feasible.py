@@ -1,0 +1,204 @@
+"""Where picks may lie: a box with fixed features and constraints, in BoTorch's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import InfeasibilityError
+from botorch.generation.gen import gen_candidates_scipy
+from botorch.optim.parameter_constraints import evaluate_feasibility
+from botorch.utils.sampling import get_polytope_samples
+from torch import Tensor
+
+from sparse_bo.domain import Box
+from sparse_bo.validation import check_finite, check_number
+
+LinearConstraint = tuple[Tensor, Tensor, float]
+"""``(indices, coefficients, rhs)``: ``Σ_i coefficients[i] · x[indices[i]] ≥ rhs`` (or ``= rhs``)."""
+NonlinearConstraint = tuple[Callable[[Tensor], Tensor], bool]
+"""``(callable, True)``: ``callable(x) ≥ 0`` for a point ``x`` (``d``)."""
+
+BURN_IN, THINNING = 1_000, 8
+"""Of the hit-and-run chain that samples a polytope: its samples are only starts of searches."""
+
+BOX_SEARCH: Mapping[str, Any] = {"maxiter": 200, "ftol": 1e-7, "factr": None, "pgtol": 1e-5}
+"""Of L-BFGS-B on scores scaled to order one: half the steps of SciPy's defaults, for a loss of 10⁻⁷ of the scores' range."""
+CONSTRAINED_SEARCH: Mapping[str, Any] = {"maxiter": 200, "ftol": 1e-9}
+"""Of SLSQP."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feasible:
+    """The points that may be picked."""
+
+    box: Box
+    inequality: Sequence[LinearConstraint] = ()
+    equality: Sequence[LinearConstraint] = ()
+    nonlinear: Sequence[NonlinearConstraint] = ()
+    fixed: Mapping[int, float] | None = None
+
+    @property
+    def lower(self) -> Tensor:
+        """``d`` lower bounds; at fixed features their value."""
+        return self.settle(self.box.lower.unsqueeze(0)).squeeze(0)
+
+    @property
+    def upper(self) -> Tensor:
+        """``d`` upper bounds; at fixed features their value."""
+        return self.settle(self.box.upper.unsqueeze(0)).squeeze(0)
+
+    def settle(self, X: Tensor) -> Tensor:
+        """Return points (``b x d``) with the fixed features set."""
+        if not self.fixed:
+            return X
+        X = X.clone()
+        for column, value in self.fixed.items():
+            X[:, column] = value
+        return X
+
+    def contains(self, X: Tensor) -> Tensor:
+        """Return which of ``b x d`` points satisfy the constraints, up to BoTorch's tolerance."""
+        return evaluate_feasibility(
+            X.unsqueeze(-2),
+            inequality_constraints=list(self.inequality) or None,
+            equality_constraints=list(self.equality) or None,
+            nonlinear_inequality_constraints=list(self.nonlinear) or None,
+        )
+
+    def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
+        """Return at most ``n`` feasible points: scrambled Sobol points, or a hit-and-run chain under linear constraints.
+
+        Draws one integer. Nonlinear constraints reject points afterwards.
+
+        Raises:
+            ValueError: If there is no feasible point, or no sample satisfies the nonlinear constraints.
+        """
+        if not self.inequality and not self.equality:
+            X = self.settle(self.box.sobol(n, generator=generator))
+        else:
+            X = self._polytope(n, generator)
+        kept = X[self.contains(X)]
+        if not len(kept):
+            raise ValueError(
+                f"expected constraints that some point of the bounds satisfies, but none of {len(X)} samples does; "
+                "check the nonlinear constraints (callable(x) >= 0), relax them, or raise raw_samples"
+            )
+        return kept
+
+    def _polytope(self, n: int, generator: torch.Generator) -> Tensor:
+        at = torch.tensor([1.0]).to(self.box.bounds)
+        fixed = [(torch.tensor([column], device=at.device), at, value) for column, value in (self.fixed or {}).items()]
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        try:
+            X = get_polytope_samples(
+                n,
+                bounds=self.box.bounds,
+                inequality_constraints=list(self.inequality) or None,
+                equality_constraints=[*self.equality, *fixed] or None,
+                seed=seed,
+                n_burnin=BURN_IN,
+                n_thinning=THINNING,
+            )
+        except InfeasibilityError as error:
+            raise ValueError(
+                "expected constraints that some point of the bounds satisfies, but the linear constraints and the fixed "
+                "features leave none; check their signs (sum of coefficients * x >= rhs) and relax them"
+            ) from error
+        return self.settle(X.to(self.box.bounds))
+
+    def ascend(self, score: Callable[[Tensor], Tensor], starts: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """Return the feasible ends of searches uphill from feasible starts: L-BFGS-B, or SLSQP under constraints.
+
+        Args:
+            score: ``b x 1 x d`` to ``b``, with gradients.
+            starts: ``b x d``.
+            options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
+        """
+        constrained = self.inequality or self.equality or self.nonlinear
+        chosen = {**(CONSTRAINED_SEARCH if constrained else BOX_SEARCH), **options}
+        constraints = {
+            "inequality_constraints": list(self.inequality) or None,
+            "equality_constraints": list(self.equality) or None,
+            "nonlinear_inequality_constraints": list(self.nonlinear) or None,
+        }
+        parts = torch.split(starts.unsqueeze(-2), 1 if self.nonlinear else len(starts))
+        ends = [
+            gen_candidates_scipy(part, score, lower_bounds=self.lower, upper_bounds=self.upper, options=chosen, **constraints)[
+                0
+            ]
+            for part in parts
+        ]
+        X = torch.cat(ends).squeeze(-2).detach()
+        return X[self.contains(X) & X.isfinite().all(dim=-1)]
+
+
+def check_feasible(
+    bounds: Tensor,
+    *,
+    inequality: Sequence[LinearConstraint] | None,
+    equality: Sequence[LinearConstraint] | None,
+    nonlinear: Sequence[NonlinearConstraint] | None,
+    fixed: Mapping[int, float] | None,
+) -> Feasible:
+    """Check bounds, fixed features and the form of constraints.
+
+    Raises:
+        TypeError: If something has the wrong kind.
+        ValueError: If bounds are not those of a box, a column does not exist, a fixed value lies outside the bounds, or a
+            constraint ties several points of the batch together.
+    """
+    box = Box(bounds)
+    for i, constraint in enumerate(nonlinear or ()):
+        if not isinstance(constraint, tuple) or len(constraint) != 2 or not callable(constraint[0]):
+            raise TypeError(f"expected nonlinear_inequality_constraints[{i}] to be (callable, True), got {constraint!r}")
+        if constraint[1] is not True:
+            raise ValueError(
+                f"nonlinear_inequality_constraints[{i}] ties several points together, but picks are made one after another; "
+                "pass (callable of one point, True)"
+            )
+    return Feasible(
+        box,
+        [_check_linear(f"inequality_constraints[{i}]", c, box) for i, c in enumerate(inequality or ())],
+        [_check_linear(f"equality_constraints[{i}]", c, box) for i, c in enumerate(equality or ())],
+        list(nonlinear or ()),
+        _check_fixed(fixed, box),
+    )
+
+
+def _check_linear(name: str, constraint: LinearConstraint, box: Box) -> LinearConstraint:
+    if not isinstance(constraint, tuple) or len(constraint) != 3:
+        raise TypeError(f"expected {name} to be a tuple (indices, coefficients, rhs), got {constraint!r}")
+    indices, coefficients, rhs = constraint
+    if not isinstance(indices, Tensor) or not isinstance(coefficients, Tensor) or indices.is_floating_point():
+        raise TypeError(f"expected {name} to hold a tensor of column indices and a tensor of coefficients")
+    if indices.dim() != 1:
+        raise ValueError(
+            f"{name} ties several points together (indices of shape {tuple(indices.shape)}), but picks are made one after "
+            "another; indices must have one dimension"
+        )
+    if len(indices) != len(coefficients) or not len(indices):
+        raise ValueError(f"expected as many indices as coefficients in {name}, got {len(indices)} and {len(coefficients)}")
+    if int(indices.min()) < 0 or int(indices.max()) >= box.dims:
+        raise ValueError(f"expected indices of {name} in [0, {box.dims}), got {indices.tolist()}")
+    check_finite(f"coefficients of {name}", coefficients)
+    return indices, coefficients.to(box.bounds), check_number(f"right-hand side of {name}", rhs)
+
+
+def _check_fixed(fixed: Mapping[int, float] | None, box: Box) -> dict[int, float] | None:
+    if not fixed:
+        return None
+    checked = {}
+    for column, value in fixed.items():
+        if isinstance(column, bool) or not isinstance(column, int):
+            raise TypeError(f"expected fixed_features to map column numbers to values, got the key {column!r}")
+        if not 0 <= column < box.dims:
+            raise ValueError(f"expected columns of fixed_features in [0, {box.dims}), got {column}")
+        number = check_number(f"fixed_features[{column}]", value)
+        low, high = float(box.lower[column]), float(box.upper[column])
+        if not low <= number <= high:
+            raise ValueError(f"expected fixed_features[{column}] within its bounds [{low}, {high}], got {number}")
+        checked[column] = number
+    return checked

@@ -1,0 +1,218 @@
+"""Batches whose size comes out: ``optimize_acqf`` with the ratio rule in place of q."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from botorch.models.model import Model
+from torch import Tensor
+
+from sparse_bo.acquisition.feasible import Feasible, LinearConstraint, NonlinearConstraint, check_feasible
+from sparse_bo.acquisition.pending import (
+    Acquisition,
+    AcquisitionBox,
+    AcquisitionChoices,
+    Pending,
+    acquisition_function,
+)
+from sparse_bo.acquisition.picking import (
+    Chooser,
+    UpperConfidenceBox,
+    UpperConfidenceChoices,
+    cost,
+    pick_until,
+)
+from sparse_bo.acquisition.posteriors import BatchPosterior, InBatch, batch_posterior
+from sparse_bo.arms import StopRule
+from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
+
+BoxRule = Literal["global", "gp-bucb", "single"]
+
+
+def optimize_batch(
+    model: Model,
+    bounds: Tensor | None = None,
+    *,
+    acquisition: Acquisition | None = None,
+    ratio_threshold: float = 2.0,
+    max_q: int = 256,
+    stop_rule: BoxRule = "global",
+    in_batch: InBatch = "process",
+    beta: float = 4.0,
+    choices: Tensor | None = None,
+    X_pending: Tensor | None = None,
+    num_restarts: int = 4,
+    raw_samples: int = 512,
+    options: Mapping[str, Any] | None = None,
+    inequality_constraints: Sequence[LinearConstraint] | None = None,
+    equality_constraints: Sequence[LinearConstraint] | None = None,
+    nonlinear_inequality_constraints: Sequence[NonlinearConstraint] | None = None,
+    fixed_features: Mapping[int, float] | None = None,
+    post_processing_func: Callable[[Tensor], Tensor] | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose a batch one point after another, conditioning on each, until the variance ratio says that results are needed.
+
+    With σ² the posterior variance at the batch start and λ the noise variance, the picks end with the first for which
+    ``1 + Σ_s σ²(x_s)/λ > ratio_threshold``. Up to that pick no posterior variance anywhere has fallen, by the hallucinated
+    observations, below ``1/ratio_threshold`` of what it was (Calandriello et al. 2020, BBKB Alg. 1 and Lemma 4; Desautels et
+    al. 2014 for ``"gp-bucb"``): the point chosen last was chosen with bounds that are still valid.
+
+    By default a pick maximises ``mean + √beta · √variance`` with means frozen (GP-BUCB), in closed form for
+    :class:`~sparse_bo.SparseGP` and ``SingleTaskGP``: O(raw_samples · m r) once, then per pick a few searches of O(m r) per
+    step with m dictionary points (all data of an exact GP), whatever the size of the batch. With ``choices`` it is the exact
+    lazy argmax. Any other model is conditioned by its own ``condition_on_observations``. With ``acquisition``, each pick is
+    one ``optimize_acqf(q=1)``, the points before it in ``X_pending``.
+
+    Args:
+        model: One output, no batch shape, with observation noise.
+        bounds: ``2 x d`` finite lower and upper corner of a box.
+        acquisition: ``None`` for upper confidence bounds; or an acquisition function with ``X_pending``, or a callable that
+            makes one from the model, such as ``lambda model: qLogExpectedImprovement(model, best_f)``.
+        ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
+        max_q: No batch is larger.
+        stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
+        in_batch: ``"process"``: condition the posterior process on each pick; ``"fixed"``: the paper's fixed-dictionary update
+            (:class:`~sparse_bo.SparseGP` only), under which the residual of a picked point stays. For upper confidence bounds.
+        beta: β ≥ 0 as in ``UpperConfidenceBound``: multiplies the variance under the root.
+        choices: ``n x d`` candidates in place of ``bounds``; repeats of a choice within a batch are allowed.
+        X_pending: ``p x d`` points whose results are still out: variances are conditioned on them, and their leverages count.
+        num_restarts: Searches per pick.
+        raw_samples: Points that the searches start from.
+        options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); with ``acquisition``, as in
+            ``optimize_acqf``.
+        inequality_constraints: As in ``optimize_acqf``, on single points: ``(indices, coefficients, rhs)`` with ``Σ ≥ rhs``.
+        equality_constraints: The same with ``=``.
+        nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).
+        fixed_features: Columns and the values they are fixed to.
+        post_processing_func: Applied to each pick (``… x 1 x d``), before it is conditioned on.
+        generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
+
+    Returns:
+        Points ``q x d``, and the acquisition value of each when it was picked (``q``). Nothing (``0 x d``) if the pending
+        points alone exceed the ratio: results are needed first.
+
+    Raises:
+        TypeError: If an argument has the wrong kind, dtype or device.
+        ValueError: If bounds, constraints, choices or settings are not valid, or no point satisfies the constraints.
+        UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.
+
+    Example:
+        >>> X_next, values = optimize_batch(model, bounds, ratio_threshold=2.0, max_q=256)
+    """
+    _check_settings(model, beta=beta, max_q=max_q, num_restarts=num_restarts, raw_samples=raw_samples, in_batch=in_batch)
+    rule = _rule(stop_rule, ratio_threshold)
+    feasible = None
+    if choices is None:
+        feasible = check_feasible(
+            _given(bounds),
+            inequality=inequality_constraints,
+            equality=equality_constraints,
+            nonlinear=nonlinear_inequality_constraints,
+            fixed=fixed_features,
+        )
+    else:
+        constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
+        _check_choices(choices, bounds, [*constraints, post_processing_func])
+    domain = choices if feasible is None else feasible.box.bounds
+    assert domain is not None
+    _check_model(model, domain)
+    if X_pending is not None and len(X_pending):
+        check_points("X_pending", X_pending, like=domain)
+    else:
+        X_pending = None
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    function = None if acquisition is None else acquisition_function(acquisition, model)
+    posterior = batch_posterior(model, in_batch=in_batch, like=domain)
+    with torch.no_grad():
+        posterior, spent = _with_pending(posterior, X_pending, rule, condition=function is None)
+    if spent > rule.allowance or (X_pending is not None and rule.allowance <= 0.0):
+        return domain[:0], domain.new_empty(0)
+    search: dict[str, Any] = {
+        "num_restarts": num_restarts,
+        "raw_samples": raw_samples,
+        "options": options or {},
+        "post_processing": post_processing_func,
+        "generator": generator,
+    }
+    end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q}
+    if function is None:
+        chooser: Chooser = _upper_confidence(posterior, feasible, domain, math.sqrt(beta), search)
+        return pick_until(posterior, chooser, condition=True, **end)
+    with Pending(function, X_pending) as pending:
+        chooser = AcquisitionChoices(pending, domain) if feasible is None else AcquisitionBox(pending, feasible, **search)
+        return pick_until(posterior, chooser, condition=False, **end)
+
+
+def _upper_confidence(
+    posterior: BatchPosterior, feasible: Feasible | None, domain: Tensor, width: float, search: Mapping[str, Any]
+) -> Chooser:
+    if feasible is not None:
+        return UpperConfidenceBox(posterior, feasible, width=width, **search)
+    with torch.no_grad():
+        return UpperConfidenceChoices(posterior, domain, width=width)
+
+
+def _with_pending(
+    posterior: BatchPosterior, X_pending: Tensor | None, rule: StopRule, *, condition: bool
+) -> tuple[BatchPosterior, float]:
+    """Return the posterior conditioned on pending points, and what they cost."""
+    if X_pending is None:
+        return posterior, 0.0
+    points = posterior.prepare(X_pending)
+    spent = cost(points, posterior, rule)
+    for row in range(len(points) if condition else 0):
+        posterior = posterior.condition(points[row : row + 1])
+    return posterior, spent
+
+
+def _rule(stop_rule: str, ratio_threshold: float) -> StopRule:
+    if stop_rule == "local":
+        raise ValueError(
+            "the local stop rule needs the largest ratio over all points, which on a box is a search of its own at every "
+            "pick; use stop_rule='global'"
+        )
+    check_choice("stop_rule", stop_rule, ("global", "gp-bucb", "single"))
+    return StopRule(stop_rule, ratio_threshold)  # type: ignore[arg-type]  # checked one line above
+
+
+def _given(bounds: Tensor | None) -> Tensor:
+    if bounds is None:
+        raise ValueError("expected either bounds (2 x d corners of a box) or choices= (n x d candidates), got neither")
+    return bounds
+
+
+def _check_settings(model: Model, *, beta: float, max_q: int, num_restarts: int, raw_samples: int, in_batch: str) -> None:
+    if not isinstance(model, Model):
+        raise TypeError(f"expected a botorch Model such as sparse_bo.SparseGP, got {type(model).__name__}")
+    for name, count in (("max_q", max_q), ("num_restarts", num_restarts), ("raw_samples", raw_samples)):
+        check_count(name, count)
+    check_choice("in_batch", in_batch, ("process", "fixed"))
+    if check_number("beta", beta) < 0.0:
+        raise ValueError(f"expected beta >= 0, got {beta!r}")
+
+
+def _check_choices(choices: Tensor, bounds: Tensor | None, for_boxes: Sequence[Any]) -> None:
+    if bounds is not None:
+        raise ValueError("expected either bounds or choices=, got both")
+    if any(for_boxes):
+        raise ValueError(
+            "constraints, fixed_features and post_processing_func are for boxes; filter or change the choices beforehand"
+        )
+    check_points("choices", choices)
+
+
+def _check_model(model: Model, domain: Tensor) -> None:
+    """Check dtype, device and width of the domain against the model, as far as the model shows them."""
+    for parameter in model.parameters():
+        check_like("bounds or choices", domain, parameter)
+    train_inputs = getattr(model, "train_inputs", None)
+    if train_inputs and isinstance(train_inputs[0], Tensor):
+        model.eval()
+        original = getattr(model, "_original_train_inputs", None)
+        width = (train_inputs[0] if original is None else original).shape[-1]
+        if domain.shape[-1] != width:
+            raise ValueError(f"expected bounds or choices with {width} columns, as the model's inputs, got {domain.shape[-1]}")

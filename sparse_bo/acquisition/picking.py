@@ -1,0 +1,186 @@
+"""The picks of one batch: what chooses a point given the points before it, and how long that goes on.
+
+A *chooser* gives the next point and what it is worth; :func:`pick_until` asks it, conditions on the point, adds its leverage,
+and stops as the stop rule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.acquisition.feasible import Feasible
+from sparse_bo.acquisition.posteriors import BatchPosterior, Points
+from sparse_bo.acquisition.scores import Scores
+from sparse_bo.arms import StopRule
+
+TINY = 1e-20
+"""Floor of a variance (relative to the largest) under a root whose gradient is asked for."""
+LOCAL_SAMPLES = 16
+"""Starts drawn around the point just picked: the next maximum is often beside it."""
+LOCAL_SPREAD = 0.1
+"""Their standard deviation, as a fraction of the box."""
+APART = 0.02
+"""Starts of one round differ by more than this fraction of the box in some coordinate."""
+
+PostProcessing = Callable[[Tensor], Tensor]
+
+
+class Chosen(NamedTuple):
+    """One pick."""
+
+    point: Points
+    value: Tensor
+    """Scalar: the acquisition value when it was picked."""
+
+
+class Chooser(Protocol):
+    """Chooses one point after another. Lives only inside one batch."""
+
+    def __call__(self, posterior: BatchPosterior) -> Chosen:
+        """Return the next point, given a posterior conditioned on all points before it."""
+        ...
+
+
+def pick_until(
+    posterior: BatchPosterior, chooser: Chooser, *, stop_rule: StopRule, spent: float, max_q: int, condition: bool
+) -> tuple[Tensor, Tensor]:
+    """Pick points until the stop rule or ``max_q`` ends the batch; return them (``q x d``) and their values (``q``).
+
+    Args:
+        posterior: With pending points conditioned on.
+        chooser: Chooses the points.
+        stop_rule: Ends the batch; leverages are those at the batch start.
+        spent: Costs of pending points.
+        max_q: At most so many.
+        condition: Whether the chooser needs the posterior to be conditioned on the picks.
+    """
+    chosen: list[Chosen] = []
+    while len(chosen) < max_q:
+        pick = chooser(posterior)
+        chosen.append(pick)
+        spent += cost(pick.point, posterior, stop_rule)
+        if stop_rule.allowance <= 0.0 or spent > stop_rule.allowance:
+            break
+        if condition:
+            posterior = posterior.condition(pick.point)
+    return torch.cat([pick.point.X for pick in chosen]), torch.stack([pick.value for pick in chosen])
+
+
+def cost(points: Points, posterior: BatchPosterior, stop_rule: StopRule) -> float:
+    """Return what points cost together: a function of their leverages at the batch start."""
+    return float(stop_rule.costs(points.variance / posterior.noise).sum())
+
+
+class UpperConfidenceChoices:
+    """``argmax mean + width · √variance`` over a finite set: the exact lazy argmax (algorithms §4)."""
+
+    def __init__(self, posterior: BatchPosterior, choices: Tensor, *, width: float) -> None:
+        """Score all choices (``n x d``) once. O(n m r)."""
+        self.scores = Scores(posterior, choices, width=width)
+
+    def __call__(self, posterior: BatchPosterior) -> Chosen:
+        """See :class:`Chooser`."""
+        row = self.scores.highest(posterior, 1)
+        return Chosen(self.scores.points(posterior, row), self.scores.score[row].squeeze(0))
+
+
+class UpperConfidenceBox:
+    """``argmax mean + width · √variance`` over a box, by searches from the best of a pool that outlives the pick.
+
+    The pool starts as quasi-random points; the ends of all searches and a few points around each pick join it. A search
+    that ended where later picks changed nothing is over after one step, so most of a batch costs little beyond its first
+    pick. The pick is the best point of the pool, never worse than any search.
+    """
+
+    def __init__(
+        self,
+        posterior: BatchPosterior,
+        feasible: Feasible,
+        *,
+        width: float,
+        num_restarts: int,
+        raw_samples: int,
+        options: Mapping[str, Any],
+        post_processing: PostProcessing | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Score the pool. O(raw_samples m r). Draws one integer, and ``LOCAL_SAMPLES x d`` normals per pick but the first.
+
+        Args:
+            posterior: With pending points conditioned on.
+            feasible: Where picks may lie.
+            width: Multiplies the standard deviation.
+            num_restarts: Searches per pick.
+            raw_samples: Points of the pool.
+            options: Of the searches.
+            post_processing: Applied to each pick (``1 x 1 x d``).
+            generator: CPU generator.
+        """
+        self.feasible, self.width, self.num_restarts, self.options = feasible, width, num_restarts, options
+        self.post_processing, self.generator = post_processing, generator
+        with torch.no_grad():
+            self.scores = Scores(posterior, feasible.sample(raw_samples, generator=generator), width=width)
+        low, high = (float(bound) for bound in torch.aminmax(self.scores.score))
+        self.origin, self.range = high, (high - low) or 1.0
+        self.last: Tensor | None = None
+
+    def __call__(self, posterior: BatchPosterior) -> Chosen:
+        """See :class:`Chooser`."""
+        scores = self.scores
+        with torch.no_grad():
+            if self.last is not None:
+                self._add(posterior, self._around(self.last))
+            starts = self._starts(posterior)
+        ends = self.feasible.ascend(lambda X: self._score(posterior, X), starts, self.options)
+        with torch.no_grad():
+            self._add(posterior, ends)
+            row = scores.highest(posterior, 1)
+            point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
+            if self.post_processing is not None:
+                point = posterior.prepare(self._processed(point.X))
+                value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
+        self.last = point.X
+        return Chosen(point, value)
+
+    def _score(self, posterior: BatchPosterior, X: Tensor) -> Tensor:
+        """Return the scores in units of their range over the pool: the searches' tolerances are absolute."""
+        points = posterior.prepare(X.squeeze(-2))
+        variance = posterior.variance(points)
+        bonus = self.width * variance.clamp_min(TINY * float(points.variance.detach().max())).sqrt()
+        return (points.mean + bonus - self.origin) / self.range
+
+    def _add(self, posterior: BatchPosterior, X: Tensor) -> None:
+        if len(X):
+            self.scores.add(posterior, posterior.prepare(X))
+
+    def _around(self, X: Tensor) -> Tensor:
+        """Return feasible points around a pick."""
+        box = self.feasible.box
+        noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=self.generator, dtype=torch.float64).to(X)
+        near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
+        near = self.feasible.settle(near.clamp(box.lower, box.upper))
+        return near[self.feasible.contains(near)]
+
+    def _starts(self, posterior: BatchPosterior) -> Tensor:
+        """Return up to ``num_restarts`` of the best points of the pool, apart from one another."""
+        box = self.feasible.box
+        best = self.scores.X[self.scores.highest(posterior, 4 * self.num_restarts)]
+        unit = (best - box.lower) / (box.upper - box.lower)
+        near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
+        rows: list[int] = []
+        for i in range(len(best)):
+            if len(rows) < self.num_restarts and not bool(near[i, rows].any()):
+                rows.append(i)
+        return best[rows]
+
+    def _processed(self, X: Tensor) -> Tensor:
+        assert self.post_processing is not None
+        processed = self.post_processing(X.unsqueeze(-2))
+        if not isinstance(processed, Tensor) or processed.numel() != X.numel():
+            shape = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
+            raise ValueError(f"expected post_processing_func to return points of shape 1 x 1 x {X.shape[-1]}, got {shape}")
+        return processed.detach().reshape(X.shape).to(X)

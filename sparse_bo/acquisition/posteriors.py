@@ -1,0 +1,295 @@
+"""The posterior inside a batch: frozen at the batch start, with variances that fall from pick to pick.
+
+Every point handed out is conditioned on as an observation of its own mean would be (a *hallucinated* observation, GP-BUCB,
+Desautels et al. 2014): means stay, variances fall. With ``F`` the picks, ``C`` the covariance at the batch start and ``L`` the
+Cholesky factor of ``C(F, F) + noise``:
+
+    variance(x) = C(x, x) − ‖L⁻¹ C(F, x)‖²
+
+*Process conditioning* takes the posterior covariance itself for ``C``; the *fixed-dictionary update* (BKB, BBKB) only the part
+of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``k − zᵀz`` of a picked point stays (algorithms §1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models import MixedSingleTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models.model import Model
+from botorch.models.transforms.outcome import Standardize
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from sparse_bo.core.nystrom import NystromFactor
+from sparse_bo.models import SparseGP
+from sparse_bo.models.representation import (
+    Representation,
+    dictionary_factor,
+    exact_representation,
+    kernel_diagonal,
+    kernel_matrix,
+)
+
+InBatch = Literal["process", "fixed"]
+
+EXACT_MODELS = (SingleTaskGP, MixedSingleTaskGP, SingleTaskMultiFidelityGP)
+"""Models whose posterior is an exact GP's and nothing else: subclasses may be anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Points and what the posterior at the batch start knows of them: the part of a score that no pick changes."""
+
+    X: Tensor
+    """``b x d`` in the user's units."""
+    mean: Tensor
+    """``b`` (y)."""
+    variance: Tensor
+    """``b`` at the batch start (y²)."""
+    columns: tuple[Tensor, ...] = ()
+    """Inputs, and ``b x r`` each: what covariances with picks are computed from."""
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, rows: Tensor | slice) -> Points:
+        return Points(self.X[rows], self.mean[rows], self.variance[rows], tuple(c[rows] for c in self.columns))
+
+
+class BatchPosterior(Protocol):
+    """A posterior at a batch start and the picks so far. A value."""
+
+    @property
+    def noise(self) -> float:
+        """λ: variance of an observation's noise (y²); leverage is variance / λ."""
+        ...
+
+    @property
+    def monotone(self) -> bool:
+        """Whether conditioning can only lower a variance, so that an old score is an upper bound."""
+        ...
+
+    @property
+    def picks(self) -> int:
+        """Points conditioned on since the batch start."""
+        ...
+
+    def prepare(self, X: Tensor) -> Points:
+        """Evaluate ``b x d`` points at the batch start, with gradients."""
+        ...
+
+    def variance(self, points: Points) -> Tensor:
+        """Return the variances (``b``, y²) given the picks, with gradients."""
+        ...
+
+    def condition(self, point: Points) -> BatchPosterior:
+        """Condition on a hallucinated observation at one point."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """A posterior in the form ``(D, α, R)``: after one product with ``R``, a point's variance costs O(r) per pick."""
+
+    model: Any
+    """Gives the input transform and the prior mean."""
+    kernel: Kernel
+    representation: Representation
+    shift: float
+    scale: float
+    """Of the outcome transform: ``y = shift + scale · (transformed y)``."""
+    inner_noise: float
+    """λ in the outcome transform's units."""
+    factor: NystromFactor | None = None
+    """Of the dictionary, if the in-batch update leaves the residual ``k − zᵀz`` as it is."""
+    chosen: tuple[Tensor, ...] = ()
+    """Columns of the picks, ``q`` rows each."""
+    root: Tensor | None = None
+    """``q x q`` lower triangular ``L``."""
+
+    monotone = True
+
+    @property
+    def noise(self) -> float:
+        """See :class:`BatchPosterior`."""
+        return self.inner_noise * self.scale**2
+
+    @property
+    def picks(self) -> int:
+        """See :class:`BatchPosterior`."""
+        return 0 if self.root is None else self.root.shape[-1]
+
+    def prepare(self, X: Tensor) -> Points:
+        """See :class:`BatchPosterior`. O(b m r)."""
+        inputs = self.model.transform_inputs(X)
+        K = kernel_matrix(self.kernel, inputs, self.representation.points)  # b x m
+        h = K @ self.representation.root  # b x r
+        mean = self.model.mean_module(inputs) + K @ self.representation.alpha
+        variance = (kernel_diagonal(self.kernel, inputs) - h.square().sum(dim=-1)).clamp_min(0.0)
+        columns = (inputs, h) if self.factor is None else (h, self.factor.features(K.mT.double()).to(K))
+        return Points(X, self.shift + self.scale * mean, self.scale**2 * variance, columns)
+
+    def _covariance(self, columns: tuple[Tensor, ...]) -> Tensor:
+        """Return what of ``C(F, x)`` picks can reduce, ``q x b``, in the outcome transform's units. O(q b r)."""
+        if self.factor is None:
+            (F, h_F), (inputs, h) = self.chosen, columns
+            return kernel_matrix(self.kernel, F, inputs) - h_F @ h.mT
+        (h_F, z_F), (h, z) = self.chosen, columns
+        return z_F @ z.mT - h_F @ h.mT
+
+    def _gains(self, columns: tuple[Tensor, ...]) -> Tensor:
+        """Return ``L⁻¹ C(F, x)``, ``q x b``."""
+        assert self.root is not None
+        return torch.linalg.solve_triangular(self.root, self._covariance(columns), upper=False)
+
+    def variance(self, points: Points) -> Tensor:
+        """See :class:`BatchPosterior`. O(b q (r + q))."""
+        if self.root is None:
+            return points.variance
+        reduction = self._gains(points.columns).square().sum(dim=0)
+        return (points.variance - self.scale**2 * reduction).clamp_min(0.0)
+
+    def condition(self, point: Points) -> ClosedForm:
+        """See :class:`BatchPosterior`. One more row of ``L``: O(q (r + q))."""
+        if self.factor is None:
+            variance = point.variance / self.scale**2
+        else:
+            h, z = point.columns
+            variance = (z.square().sum(dim=-1) - h.square().sum(dim=-1)).clamp_min(0.0)
+        if self.root is None:
+            return replace(self, chosen=point.columns, root=(variance + self.inner_noise).sqrt().unsqueeze(-1))
+        row = self._gains(point.columns)  # q x 1
+        corner = ((variance - row.square().sum(dim=0)).clamp_min(0.0) + self.inner_noise).sqrt()
+        above = torch.cat([self.root, torch.zeros_like(row)], dim=-1)
+        root = torch.cat([above, torch.cat([row, corner.unsqueeze(-1)]).mT], dim=-2)
+        chosen = tuple(torch.cat(pair) for pair in zip(self.chosen, point.columns, strict=True))
+        return replace(self, chosen=chosen, root=root)
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionedModel:
+    """Any BoTorch model: each pick is conditioned on by the model's own ``condition_on_observations``."""
+
+    model: Any
+    """At the batch start."""
+    noise: float
+    monotone: bool
+    """False for non-Gaussian posteriors, whose variance in the user's units may rise."""
+    conditioned: Any
+    """Given the picks."""
+    picks: int = 0
+
+    def prepare(self, X: Tensor) -> Points:
+        """See :class:`BatchPosterior`. One posterior call on ``b x 1 x d``."""
+        posterior = self.model.posterior(X.unsqueeze(-2))
+        return Points(X, posterior.mean.flatten(), posterior.variance.flatten())
+
+    def variance(self, points: Points) -> Tensor:
+        """See :class:`BatchPosterior`. One posterior call on ``b x 1 x d``."""
+        if not self.picks:
+            return points.variance
+        return self.conditioned.posterior(points.X.unsqueeze(-2)).variance.flatten()
+
+    def condition(self, point: Points) -> ConditionedModel:
+        """See :class:`BatchPosterior`."""
+        if not hasattr(self.conditioned, "condition_on_observations"):
+            raise UnsupportedError(_cannot_condition(self.model))
+        noise = {}
+        likelihood = getattr(self.conditioned, "likelihood", None)
+        if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            noise = {"noise": likelihood.noise.mean().expand(1, 1)}
+        try:
+            conditioned = self.conditioned.condition_on_observations(X=point.X, Y=point.mean.unsqueeze(-1), **noise)
+        except (NotImplementedError, AttributeError) as error:
+            raise UnsupportedError(_cannot_condition(self.model)) from error
+        return replace(self, conditioned=conditioned, picks=self.picks + 1)
+
+
+def _cannot_condition(model: Any) -> str:
+    return (
+        f"{type(model).__name__} cannot be conditioned on a pick; use SparseGP or SingleTaskGP, "
+        "or an acquisition function with X_pending"
+    )
+
+
+def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPosterior:
+    """Return the posterior of a model as it is now, without picks.
+
+    :class:`~sparse_bo.SparseGP` and exact single-output GPs are taken in closed form (for an exact GP one factorisation,
+    O(n³)); everything else by its own ``posterior`` and ``condition_on_observations``.
+
+    Args:
+        model: One output, no batch shape.
+        in_batch: ``"process"`` or ``"fixed"``, see the module.
+        like: ``2 x d`` or ``n x d`` points of the domain.
+
+    Raises:
+        ValueError: If ``in_batch="fixed"`` and the model has no dictionary, or the model's observations have no noise.
+        UnsupportedError: If the model has several outputs or a batch shape.
+    """
+    if model.num_outputs != 1 or len(model.batch_shape):
+        raise UnsupportedError(
+            f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
+            f"{tuple(model.batch_shape)}; optimise one output, or scalarise first"
+        )
+    if in_batch == "fixed" and not isinstance(model, SparseGP):
+        raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")
+    model.eval()
+    closed = _closed_form(model, in_batch)
+    if closed is None and in_batch == "fixed":
+        raise ValueError(
+            "in_batch='fixed' needs a Gaussian likelihood, and no outcome transform but Standardize; use in_batch='process'"
+        )
+    posterior = closed if closed is not None else _conditioned_model(model, like)
+    if not posterior.noise > 0.0 or not math.isfinite(posterior.noise):
+        raise ValueError(
+            f"expected observations with noise (leverages are variances in its units), got a noise variance of "
+            f"{posterior.noise}; give the model a likelihood with noise"
+        )
+    return posterior
+
+
+def _conditioned_model(model: Model, like: Tensor) -> ConditionedModel:
+    centre = like.mean(dim=0, keepdim=True)
+    with torch.no_grad():
+        clean = model.posterior(centre)
+        noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
+    return ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
+
+
+def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
+    """Return the model in closed form, or ``None`` if it has none."""
+    transform = getattr(model, "outcome_transform", None)
+    exact = type(model) in EXACT_MODELS
+    if not (exact or isinstance(model, SparseGP)) or (transform is not None and type(transform) is not Standardize):
+        return None
+    if not isinstance(model.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)) or model.train_inputs is None:
+        return None
+    with torch.no_grad():
+        (X,) = model.train_inputs  # transformed, in evaluation mode
+        zeros = torch.zeros_like(model.train_targets)
+        noisy = model.likelihood(MultivariateNormal(zeros, DiagLinearOperator(zeros)), [X])
+        noise = noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        if exact:
+            residuals = model.train_targets - model.mean_module(X)
+            representation = exact_representation(model.covar_module, X, residuals=residuals, noise=noise)
+        else:
+            representation = model.representation().full(model.covar_module).map(torch.Tensor.detach)
+        factor = dictionary_factor(model.covar_module, representation.points) if in_batch == "fixed" else None
+        return ClosedForm(
+            model=model,
+            kernel=model.covar_module,
+            representation=representation,
+            shift=0.0 if transform is None else float(transform.means),
+            scale=1.0 if transform is None else float(transform.stdvs),
+            inner_noise=float(noise.mean()),
+            factor=factor,
+        )
