@@ -35,10 +35,13 @@ def test_threshold_one_allows_nothing(kind: str) -> None:
     [
         ("global", 0.99, "ratio_threshold >= 1 (1 gives batches of one), got 0.99"),
         ("global", math.nan, "finite ratio_threshold"),
-        ("global", math.inf, "finite ratio_threshold"),
         ("sometimes", 2.0, "stop_rule to be one of 'single', 'global', 'local', 'gp-bucb', got 'sometimes'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind: str, threshold: float, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         StopRule(kind, threshold)
+
+
+def test_threshold_infinity_bounds_nothing() -> None:
+    assert [StopRule(kind, math.inf).allowance for kind in ("single", "global", "gp-bucb")] == [0.0, math.inf, math.inf]
