@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import matplotlib
 import numpy as np
 import torch
 from botorch import fit_gpytorch_mll
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models import SingleTaskGP
 from common import RESULTS, append, environment, read
 from gpytorch.kernels import RBFKernel
@@ -121,7 +123,7 @@ def _learned(X: Tensor, y: Tensor) -> tuple[CovarianceFunction, float]:
     some = torch.randperm(len(X), generator=torch.Generator().manual_seed(1))[:LEARNING_POINTS]
     model = SingleTaskGP(X[some], y[some].unsqueeze(-1), outcome_transform=None)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    return covariance_function(model.covar_module, like=X), float(model.likelihood.noise)
+    return covariance_function(model.covar_module, like=X), float(model.likelihood.noise.detach())
 
 
 def choose(task: Task, sampler: str, m: int, seed: int) -> tuple[Dictionary, float]:
@@ -288,4 +290,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore", InputDataWarning)  # the 500 rows are standardised with the others, not by themselves
     main()
