@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior
-from sparse_bo.core.chunking import chunk_rows, row_slices
-from sparse_bo.core.spectrum import largest_eigenvalue, variance_factor
+from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.data import Observations
+from sparse_bo.dictionary.gram import Gram
+from sparse_bo.dictionary.residual import residual_spectrum
 
 
 class Certificate(NamedTuple):
@@ -36,7 +36,8 @@ def certify(
 ) -> Certificate:
     """Certify a posterior over arms (algorithms §2), without building the ``n x n`` kernel matrix.
 
-    ``K − Q`` is applied ``steps`` times in row chunks: O(n² d) per step for ``K`` and O(n m) for ``Q``, memory O(n m).
+    ``K − Q`` is applied ``steps`` times: O(n² d) per step for ``K``, in row chunks (O(n²) where it fits the surrogate's
+    ``memory_bytes`` and is kept), and O(n m) for ``Q``.
 
     Args:
         posterior: The posterior to certify.
@@ -53,27 +54,13 @@ def certify(
     surrogate = posterior.surrogate
     assert observations.indices is not None
     features = posterior.state.factor.features(posterior.kernel_rows(observations.indices))  # n x r
-    weights = observations.counts.sqrt()
-    n = observations.n
-    residual = (surrogate.prior_variance[observations.indices] - features.square().sum(dim=-1)).clamp_min(0.0)
-    trace = float((residual * observations.counts).sum()) / surrogate.regularization
-    chunk = chunk_rows(n, bytes_per_row=5 * 8 * n, memory_bytes=surrogate.memory_bytes)
-
-    def matvec(v: Tensor) -> Tensor:
-        scaled = weights * v
-        product = -(features @ (features.T @ scaled))
-        for part in row_slices(n, chunk=chunk):
-            product[part] += surrogate.covariance.cross(observations.X[part], observations.X) @ scaled
-        return weights * product / surrogate.regularization
-
-    bound = largest_eigenvalue(
-        matvec,
-        n,
-        trace=trace,
+    gram = Gram(surrogate.covariance, observations.X, (observations.counts / surrogate.regularization).sqrt())
+    bound = residual_spectrum(
+        gram,
+        features * gram.scale.unsqueeze(-1),
         steps=steps,
         failure_probability=failure_probability,
-        dtype=features.dtype,
-        device=features.device,
+        memory_bytes=surrogate.memory_bytes,
         generator=generator,
     )
     return Certificate(variance_factor(bound.upper), bound.upper, bound.lower, failure_probability)
