@@ -70,7 +70,7 @@ PANELS = {
     "trace_error": "tr(K − Q) / tr K",
     "ratio": "λ_max(K − Q) / λ",
     "worst_variance_factor": "worst variance factor − 1",
-    "mean_error": "RMSE of the mean from the exact one",
+    "mean_error": "error of the mean (RMSE)",
 }
 DIMENSION, LEARNING_POINTS = 6, 500
 
@@ -185,7 +185,11 @@ def draw(records: list[dict[str, Any]], n: int) -> str:
                     _line(axis, [r for k, r in found.items() if k[:2] == (problem, sampler)], key, sampler, colour)
                 if key == "ratio":
                     axis.axhline(1.0, color="black", lw=0.8, ls=":")
-                axis.set(xscale="log", yscale="log", title=f"{problem.capitalize()}: {title}", xlabel="dictionary points")
+                sizes = sorted({key[2] for key in found})
+                axis.set_xscale("log")
+                axis.set_xticks(sizes, [str(size) for size in sizes])
+                axis.minorticks_off()
+                axis.set(yscale="log", title=f"{problem.capitalize()}: {title}", xlabel="dictionary points")
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SAMPLERS))
         name = f"dictionaries-n{n}.png"
         figure.savefig(RESULTS / name, dpi=100)
