@@ -7,7 +7,7 @@ import gpytorch
 import pytest
 import torch
 
-from sparse_bo.dictionary import Candidates, RecursiveRLSSampler, Sampler, residual_bound
+from sparse_bo.dictionary import Candidates, RecursiveRLSSampler, Sampler, UniformSampler, residual_bound
 from sparse_bo.dictionary.gram import whitened_gram
 from sparse_bo.dictionary.recursive import Sketch, inclusion_of_size, ridge_scores, sketch_tail, systematic
 from sparse_bo.kernels import covariance_function
@@ -52,20 +52,25 @@ def test_scores_of_a_weighted_sketch_are_the_papers_formula() -> None:
 
 
 def test_inclusion_probabilities_are_at_least_the_exact_leverages_and_the_residual_below_lambda() -> None:
-    """Lemma 3.8 over seeds: p_i ≥ min(1, 16 log(·) l_i) ≥ min(1, l_i), and λ_max(K − Q) ≤ λ; counts, not averages."""
-    of = candidates(uniform(700, seed=1), lengthscale=1.0, regularization=40.0)
-    A = pulls_matrix(of)
-    exact = leverage_scores(A)
+    """Lemma 3.8 over seeds: p_i ≥ min(1, 16 log(·) l_i) ≥ min(1, l_i), and λ_max(K − Q) ≤ λ; counts, not averages.
+
+    A clump and 12 inputs far from it and from each other: without one of these, λ_max is 2 λ.
+    """
+    far = torch.linspace(5.0, 60.0, 12, dtype=torch.float64).unsqueeze(-1).expand(12, 2)
+    of = candidates(torch.cat([0.02 * uniform(700, seed=1), far]), lengthscale=1.0, regularization=0.5)
+    exact = leverage_scores(pulls_matrix(of))
     sampler = RecursiveRLSSampler(failure_probability=DELTA)
-    seeds, low, large, sizes = 60, 0, 0, []
+    seeds, low, large, large_uniform, sizes = 40, 0, 0, 0, []
     for generator in _seeds(seeds):
         dictionary = sampler.sample(of, generator=generator)
-        rows = dictionary.indices
-        theory = (16.0 * math.log(float(exact.sum()) / DELTA) * exact[rows]).clamp(max=1.0)
+        theory = (16.0 * math.log(float(exact.sum()) / DELTA) * exact[dictionary.indices]).clamp(max=1.0)
         low += bool((dictionary.probabilities < theory - 1e-12).any())
         large += residual_bound(of, dictionary, generator=generator).upper > 1.0  # against dense algebra in test_residual
+        same_size = UniformSampler(size=dictionary.m).sample(of, generator=generator)
+        large_uniform += residual_bound(of, same_size, generator=generator).lower > 1.0
         sizes.append(dictionary.m)
-    assert max(sizes) < 600, "the dictionary must be a real sample for this test to say anything"
+    assert max(sizes) < 500, "the dictionary must be a real sample for this test to say anything"
+    assert large_uniform > seeds / 2, "as must be its bound"
     assert low <= DELTA * seeds, f"{low} of {seeds} seeds underestimate a leverage"
     assert large <= DELTA * seeds, f"{large} of {seeds} seeds have λ_max(K − Q) > λ"
 
