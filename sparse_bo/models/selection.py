@@ -261,6 +261,8 @@ def sampled(
 ) -> Chosen:
     """Ask the user's sampler; a dictionary beyond ``size`` is cut down to the points of highest inclusion probability.
 
+    Where all are as probable the lowest rows stay, which says nothing for them: give such a sampler a size within the cap.
+
     The sampler sees the distinct inputs in the user's units, with their counts; the kernel and the inputs it takes, so that no
     transform is repeated; leverages and means by a uniform pilot; and the noise of each. Of a batch it sees the average of
     leverages, kernels and noise (each member in units of its noise level), and no means.
