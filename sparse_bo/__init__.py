@@ -23,22 +23,56 @@ from sparse_bo.dictionary import (
     UniformSampler,
     residual_bound,
 )
-from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, SamplerError, TicketError
+from sparse_bo.errors import (
+    ContradictionError,
+    NumericalWarning,
+    ObjectiveError,
+    PendingBatchError,
+    RunInterrupted,
+    SamplerError,
+    ScheduleComplete,
+    TicketError,
+)
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
 from sparse_bo.models import SparseGP, gradient_subset
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
+from sparse_bo.policies import (
+    BBKB,
+    BKB,
+    BPE,
+    GPBUCB,
+    GPUCB,
+    GSSBO,
+    RSSBO,
+    SBPE,
+    BoTorchUCB,
+    EpsilonGreedy,
+    RandomSearch,
+    max_variance_design,
+)
 from sparse_bo.result import Result
-from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
+from sparse_bo.widths import (
+    BBKBAuthors,
+    BBKBTheory,
+    BKBAuthors,
+    BKBTheory,
+    ConstantWidth,
+    GaussianBounds,
+    SBPELightTailed,
+    SBPETheory,
+    botorch_beta,
+)
 
 __all__ = [
     "BBKB",
     "BKB",
+    "BPE",
     "GPBUCB",
     "GPUCB",
     "GSSBO",
     "RSSBO",
+    "SBPE",
     "AskTell",
     "BBKBAuthors",
     "BBKBTheory",
@@ -48,10 +82,12 @@ __all__ = [
     "BoTorchUCB",
     "Certificate",
     "ConstantWidth",
+    "ContradictionError",
     "Dictionary",
     "EpsilonGreedy",
     "FirstSampler",
     "FixedSampler",
+    "GaussianBounds",
     "GreedyVarianceSampler",
     "History",
     "HistoryRow",
@@ -67,7 +103,10 @@ __all__ = [
     "RecursiveRLSSampler",
     "Result",
     "RunInterrupted",
+    "SBPELightTailed",
+    "SBPETheory",
     "SamplerError",
+    "ScheduleComplete",
     "SparseGP",
     "TicketError",
     "UniformSampler",
@@ -76,6 +115,7 @@ __all__ = [
     "certify",
     "core",
     "gradient_subset",
+    "max_variance_design",
     "maximize",
     "optimize_batch",
     "problems",

@@ -14,9 +14,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from sparse_bo._version import __version__
-from sparse_bo.errors import ObjectiveError, RunInterrupted
+from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted
 from sparse_bo.history import HistoryRow
 from sparse_bo.loop import AskTell
+from sparse_bo.policies import EliminationState
 from sparse_bo.presets import KERNELS, POLICIES, PROBLEMS, SAMPLERS, make_policy, make_problem
 from sparse_bo.problems import SCALINGS, SYNTHETIC, BoxProblem, Problem
 from sparse_bo.result import Result
@@ -43,7 +44,8 @@ Examples:
 
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
-On gp-draw, and with --kernel learned, kernel and noise are learned from the data.
+sbpe and bpe differ in regularization (0.01), failure probability (0.05) and width ('tight'); on gp-draw they are given the
+prior that the objective is drawn from. For all others on gp-draw, and with --kernel learned, kernel and noise are learned.
 
 The progress bar shows evaluations, time left, best posterior mean, regret per evaluation, m = dictionary size, q = batch size.
 """
@@ -88,7 +90,7 @@ def run(
     noise_sd: Annotated[float, _option(PROBLEM, "Standard deviation of an evaluation's noise.")] = 0.1,
     arms: Annotated[int, _option(PROBLEM, "gp-draw: number of arms.")] = 10_000,
     dims: Annotated[int, _option(PROBLEM, "gp-draw: inputs per arm.")] = 4,
-    ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch may go (bbkb, gp-bucb).")] = None,
+    ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch (sbpe: a dictionary) may go.")] = None,
     stop_rule: Annotated[str | None, _option(POLICY, "global, local or gp-bucb (bbkb).")] = None,
     in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
@@ -97,9 +99,12 @@ def run(
     dictionary_size: Annotated[
         int | None, _option(POLICY, "Points of the dictionary (all but leverage; recursive-rls finds its own if not given).")
     ] = None,
-    width: Annotated[str | None, _option(POLICY, "theory, authors, or a number of standard deviations.")] = None,
+    width: Annotated[str | None, _option(POLICY, "theory, authors (sbpe: theory, tight, gaussian), or a number of sd.")] = None,
     rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
     failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,
+    on_contradiction: Annotated[
+        str | None, _option(POLICY, "raise or double: when results contradict the bounds (sbpe, bpe).")
+    ] = None,
     epsilon: Annotated[float | None, _option(POLICY, "Share of random arms (epsilon-greedy).")] = None,
     batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy).")] = None,
     max_batch_size: Annotated[int | None, _option(POLICY, "No batch is larger.")] = None,
@@ -184,6 +189,9 @@ def _evaluate(loop: AskTell, problem: Problem | BoxProblem, budget: int, seed: i
         except (RunInterrupted, ObjectiveError) as stopped:
             errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
             return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
+        except ContradictionError as stopped:
+            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
+            return loop.result(), 1, time.perf_counter() - start
     return result, 0, time.perf_counter() - start
 
 
@@ -239,6 +247,9 @@ def _summary(result: Result, loop: AskTell, problem: Problem | BoxProblem, secon
         lines["best arm"] = (
             f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
         )
+    state = loop.state
+    if isinstance(state, EliminationState) and state.survivors is not None:
+        lines["not eliminated"] = state.describe()
     certificate = loop.certificate()
     if certificate is not None and rows[-1].effective_dimension is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"

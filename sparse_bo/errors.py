@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparse_bo.loop import AskTell
+    from sparse_bo.policies import EliminationState
     from sparse_bo.result import Result
 
 
@@ -33,6 +34,22 @@ class PendingBatchError(RuntimeError):
         super().__init__(message)
         self.needed = needed
         self.pending = pending
+
+
+class ContradictionError(RuntimeError):
+    """The results contradict an assumption of the policy; the message says which.
+
+    Attributes:
+        state: The policy's state with every result told so far.
+    """
+
+    def __init__(self, message: str, *, state: EliminationState) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class ScheduleComplete(RuntimeError):
+    """``ask`` was called after the last batch of a policy whose number of evaluations is fixed."""
 
 
 class ObjectiveError(RuntimeError):

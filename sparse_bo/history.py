@@ -45,6 +45,8 @@ class HistoryRow:
     """``Σ count · leverage`` over the pulled arms."""
     width: float | None = None
     """Multiplier of √leverage in the next batch's scores (y)."""
+    survivors: int | None = None
+    """Arms that can still be optimal; ``None`` where nothing is eliminated."""
     rechecked: int = 0
     """Arms whose score was recomputed in float64 while this batch was picked."""
     variance_factor: float | None = None

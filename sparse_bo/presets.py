@@ -21,7 +21,20 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.policies import (
+    BBKB,
+    BKB,
+    BPE,
+    GPBUCB,
+    GPUCB,
+    GSSBO,
+    RSSBO,
+    SBPE,
+    BoTorchUCB,
+    EpsilonGreedy,
+    Policy,
+    RandomSearch,
+)
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
@@ -30,6 +43,8 @@ POLICIES: Mapping[str, type] = {
     "bkb": BKB,
     "gp-ucb": GPUCB,
     "gp-bucb": GPBUCB,
+    "sbpe": SBPE,
+    "bpe": BPE,
     "epsilon-greedy": EpsilonGreedy,
     "random": RandomSearch,
     "gssbo": GSSBO,
@@ -59,6 +74,12 @@ PUBLISHED = {
     "width": "authors",
 }
 """BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1²; δ = 1/T is set from the budget."""
+ELIMINATING = ("sbpe", "bpe")
+ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_probability": 0.05}
+"""S-BPE and BPE on tables: kernel, F and ξ² of BBKB §4, but λ = ξ² (free in S-BPE) and the tight constant of F: with λ = 0.2
+and the paper's constant no arm is ever eliminated within 10⁴ evaluations."""
+DRAWN = {"kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
+"""S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that what the bounds assume is true."""
 
 
 def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
@@ -141,6 +162,8 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
     On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it off.
+    Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard deviations;
+    and the budget as their horizon.
 
     Args:
         name: A key of :data:`POLICIES`.
@@ -166,14 +189,24 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
     if {"dictionary", "dictionary_size"} & set(given):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
-        given = _with_kernel(given, problem=problem, budget=budget)
+        preset = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
+        default = "rbf" if problem in TABLES else "learned"
+        if name in ELIMINATING:
+            given = {"horizon": budget, **given}
+            preset = DRAWN if problem == "gp-draw" else ELIMINATION
+            if problem not in (*TABLES, "gp-draw"):
+                given = {"width": 3.0, **given}  # a learned prior promises nothing, whatever the bounds are
+            else:
+                default = "rbf"
+        given = _with_kernel(given, preset=preset, default=default)
     chosen: Policy[Any] = policy(**given)
     return chosen
 
 
-def _with_kernel(given: dict[str, Any], *, problem: str, budget: int) -> dict[str, Any]:
-    learned = given.get("kernel", "rbf" if problem in TABLES else "learned") == "learned"
-    preset = {} if learned else {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
+def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: str) -> dict[str, Any]:
+    """Complete options by a preset, which a learned kernel switches off, and by the ``default`` kernel."""
+    learned = given.get("kernel", default) == "learned"
+    preset = {} if learned else dict(preset)
     if {"kernel", "lengthscale", "outputscale"} & set(given):
         preset.pop("lengthscale", None)
     merged: dict[str, Any] = {"kernel": "learned", **preset, **given} if learned else {**preset, **given}

@@ -40,6 +40,9 @@ class Result:
     """Number of its observations."""
     history: History
     """One row per batch."""
+    survivors: Tensor | None
+    """Arms (ascending) that can still be optimal, for policies that eliminate: see :meth:`EliminationState.describe`; on a box,
+    the candidates (``… x d``) that can. ``None`` where nothing is eliminated."""
     state: State
     """The state at the end: observations, posterior or model, width."""
 
@@ -78,6 +81,7 @@ def make_result(state: State, history: History, *, dtype: torch.dtype) -> Result
         best_observed_mean=report.best_observed_mean,
         best_observed_count=report.best_observed_count,
         history=history,
+        survivors=report.survivors,
         state=state,
     )
 
@@ -110,6 +114,7 @@ def make_row(
         jitter=report.jitter,
         effective_dimension=report.effective_dimension,
         width=report.width,
+        survivors=None if report.survivors is None else len(report.survivors),
         rechecked=rechecked,
         variance_factor=variance_factor,
         seconds=seconds,

@@ -52,6 +52,7 @@ def pick_batch(
     stop_rule: StopRule,
     in_batch: InBatch = "fixed",
     max_q: int,
+    max_rechecked: int | None = None,
     given: Tensor | None = None,
 ) -> BatchPicks:
     """Pick arms by ``mean + width · √leverage`` until the stop rule or ``max_q`` ends the batch.
@@ -69,6 +70,8 @@ def pick_batch(
         stop_rule: Ends the batch.
         in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
         max_q: At most so many picks, ≥ 1.
+        max_rechecked: End the batch, after one pick at least, where more scores than this would have to be recomputed one by
+            one: a caller that may resparsify at any time does better to sweep all arms then.
         given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
             leverages and count towards the stop rule.
 
@@ -83,7 +86,7 @@ def pick_batch(
         if posterior.mean_errors is None:
             return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
         max_q = 1
-    return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner))
+    return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner), max_rechecked)
 
 
 def _pick_more(
@@ -137,7 +140,9 @@ class _Picker:
         if repeats is not None:
             self.scores[repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
 
-    def run(self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None) -> BatchPicks:
+    def run(
+        self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None, max_rechecked: int | None = None
+    ) -> BatchPicks:
         picks: list[Tensor] = []
         left, refresh = max_q, BLOCK
         while left > 0:
@@ -145,9 +150,13 @@ class _Picker:
             block = conditioner.block(indices)
             # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
             fresh = refresh >= len(self.scores)
-            picked = self._pick(indices, block, -math.inf if fresh else floor, 1 if fresh else left)
+            # With all arms in the block (floor −∞), or floors that hold, any number of picks can be made in it.
+            single = fresh and floor > -math.inf
+            picked = self._pick(indices, block, -math.inf if fresh else floor, 1 if single else left)
             if not picked.positions:
                 refresh *= 2
+                if max_rechecked is not None and picks and self.rechecked + refresh > max_rechecked:
+                    break
                 self._refresh(conditioner, refresh)
                 continue
             refresh = BLOCK

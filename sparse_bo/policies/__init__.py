@@ -6,24 +6,34 @@ from sparse_bo.policies.bbkb import BBKB
 from sparse_bo.policies.bkb import BKB
 from sparse_bo.policies.gp_ucb import GPBUCB, GPUCB
 from sparse_bo.policies.gssbo import GSSBO, RSSBO
+from sparse_bo.policies.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.sbpe import BPE, SBPE
+from sparse_bo.policies.sbpe_state import EliminationState
+from sparse_bo.policies.schedule import batch_schedule
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
 from sparse_bo.policies.surrogate import BoTorchUCB, SurrogateState
 
 __all__ = [
     "BBKB",
     "BKB",
+    "BPE",
     "GPBUCB",
     "GPUCB",
     "GSSBO",
     "RSSBO",
+    "SBPE",
     "BanditState",
     "BoTorchUCB",
     "BoxState",
+    "EliminationState",
     "EpsilonGreedy",
     "Policy",
     "Proposal",
     "RandomSearch",
+    "RegressionDesign",
     "Report",
     "State",
     "SurrogateState",
+    "batch_schedule",
+    "max_variance_design",
 ]

@@ -47,6 +47,8 @@ class Report:
     """``Σ count · leverage`` over what was evaluated."""
     width: float | None = None
     """Multiplier of √leverage in the next batch's scores (y)."""
+    survivors: Tensor | None = None
+    """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` where nothing is eliminated."""
 
 
 class State(Protocol):

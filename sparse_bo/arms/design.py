@@ -1,0 +1,140 @@
+"""Maximum-variance designs over a finite arm set: picks that depend on no observation, so any number can be planned ahead.
+
+``x_j = argmax_x variance_{j−1}(x)`` (S-BPE §4.1 and Alg. 1, lines 5–10), with a sparse posterior of the picks before it.
+Two things make thousands of picks cheap. Between two dictionaries the process is *conditioned* on the picks, so nothing but
+the few arms with the highest bounds is recomputed (:mod:`sparse_bo.arms.batch`). And a dictionary that holds every pick gives
+the exact posterior, as does conditioning: while the sampler would keep everything, resampling changes nothing and is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparse_bo import data
+from sparse_bo.arms.batch import pick_batch
+from sparse_bo.arms.columns import KernelColumns
+from sparse_bo.arms.posterior import Surrogate, arm_posterior
+from sparse_bo.arms.stopping import StopRule
+from sparse_bo.data import Observations
+from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
+from sparse_bo.dictionary.base import candidates_of
+
+SWEEP_SHARE = 8
+"""A stretch ends where bounds of more than a/8 arms would have to be refreshed one by one: a new sweep is cheaper then."""
+LONGEST_STRETCH = 512
+"""Picks between two sweeps at most: conditioning on p picks costs O(p²) per refreshed arm."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resampling:
+    """Which dictionary a design uses, and when it takes a new one."""
+
+    sampler: Callable[[int], Sampler]
+    """The sampler after j picks: its confidence may depend on j (S-BPE: ``δ_j = 3δ/(π² B j²)``)."""
+    ratio_threshold: float = 2.0
+    """C̃ ≥ 1: a new dictionary once ``1 + Σ leverage`` of the picks since the last one exceeds C̃, which keeps every variance
+    within a factor C̃ of what it was then; 1 takes one after every pick, as the paper does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """Arms to evaluate, chosen by posterior variance alone."""
+
+    indices: Tensor
+    """``q`` arms in order, repeats allowed."""
+    observations: Observations
+    """The same, merged, with results of zero."""
+    dictionary: Dictionary
+    """Sampled from all of them."""
+    exact: bool
+    """Whether the dictionary holds every distinct pick, so that the posterior is the exact GP's."""
+    resparsifications: int
+    """Dictionaries drawn (those that would have held everything included only where a sweep took place)."""
+
+    @property
+    def q(self) -> int:
+        """Number of picks."""
+        return len(self.indices)
+
+
+def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: torch.Generator) -> Design:
+    """Pick ``q`` arms, each the one with the highest posterior variance given those before it (S-BPE Alg. 1, lines 5–10).
+
+    Ties go to the lowest index. While a dictionary holds every pick, the picks are exactly those of a full recomputation of
+    the exact posterior. Cost per stretch of picks between two sweeps: O(a m (d + m) + m³) for m dictionary points, and O(1)
+    arms touched per pick.
+
+    Args:
+        surrogate: Prior, λ and precision; its prior mean plays no part.
+        q: Picks, ≥ 1.
+        resampling: Dictionaries.
+        generator: CPU generator; only the sampler draws.
+    """
+    surrogate = replace(surrogate, prior_mean=0.0)
+    arms = surrogate.arms
+    observations = data.no_observations(arms)
+    columns = KernelColumns(surrogate.memory_bytes)
+    first = surrogate.prior_variance.argmax().unsqueeze(0)
+    dictionary = Dictionary(arms[first], arms.new_ones(1), first)  # without data any dictionary gives the prior
+    picks: list[Tensor] = []
+    left, drawn = q, 0
+    while left > 0:
+        posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        room = _room(resampling, observations, dictionary, done=q - left)
+        batch = pick_batch(
+            posterior,
+            width=1.0,
+            stop_rule=_NEVER if room else StopRule("global", resampling.ratio_threshold),
+            in_batch="process",
+            max_q=min(left, LONGEST_STRETCH, room or left),
+            max_rechecked=len(arms) // SWEEP_SHARE,
+        )
+        picks.append(batch.indices)
+        left -= len(batch.indices)
+        observations = data.add(observations, arms, batch.indices, torch.zeros_like(arms[batch.indices, 0]))
+        candidates = candidates_of(
+            observations,
+            posterior.leverages_at(_indices(observations)),
+            covariance=surrogate.covariance,
+            regularization=surrogate.regularization,
+        )
+        dictionary = resampling.sampler(q - left).sample(candidates, generator=generator)
+        drawn += 1
+    return Design(torch.cat(picks), observations, dictionary, _spans(dictionary, observations), drawn)
+
+
+_NEVER = StopRule("global", 1e300)
+
+
+def _room(resampling: Resampling, observations: Observations, dictionary: Dictionary, *, done: int) -> int:
+    """Return for how many more picks the posterior is exact and the sampler would keep it so; 0 if either is not the case."""
+    if not _spans(dictionary, observations):
+        return 0
+    room = _keeps_all_up_to(resampling.sampler(max(done, 1))) - observations.n
+    return int(min(max(room, 0.0), 2**62))
+
+
+def _keeps_all_up_to(sampler: Sampler) -> float:
+    """Return the number of distinct picks up to which a sampler is known to keep all of them; 0 if unknown."""
+    if isinstance(sampler, AllSampler):
+        return math.inf
+    if isinstance(sampler, RecursiveRLSSampler):
+        return -192.0 * math.log(sampler.failure_probability) if sampler.size is None else sampler.size
+    return 0.0
+
+
+def _spans(dictionary: Dictionary, observations: Observations) -> bool:
+    """Return whether every distinct observed arm is in the dictionary."""
+    if observations.n == 0:
+        return True
+    return dictionary.indices is not None and bool(torch.isin(_indices(observations), dictionary.indices).all())
+
+
+def _indices(observations: Observations) -> Tensor:
+    assert observations.indices is not None
+    return observations.indices

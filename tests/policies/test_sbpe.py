@@ -1,0 +1,410 @@
+"""S-BPE and BPE as policies: plans, elimination, contradictions, and how they are asked and told."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import gpytorch
+import pytest
+import torch
+from torch import Tensor
+
+from sparse_bo import (
+    BPE,
+    SBPE,
+    AskTell,
+    ContradictionError,
+    FirstSampler,
+    GaussianBounds,
+    SBPETheory,
+    ScheduleComplete,
+    UniformSampler,
+    maximize,
+)
+from sparse_bo.dictionary import AllSampler
+from sparse_bo.policies import Policy
+from sparse_bo.widths import SBPEOnBox
+from tests.arms.test_design import dense_exact
+from tests.oracles import exact_gp, rbf
+
+LENGTHSCALE, NOISE = 0.25, 0.01
+
+
+def kernel(lengthscale: float = LENGTHSCALE) -> gpytorch.kernels.Kernel:
+    made = gpytorch.kernels.RBFKernel().double()
+    made.lengthscale = lengthscale
+    return made
+
+
+def arms(a: int = 150, d: int = 2, seed: int = 0) -> Tensor:
+    return torch.rand(a, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Member:
+    """``f = Σ α_i k(·, c_i)`` with its norm, and noisy evaluations of it."""
+
+    def __init__(self, seed: int = 0, *, d: int = 2, scale: float = 1.0) -> None:
+        g = torch.Generator().manual_seed(100 + seed)
+        self.centres = torch.rand(6, d, generator=g, dtype=torch.float64)
+        self.weights = scale * torch.randn(6, generator=g, dtype=torch.float64)
+        self.noise = torch.Generator().manual_seed(200 + seed)
+        gram = rbf(self.centres, self.centres, lengthscale=LENGTHSCALE)
+        self.norm = float((self.weights @ gram @ self.weights).sqrt())
+
+    def values(self, X: Tensor) -> Tensor:
+        return rbf(X.double(), self.centres, lengthscale=LENGTHSCALE) @ self.weights
+
+    def evaluate(self, X: Tensor) -> Tensor:
+        return self.values(X) + math.sqrt(NOISE) * torch.randn(len(X), generator=self.noise, dtype=torch.float64)
+
+
+def settings(member: Member, **changes: Any) -> dict[str, Any]:
+    common = {"covar_module": kernel(), "regularization": NOISE, "noise_variance": NOISE, "rkhs_norm": member.norm}
+    return {"horizon": 200, **common, **changes}
+
+
+def dense_bpe(
+    X: Tensor, K: Tensor, y: dict[int, list[float]], policy: Any, sizes: tuple[int, ...]
+) -> tuple[list[int], list[list[int]]]:
+    """BPE from its definition (S-BPE Alg. 1 with exact posteriors). ``y`` holds the results of each arm in order."""
+    results = {arm: list(values) for arm, values in y.items()}
+    active, picks, survivors = list(range(len(X))), [], []
+    for n in sizes:
+        local = K[active][:, active]
+        chosen = dense_exact(local, policy.regularization, n)[0]
+        observed = torch.tensor([results[active[i]].pop(0) for i in chosen], dtype=torch.float64)
+        posterior = exact_gp(local[chosen][:, chosen], local[chosen], local, observed, noise=policy.regularization)
+        delta = policy.failure_probability / (4 * len(sizes) * len(X))
+        beta = policy.rkhs_norm + math.sqrt(policy.noise_variance / policy.regularization * 2 * math.log(1 / delta))
+        half = beta * posterior.variance.clamp_min(0).sqrt()
+        best = (posterior.mean - half).max()
+        picks += [active[i] for i in chosen]
+        active = [arm for arm, upper in zip(active, (posterior.mean + half).tolist(), strict=True) if upper >= best]
+        survivors.append(list(active))
+    return picks, survivors
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bpe_and_sbpe_with_every_pick_are_the_dense_algorithm(seed: int) -> None:
+    X, member = arms(80, seed=seed), Member(seed)
+    exact = BPE(**settings(member))
+    runs = []
+    for policy in (exact, SBPE(**settings(member, width="tight", dictionary=AllSampler(), ratio_threshold=1.5))):
+        member.noise.manual_seed(seed)
+        loop, survivors = AskTell(X, policy, seed=seed), []
+        loop.run(member.evaluate, 200, callback=lambda loop, row, out=survivors: out.append(loop.state.survivors.tolist()))
+        runs.append((loop.history.indices, survivors))
+    results: dict[int, list[float]] = {}
+    for row in loop.history.rows:
+        for arm, value in zip(row.indices, row.values, strict=True):
+            results.setdefault(arm, []).append(value)
+    assert loop.history.column("batch_size") == [15, 55, 105, 25]
+    expected = dense_bpe(X, rbf(X, X, lengthscale=LENGTHSCALE), results, exact, (15, 55, 105, 25))
+    assert runs[0] == expected
+    assert runs[1] == expected
+    assert len(expected[1][-1]) < 60, "the problem should eliminate arms"
+
+
+@pytest.mark.parametrize("policy", [SBPE, BPE])
+def test_a_policy_is_one_and_finds_the_best_arm(policy: type) -> None:
+    X, member = arms(), Member()
+    chosen = policy(**settings(member, horizon=400))
+    assert isinstance(chosen, Policy)
+    result = AskTell(X, chosen).run(member.evaluate, 400)
+    assert member.values(X).max() - member.values(X)[result.best_index] < 0.05
+    assert result.best_index in result.survivors
+    assert int(member.values(X).argmax()) in result.survivors
+    left = result.history.column("survivors")
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == len(result.survivors) < 100
+    assert result.state.describe() == f"{left[-1]} of 150 arms can still be optimal at confidence 0.95"
+
+
+def test_a_batch_is_handed_out_at_once_and_depends_on_no_result() -> None:
+    X, member = arms(), Member()
+    first = AskTell(X, SBPE(**settings(member)), seed=1)
+    other = AskTell(X, SBPE(**settings(member)), seed=1)
+    batch, same = first.ask(), other.ask()
+    assert len(batch) == 15
+    assert torch.equal(batch.indices, same.indices)
+    first.tell(batch.tickets, member.evaluate(batch.X))
+    other.tell(same.tickets, torch.zeros(15))
+    if first.state.survivors.equal(other.state.survivors):
+        assert torch.equal(first.ask().indices, other.ask().indices)
+    else:
+        assert len(first.ask()) == len(other.ask()) == 55
+
+
+@pytest.mark.parametrize("sampler", [None, UniformSampler(size=10)], ids=["rls", "random"])
+def test_a_plan_cut_into_pieces_is_the_same_plan(sampler: Any) -> None:
+    """Also where the plan needs random numbers: the rest of it is handed out, not another one."""
+    X, member = arms(), Member()
+    policy = SBPE(**settings(member, dictionary=sampler, width="tight"))
+    whole, pieces = AskTell(X, policy, seed=3), AskTell(X, policy, seed=3)
+    whole.run(member.values, 200)
+    for size in [1, 1, 4, 7, 30, 90, 40, 27]:
+        pieces.run(member.values, size)
+    assert pieces.history.indices == whole.history.indices
+    assert torch.equal(pieces.state.survivors, whole.state.survivors)
+
+
+def test_ask_is_pure_and_leaves_out_what_is_pending() -> None:
+    X, member = arms(), Member()
+    policy, generator = SBPE(**settings(member)), torch.Generator().manual_seed(0)
+    state = policy.init(X)
+    nothing = torch.empty(0, dtype=torch.long)
+    whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+    again = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+    assert torch.equal(whole, again)
+    assert torch.equal(policy.ask(state, max_q=4, pending=whole[:6], generator=generator).picks, whole[6:10])
+    assert len(policy.ask(state, max_q=4, pending=whole, generator=generator).picks) == 0
+    late = policy.tell(state, whole[3:6], member.evaluate(X[whole[3:6]]), generator=generator)
+    rest = policy.ask(late, max_q=100, pending=whole[:3], generator=generator).picks
+    assert torch.equal(rest, whole[6:])
+    assert late.survivors is None
+    done = policy.tell(
+        late, torch.cat([whole[:3], rest]), member.evaluate(X[torch.cat([whole[:3], rest])]), generator=generator
+    )
+    assert len(done.findings) == 1
+    assert state.findings == ()
+
+
+def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan() -> None:
+    X, member = arms(400), Member()
+    policy = SBPE(**settings(member, dictionary=UniformSampler(size=5)))
+    before = torch.random.get_rng_state()
+    picks = [AskTell(X, policy, seed=seed).ask().indices.tolist() for seed in (0, 0, 1)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert picks[0] == picks[1] != picks[2]
+
+
+def test_failed_evaluations_are_tried_again_once_and_then_left_out() -> None:
+    X, member = arms(60), Member()
+    broken = int(AskTell(X, SBPE(**settings(member))).ask().indices[2])
+
+    def objective(indices: Tensor) -> Tensor:
+        return torch.where(indices == broken, torch.nan, member.evaluate(X[indices]))
+
+    loop = AskTell(X, SBPE(**settings(member)))
+    loop.run(objective, 120, call_with="indices")
+    rows = loop.history.rows
+    assert broken in rows[0].indices
+    assert set(rows[1].indices) == {broken}, "tried again"
+    assert rows[1].failed == rows[1].batch_size
+    assert len(rows[2].indices) > 50, "and then the next batch begins"
+    assert loop.state.findings[0].confidence.pulls == 15 - rows[0].failed
+
+
+def test_a_horizon_cut_short_leaves_the_last_batch_without_elimination() -> None:
+    X, member = arms(), Member()
+    loop = AskTell(X, SBPE(**settings(member)))
+    result = loop.run(member.evaluate, 40)
+    assert len(loop.state.findings) == 1
+    assert loop.state.plan is not None
+    assert result.history.column("batch_size") == [15, 25]
+
+
+def test_nothing_can_be_asked_after_the_last_batch() -> None:
+    X, member = arms(), Member()
+    loop = AskTell(X, SBPE(**settings(member, horizon=30)))
+    loop.run(member.evaluate, 30)
+    with pytest.raises(ScheduleComplete, match=r"all \d batches \(30 evaluations\) of the horizon 30 are complete"):
+        loop.ask()
+
+
+def test_one_batch_is_the_regression_design() -> None:
+    X, member = arms(), Member()
+    loop = AskTell(X, SBPE(**settings(member, schedule=(60,))))
+    loop.run(member.evaluate, 60)
+    assert loop.history.column("batch_size") == [60]
+    assert loop.state.sizes == (60,)
+
+
+@pytest.mark.parametrize("arms_or_box", ["arms", "box"])
+def test_a_learned_prior_comes_from_the_initial_design(arms_or_box: str) -> None:
+    X, member = arms(), Member()
+    domain = {"arms": X} if arms_or_box == "arms" else {"bounds": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)}
+    policy = SBPE(horizon=150, width=4.0, initial_design=25, candidates=256)
+    loop = AskTell(policy=policy, seed=0, **domain)
+    result = loop.run(member.evaluate, 150)
+    assert result.history.column("batch_size")[0] == 25
+    assert sum(loop.state.sizes) == 125
+    assert loop.state.prior is not None
+    best = float(member.values(arms(4000, seed=9)).max())
+    assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.15
+
+
+def test_initial_observations_are_told_but_not_used_in_the_bounds() -> None:
+    X, member = arms(), Member()
+    loop = AskTell(X, SBPE(**settings(member, schedule=(30,), horizon=30)), initial=(torch.arange(20), 1e3 * torch.ones(20)))
+    result = loop.run(member.evaluate, 30)
+    assert loop.state.pulls == 50
+    assert set(loop.history.rows[1].indices) & set(range(20))
+    assert float(loop.state.findings[0].posterior.means.abs().max()) < 10.0
+    assert result.best_observed_mean > 100.0
+
+
+class TestBox:
+    BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+    def test_a_box_is_searched_ever_closer_to_its_maximum(self) -> None:
+        member = Member()
+        policy = SBPE(**settings(member, horizon=600, width=SBPETheory(rkhs_norm=member.norm, bias="tight"), candidates=512))
+        policy = replace(policy, width=GaussianBounds())
+        loop = AskTell(bounds=self.BOUNDS, policy=policy)
+        result = loop.run(member.evaluate, 600)
+        best = float(member.values(arms(20_000, seed=3)).max())
+        assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.02
+        first, last = loop.state.findings[0].posterior.surrogate.arms, loop.state.findings[-1].posterior.surrogate.arms
+        assert len(first) == len(last) == 512, "candidates are drawn anew where the survivors are"
+        volume = [float((X.amax(0) - X.amin(0)).prod()) for X in (first, last)]
+        assert volume[1] < 0.3 * volume[0]
+        assert float(member.values(last).max()) >= best - 0.01
+
+    def test_the_theory_on_a_box_is_corollary_3_7(self) -> None:
+        member = Member()
+        loop = AskTell(bounds=self.BOUNDS, policy=SBPE(**settings(member, horizon=50, candidates=64)))
+        loop.run(member.evaluate, 50)
+        assert isinstance(loop.state.width, SBPEOnBox)
+        assert loop.state.width.bounds(loop.state.findings[0].confidence).slack > 2 / math.sqrt(8)
+        assert "64 of 64 candidates of the last batch" in loop.state.describe()
+
+    def test_the_default_candidate_set_is_the_discretisation_up_to_a_limit(self) -> None:
+        member = Member()
+        tiny = SBPE(**settings(member, horizon=4, discretization_constant=1e-4))
+        loop = AskTell(bounds=self.BOUNDS, policy=tiny)
+        loop.ask()
+        plan = next(iter(loop.state.memo.values()))
+        assert 1 <= len(plan.surrogate.arms) < 16_384
+        wide = AskTell(bounds=self.BOUNDS, policy=SBPE(**settings(member, horizon=4)))
+        wide.ask()
+        assert len(next(iter(wide.state.memo.values())).surrogate.arms) <= 16_384
+
+    def test_float32_bounds(self) -> None:
+        member = Member()
+        loop = AskTell(bounds=self.BOUNDS.float(), policy=SBPE(**settings(member, horizon=100, candidates=128, width=3.0)))
+        result = loop.run(lambda X: member.evaluate(X.double()), 100)
+        assert len(loop.state.findings) == len(loop.state.sizes)
+        assert result.best_x.dtype == torch.float32
+
+    def test_points_cut_into_pieces(self) -> None:
+        member = Member()
+        policy = SBPE(**settings(member, horizon=60, candidates=128, width=3.0))
+        whole, pieces = (AskTell(bounds=self.BOUNDS, policy=policy, seed=2) for _ in range(2))
+        whole.run(member.values, 60)
+        for size in (3, 5, 20, 32):
+            pieces.run(member.values, size)
+        assert pieces.history.points == whole.history.points
+
+
+class TestContradiction:
+    def test_a_norm_that_is_too_small_is_named(self) -> None:
+        X, member = arms(), Member(scale=3.0)
+        loop = AskTell(X, SBPE(**settings(member, rkhs_norm=0.05)))
+        with pytest.raises(ContradictionError, match=r"RKHS norm in this kernel is larger than rkhs_norm=0\.05") as caught:
+            loop.run(member.evaluate, 200)
+        assert len(caught.value.state.y) == 15, "what was told is kept"
+        assert "on_contradiction='double'" in str(caught.value)
+        assert "before the results contradicted the bounds" in loop.state.describe()
+        assert loop.result().best_index is not None
+
+    def test_noise_that_is_too_small_is_named(self) -> None:
+        X, member = arms(40), Member()
+        loud = lambda X: member.values(X) + torch.randn(len(X), generator=member.noise, dtype=torch.float64)  # noqa: E731
+        policy = SBPE(**settings(member, horizon=600, noise_variance=1e-4, regularization=1e-2, on_contradiction="double"))
+        with pytest.raises(ContradictionError, match="noise is larger than noise_variance=0.0001"):
+            AskTell(X, policy).run(loud, 600)
+
+    def test_a_prior_that_does_not_fit_is_named(self) -> None:
+        X, member = arms(), Member(scale=30.0)
+        with pytest.raises(ContradictionError, match="does not look like a draw of the prior"):
+            AskTell(X, SBPE(**settings(member, rkhs_norm=None, width="gaussian"))).run(
+                lambda X: member.evaluate(X) * torch.sign(torch.sin(40 * X[:, 0])), 200
+            )
+
+    def test_doubling_finds_a_norm_that_fits_and_takes_back_what_the_smaller_one_eliminated(self) -> None:
+        X, member = arms(), Member(scale=3.0)
+        policy = BPE(**settings(member, horizon=400, rkhs_norm=0.01, on_contradiction="double"))
+        loop = AskTell(X, policy)
+        result = loop.run(member.evaluate, 400)
+        norm = loop.state.width.rkhs_norm
+        assert loop.state.doublings == round(math.log2(norm / 0.01)) >= 1
+        assert int(member.values(X).argmax()) in result.survivors
+
+    def test_eliminated_arms_come_back_with_the_larger_norm(self) -> None:
+        X, member = arms(), Member(scale=3.0)
+        left: list[int] = []
+        policy = BPE(**settings(member, horizon=400, rkhs_norm=0.6, on_contradiction="double"))
+        loop = AskTell(X, policy, seed=1)
+        loop.run(member.evaluate, 400, callback=lambda loop, row: left.append(row.survivors))
+        wide = AskTell(X, BPE(**settings(member, horizon=400, rkhs_norm=loop.state.width.rkhs_norm)), seed=1)
+        assert loop.state.doublings >= 1
+        assert len(loop.state.findings) == 4
+        assert wide.ask().indices.equal(torch.tensor(loop.history.rows[0].indices))
+
+    def test_a_constant_width_is_never_contradicted(self) -> None:
+        X, member = arms(), Member(scale=30.0)
+        loop = AskTell(X, SBPE(**settings(member, width=0.1)))
+        loop.run(member.evaluate, 200)
+        assert "promises nothing" in loop.state.describe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"horizon": 0}, ValueError, "horizon >= 1"),
+        ({"horizon": 10.0}, TypeError, "horizon"),
+        ({"schedule": (150, 60)}, ValueError, "more than the horizon of 200"),
+        ({"rkhs_norm": 0.0}, ValueError, "rkhs_norm > 0"),
+        ({"rkhs_norm": None, "width": "theory"}, ValueError, "needs rkhs_norm="),
+        ({"noise_variance": -1.0}, ValueError, "noise_variance > 0"),
+        ({"regularization": 0.0}, ValueError, "regularization > 0"),
+        ({"failure_probability": 0.0}, ValueError, "failure_probability in"),
+        ({"width": "wide"}, ValueError, "'theory', 'tight', 'gaussian'"),
+        ({"width": -1.0}, ValueError, "width >= 0"),
+        ({"width": object()}, TypeError, "or a BatchWidth"),
+        ({"covar_module": "rbf"}, TypeError, "gpytorch.kernels.Kernel"),
+        ({"ratio_threshold": 0.5}, ValueError, "ratio_threshold >= 1"),
+        ({"dictionary": "leverage"}, TypeError, "dictionary to be a sampler"),
+        ({"candidates": 0}, ValueError, "candidates >= 1"),
+        ({"discretization_constant": -1.0}, ValueError, "discretization_constant > 0"),
+        ({"initial_design": 0}, ValueError, "initial_design >= 1"),
+        ({"on_contradiction": "ignore"}, ValueError, "'raise', 'double'"),
+        ({"rkhs_norm": None, "on_contradiction": "double"}, ValueError, "these bounds have none"),
+        ({"sweep_dtype": torch.float16}, ValueError, "sweep_dtype"),
+        ({"memory_bytes": 10}, ValueError, "memory_bytes >= 1048576"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
+)
+def test_bad_settings_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        SBPE(**settings(Member(), **changes))
+
+
+def test_a_box_with_lower_not_below_upper_is_named() -> None:
+    with pytest.raises(ValueError, match="lower < upper"):
+        AskTell(bounds=torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64), policy=SBPE(**settings(Member())))
+
+
+def test_an_initial_design_that_eats_the_horizon_is_named() -> None:
+    with pytest.raises(ValueError, match="leaves nothing of the horizon of 20"):
+        AskTell(arms(), SBPE(horizon=20, initial_design=20))
+
+
+def test_a_kernel_that_does_not_fit_the_arms_is_named() -> None:
+    wide = gpytorch.kernels.RBFKernel(ard_num_dims=5).double()
+    with pytest.raises(ValueError, match="ard_num_dims"):
+        AskTell(arms(), SBPE(**settings(Member(), covar_module=wide)))
+
+
+def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much() -> None:
+    X, member = arms(), Member()
+    result = maximize(member.evaluate, arms=X, budget=200, policy=SBPE(**settings(member, dictionary=FirstSampler(size=4))))
+    state = result.state
+    assert state.ratio > 0.0
+    finding = state.findings[0]
+    expected = SBPETheory(rkhs_norm=member.norm, noise_variance=NOISE).bounds(finding.confidence)
+    assert state.width.bounds(finding.confidence) == expected
