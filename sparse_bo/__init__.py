@@ -27,8 +27,24 @@ from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
-from sparse_bo.models import SparseGP, gradient_subset
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
+from sparse_bo.models import SparseGP, VecchiaGP, gradient_subset
+from sparse_bo.policies import (
+    BBKB,
+    BKB,
+    GPBUCB,
+    GPUCB,
+    GSSBO,
+    QFFTS,
+    REMBO,
+    RSSBO,
+    SGPTS,
+    BoTorchUCB,
+    EpsilonGreedy,
+    HeSBO,
+    RandomSearch,
+    SparseUCB,
+    VecchiaUCB,
+)
 from sparse_bo.result import Result
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
 
@@ -38,7 +54,10 @@ __all__ = [
     "GPBUCB",
     "GPUCB",
     "GSSBO",
+    "QFFTS",
+    "REMBO",
     "RSSBO",
+    "SGPTS",
     "AskTell",
     "BBKBAuthors",
     "BBKBTheory",
@@ -53,6 +72,7 @@ __all__ = [
     "FirstSampler",
     "FixedSampler",
     "GreedyVarianceSampler",
+    "HeSBO",
     "History",
     "HistoryRow",
     "IPASampler",
@@ -69,8 +89,11 @@ __all__ = [
     "RunInterrupted",
     "SamplerError",
     "SparseGP",
+    "SparseUCB",
     "TicketError",
     "UniformSampler",
+    "VecchiaGP",
+    "VecchiaUCB",
     "__version__",
     "botorch_beta",
     "certify",

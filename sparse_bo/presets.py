@@ -21,7 +21,24 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
-from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.policies import (
+    BBKB,
+    BKB,
+    GPBUCB,
+    GPUCB,
+    GSSBO,
+    QFFTS,
+    REMBO,
+    RSSBO,
+    SGPTS,
+    BoTorchUCB,
+    EpsilonGreedy,
+    HeSBO,
+    Policy,
+    RandomSearch,
+    SparseUCB,
+    VecchiaUCB,
+)
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
@@ -35,6 +52,12 @@ POLICIES: Mapping[str, type] = {
     "gssbo": GSSBO,
     "rssbo": RSSBO,
     "botorch-ucb": BoTorchUCB,
+    "sparse-ucb": SparseUCB,
+    "vecchia-ucb": VecchiaUCB,
+    "s-gp-ts": SGPTS,
+    "qff-ts": QFFTS,
+    "rembo": REMBO,
+    "hesbo": HeSBO,
 }
 TABLES = ("cadata", "abalone")
 PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
