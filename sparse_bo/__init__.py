@@ -36,7 +36,7 @@ from sparse_bo.errors import (
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
-from sparse_bo.models import SparseGP, gradient_subset
+from sparse_bo.models import SparseGP, VecchiaGP, gradient_subset
 from sparse_bo.policies import (
     BBKB,
     BKB,
@@ -44,11 +44,17 @@ from sparse_bo.policies import (
     GPBUCB,
     GPUCB,
     GSSBO,
+    QFFTS,
+    REMBO,
     RSSBO,
     SBPE,
+    SGPTS,
     BoTorchUCB,
     EpsilonGreedy,
+    HeSBO,
     RandomSearch,
+    SparseUCB,
+    VecchiaUCB,
     max_variance_design,
 )
 from sparse_bo.result import Result
@@ -71,8 +77,11 @@ __all__ = [
     "GPBUCB",
     "GPUCB",
     "GSSBO",
+    "QFFTS",
+    "REMBO",
     "RSSBO",
     "SBPE",
+    "SGPTS",
     "AskTell",
     "BBKBAuthors",
     "BBKBTheory",
@@ -89,6 +98,7 @@ __all__ = [
     "FixedSampler",
     "GaussianBounds",
     "GreedyVarianceSampler",
+    "HeSBO",
     "History",
     "HistoryRow",
     "IPASampler",
@@ -108,8 +118,11 @@ __all__ = [
     "SamplerError",
     "ScheduleComplete",
     "SparseGP",
+    "SparseUCB",
     "TicketError",
     "UniformSampler",
+    "VecchiaGP",
+    "VecchiaUCB",
     "__version__",
     "botorch_beta",
     "certify",

@@ -114,6 +114,8 @@ def run(
     gradient: Annotated[str | None, _option(POLICY, "column or scalar (gssbo).")] = None,
     pool: Annotated[str | None, _option(POLICY, "all or buffer (gssbo).")] = None,
     perturbation: Annotated[float | None, _option(POLICY, "Variance of the noise on gradients (gssbo).")] = None,
+    neighbors: Annotated[int | None, _option(POLICY, "m of a conditional (vecchia-ucb).")] = None,
+    target_dims: Annotated[int | None, _option(POLICY, "Dimensions of the subspace (rembo, hesbo).")] = None,
     kernel: Annotated[str | None, _option(MODEL, f"One of {', '.join(KERNELS)}.")] = None,
     lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel, in units of the scaled inputs.")] = None,
     outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,

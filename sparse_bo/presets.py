@@ -28,12 +28,18 @@ from sparse_bo.policies import (
     GPBUCB,
     GPUCB,
     GSSBO,
+    QFFTS,
+    REMBO,
     RSSBO,
     SBPE,
+    SGPTS,
     BoTorchUCB,
     EpsilonGreedy,
+    HeSBO,
     Policy,
     RandomSearch,
+    SparseUCB,
+    VecchiaUCB,
 )
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
@@ -50,6 +56,12 @@ POLICIES: Mapping[str, type] = {
     "gssbo": GSSBO,
     "rssbo": RSSBO,
     "botorch-ucb": BoTorchUCB,
+    "sparse-ucb": SparseUCB,
+    "vecchia-ucb": VecchiaUCB,
+    "s-gp-ts": SGPTS,
+    "qff-ts": QFFTS,
+    "rembo": REMBO,
+    "hesbo": HeSBO,
 }
 TABLES = ("cadata", "abalone")
 PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)

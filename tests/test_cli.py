@@ -19,7 +19,7 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
-BOX_ONLY = {"gssbo", "rssbo", "botorch-ucb"}
+BOX_ONLY = {"gssbo", "rssbo", "botorch-ucb", "sparse-ucb", "vecchia-ucb", "s-gp-ts", "qff-ts", "rembo", "hesbo"}
 """Policies that search a box alone."""
 ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
 
@@ -27,6 +27,8 @@ ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
 @pytest.mark.parametrize("policy", ["random", *sorted(BOX_ONLY)])
 def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path):
     design = [] if policy == "random" else ["--initial-design", "6"]
+    if policy in ("rembo", "hesbo"):
+        design = ["--target-dims", "2"]
     done = invoke(*ON_A_BOX, "--policy", policy, *design, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     stem = f"eggholder2-{policy}-seed1"
@@ -71,6 +73,8 @@ def test_quiet_prints_nothing(tmp_path):
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
         (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
         (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
+        (["--problem", "levy20", "--policy", "qff-ts"], "takes boxes of d <= 3, got d = 20"),
+        (["--problem", "eggholder2", "--policy", "rembo"], "target_dims <= the 2 dimensions"),
         (["--policy", "gssbo"], "searches a box, got an arm set"),
         (["--policy", "gssbo", "--buffer", "15"], "buffer=15 for initial_design=20"),
         (["--policy", "gssbo", "--buffer", "big"], "'model', 'clock'"),

@@ -2,5 +2,6 @@
 
 from sparse_bo.models.gradient_subset import gradient_subset
 from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models.vecchia import VecchiaGP
 
-__all__ = ["SparseGP", "gradient_subset"]
+__all__ = ["SparseGP", "VecchiaGP", "gradient_subset"]

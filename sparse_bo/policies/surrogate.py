@@ -171,15 +171,7 @@ class SurrogatePolicy(ABC):
         if q < 1:
             return Proposal(state.box.bounds[:0])
         with seeded(generator):
-            acquisition = self._acquisition(state, q, pending)
-            best, _ = optimize_acqf(
-                acquisition,
-                bounds=state.box.unit_bounds,
-                q=q,
-                num_restarts=self.num_restarts,
-                raw_samples=self.raw_samples,
-                sequential=q > 1,
-            )
+            best = self._candidates(state, q, pending)
         return Proposal(state.box.from_unit(best.detach().clamp(0.0, 1.0)))
 
     def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
@@ -199,6 +191,22 @@ class SurrogatePolicy(ABC):
     def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
         """Return the rows that the next model sees, ascending; ``state`` has all data and the last model."""
         return torch.arange(len(state.y), device=state.y.device)
+
+    def _default_surrogate(self, X: Tensor, Y: Tensor) -> Model:
+        """Return the model of ``surrogate=None``."""
+        return matern_gp(X, Y)
+
+    def _candidates(self, state: SurrogateState, q: int, pending: Tensor) -> Tensor:
+        """Return the next ``q x d`` points in the unit cube; the global generators are seeded."""
+        best, _ = optimize_acqf(
+            self._acquisition(state, q, pending),
+            bounds=state.box.unit_bounds,
+            q=q,
+            num_restarts=self.num_restarts,
+            raw_samples=self.raw_samples,
+            sequential=q > 1,
+        )
+        return best
 
     def _acquisition(self, state: SurrogateState, q: int, pending: Tensor) -> AcquisitionFunction:
         model, subset = state.surrogate, state.subset
@@ -224,7 +232,7 @@ class SurrogatePolicy(ABC):
 
     def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
         X, Y = state.box.to_unit(state.X[subset]), state.y[subset].unsqueeze(-1)
-        model = (self.surrogate or matern_gp)(X, Y)
+        model = (self.surrogate or self._default_surrogate)(X, Y)
         if not isinstance(model, Model):
             raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
         warm = self.warm_start and state.surrogate is not None and _copy_parameters(state.surrogate, model)

@@ -1,0 +1,108 @@
+"""Vecchia's approximation against the exact GP."""
+
+import pytest
+import torch
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo import VecchiaGP
+
+
+def _data(n=25, device="cpu"):
+    X = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    return X, 5.0 + 3.0 * (4.0 * X).sin().sum(-1, keepdim=True)
+
+
+def _pair(X, Y, neighbors):
+    models = []
+    for make in (SingleTaskGP, lambda X, Y, covar_module: VecchiaGP(X, Y, neighbors=neighbors, covar_module=covar_module)):
+        kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).to(X)
+        kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, torch.tensor([0.3, 0.6], dtype=X.dtype)
+        model = make(X, Y, covar_module=kernel)
+        model.likelihood.noise = 0.02
+        model.mean_module.initialize(constant=0.4)
+        models.append(model)
+    return models
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_with_all_neighbours_predictions_are_the_exact_ones(noisy, device):
+    X, Y = _data(device=device)
+    exact, vecchia = _pair(X, Y, 25)
+    test = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+    expected, got = exact.posterior(test, observation_noise=noisy), vecchia.posterior(test, observation_noise=noisy)
+    torch.testing.assert_close(got.mean, expected.mean, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        got.distribution.covariance_matrix, expected.distribution.covariance_matrix, rtol=1e-6, atol=1e-7
+    )
+
+
+def test_with_all_neighbours_the_likelihood_is_the_exact_one(device):
+    X, Y = _data(device=device)
+    exact, vecchia = _pair(X, Y, 25)
+    exact.train()
+    prior = exact.likelihood(exact(X))
+    expected = torch.distributions.MultivariateNormal(prior.mean, prior.covariance_matrix).log_prob(exact.train_targets)
+    torch.testing.assert_close(vecchia.log_likelihood(), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_conditionals_see_their_nearest_observations_alone(device):
+    X, Y = _data(device=device)
+    exact, vecchia = _pair(X, Y, 4)
+    point = torch.tensor([[0.5, 0.5]], dtype=torch.float64, device=device)
+    near = exact.covar_module(point, X).to_dense().detach()[0].topk(4).indices
+    alone, _ = _pair(X[near], Y[near], 4)
+    alone.outcome_transform = exact.outcome_transform
+    alone.set_train_data(X[near], exact.train_targets[near], strict=False)
+    torch.testing.assert_close(vecchia.posterior(point).mean, alone.posterior(point).mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(vecchia.posterior(point).variance, alone.posterior(point).variance, rtol=1e-7, atol=1e-8)
+
+
+def test_the_likelihood_is_the_product_of_its_conditionals(device):
+    X, Y = _data(n=10, device=device)
+    exact, vecchia = _pair(X, Y, 3)
+    K = exact.covar_module(X).to_dense().detach()
+    K_y, r = K + 0.02 * torch.eye(10, dtype=K.dtype, device=device), (vecchia.train_targets - 0.4).detach()
+    total = torch.zeros((), dtype=K.dtype, device=device)
+    for i in range(10):
+        near = K[i, :i].topk(min(3, i)).indices
+        weights = torch.linalg.solve(K_y[near][:, near], K_y[near, i])
+        mean, variance = weights @ r[near], K_y[i, i] - weights @ K_y[near, i]
+        total += torch.distributions.Normal(mean, variance.sqrt()).log_prob(r[i])
+    torch.testing.assert_close(vecchia.log_likelihood().detach(), total, rtol=1e-8, atol=1e-8)
+
+
+def test_it_fits_and_optimises_as_a_botorch_model():
+    X, Y = _data(n=40)
+    exact, vecchia = SingleTaskGP(X, Y, covar_module=VecchiaGP(X, Y).covar_module), VecchiaGP(X, Y, neighbors=40)
+    for model in (exact, vecchia):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    torch.testing.assert_close(vecchia.covar_module.lengthscale, exact.covar_module.lengthscale, rtol=0.02, atol=0.01)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        best, _ = optimize_acqf(
+            qLogExpectedImprovement(vecchia, best_f=float(Y.max())),
+            torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64),
+            q=2,
+            num_restarts=2,
+            raw_samples=8,
+        )
+    assert best.shape == (2, 2)
+
+
+def test_bad_input():
+    X, Y = _data()
+    with pytest.raises(ValueError, match="neighbors >= 1"):
+        VecchiaGP(X, Y, neighbors=0)
+    with pytest.raises(ValueError, match="train_Y of shape 25 x 1"):
+        VecchiaGP(X, Y.squeeze(-1))
+    with pytest.raises(TypeError, match="train_Y of dtype torch.float64"):
+        VecchiaGP(X, Y.float())
+    with pytest.raises(TypeError, match="covar_module to be a gpytorch"):
+        VecchiaGP(X, Y, covar_module="matern")
+    with pytest.raises(ValueError, match="one noise variance"):
+        VecchiaGP(X, Y).posterior(X, observation_noise=Y)
