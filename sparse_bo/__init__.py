@@ -23,13 +23,23 @@ from sparse_bo.dictionary import (
     UniformSampler,
     residual_bound,
 )
-from sparse_bo.errors import NumericalWarning, ObjectiveError, PendingBatchError, RunInterrupted, SamplerError, TicketError
+from sparse_bo.errors import (
+    NumericalWarning,
+    ObjectiveError,
+    PendingBatchError,
+    ResumeWarning,
+    RunInterrupted,
+    SamplerError,
+    StorageError,
+    TicketError,
+)
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
-from sparse_bo.loop import AskTell, maximize
+from sparse_bo.loop import AskTell
 from sparse_bo.models import SparseGP, gradient_subset
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result
+from sparse_bo.runs import maximize
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
 
 __all__ = [
@@ -66,9 +76,11 @@ __all__ = [
     "RandomSearch",
     "RecursiveRLSSampler",
     "Result",
+    "ResumeWarning",
     "RunInterrupted",
     "SamplerError",
     "SparseGP",
+    "StorageError",
     "TicketError",
     "UniformSampler",
     "__version__",
