@@ -28,14 +28,16 @@ from sparse_bo.errors import (
     NumericalWarning,
     ObjectiveError,
     PendingBatchError,
+    ResumeWarning,
     RunInterrupted,
     SamplerError,
     ScheduleComplete,
+    StorageError,
     TicketError,
 )
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
-from sparse_bo.loop import AskTell, maximize
+from sparse_bo.loop import AskTell
 from sparse_bo.models import SparseGP, VecchiaGP, gradient_subset
 from sparse_bo.policies import (
     BBKB,
@@ -58,6 +60,7 @@ from sparse_bo.policies import (
     max_variance_design,
 )
 from sparse_bo.result import Result
+from sparse_bo.runs import maximize
 from sparse_bo.widths import (
     BBKBAuthors,
     BBKBTheory,
@@ -112,6 +115,7 @@ __all__ = [
     "RandomSearch",
     "RecursiveRLSSampler",
     "Result",
+    "ResumeWarning",
     "RunInterrupted",
     "SBPELightTailed",
     "SBPETheory",
@@ -119,6 +123,7 @@ __all__ = [
     "ScheduleComplete",
     "SparseGP",
     "SparseUCB",
+    "StorageError",
     "TicketError",
     "UniformSampler",
     "VecchiaGP",

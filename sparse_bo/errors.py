@@ -18,8 +18,19 @@ class SamplerError(ValueError):
     """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
 
 
+class ResumeWarning(UserWarning):
+    """A resumed run made other picks than those recorded; the recorded ones stay."""
+
+
 class TicketError(ValueError):
     """``tell`` or ``fail`` got a ticket that is unknown, repeated or already answered."""
+
+
+class StorageError(RuntimeError):
+    """A journal cannot be written or read: it is locked, full, read-only, damaged or of a newer version.
+
+    What was to be recorded has not been recorded, and nothing has changed; what the journal held before, it still holds.
+    """
 
 
 class PendingBatchError(RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ class Ledger:
         """Return all picks of which the state has no result yet, in order, as a policy takes them."""
         return self._stacked(list(self._open.values())).to(no_picks(self.domain).dtype)
 
-    def answer(self, answers: dict[int, float | None]) -> None:
+    def answer(self, answers: Mapping[int, float | None]) -> None:
         """Record results (``None``: failed) of tickets that :meth:`check` has passed."""
         self._answers.update(answers)
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo._version import __version__
-from sparse_bo.audit import Certificate, certify
-from sparse_bo.domain import Box, check_domain, check_picks, like, no_picks
+from sparse_bo.audit import Certificate
+from sparse_bo.domain import Box, Domain, check_domain, check_picks, like
+from sparse_bo.engine import UNLIMITED, Engine
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
-from sparse_bo.evaluations import Batch, Ledger, answers_of, some, tickets_of
+from sparse_bo.evaluations import Batch, answers_of, some, tickets_of
 from sparse_bo.history import History, HistoryRow
-from sparse_bo.policies import BBKB, BanditState, Policy, State
-from sparse_bo.policies.base import Proposal, keeps_batch_open
-from sparse_bo.result import Result, make_result, make_row
+from sparse_bo.policies import BBKB, Policy, State
+from sparse_bo.recorded import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
+from sparse_bo.result import Result, make_result
+from sparse_bo.storage import Event, Journal, pack, unpack
 from sparse_bo.validation import check_count, check_finite
 
 Objective = Callable[[Tensor], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
+
+SNAPSHOT_SECONDS = 0.5
+"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than this."""
 
 
 class AskTell:
@@ -39,11 +45,16 @@ class AskTell:
         initial: Observations already made: ``(indices, y)``, each ``n``; on a box ``(X, y)``, ``X`` ``n x d``. They count as
             pulls.
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
+        storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
+            on after a crash. Close it (:meth:`close`, or ``with``) when done.
+        notes: Kept in the journal: anything that ``json`` takes.
 
     Raises:
         TypeError: If an argument has the wrong kind or dtype.
         ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
             fit them.
+        FileExistsError: If there is a file at ``storage``.
+        StorageError: If the journal cannot be written.
     """
 
     def __init__(
@@ -55,59 +66,117 @@ class AskTell:
         seed: int = 0,
         initial: tuple[Tensor, Tensor] | None = None,
         certify_every: int | None = None,
+        storage: str | Path | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds)
-        self._device = like(self._domain).device
-        self._policy: Policy[Any] = BBKB() if policy is None else policy
-        if not isinstance(self._policy, Policy):
+        chosen: Policy[Any] = BBKB() if policy is None else policy
+        if not isinstance(chosen, Policy):
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {type(policy).__name__}")
         check_count("seed", seed, minimum=0)
         if certify_every is not None:
             check_count("certify_every", certify_every)
-        self._seed, self._certify_every = seed, certify_every
-        self._generator = torch.Generator().manual_seed(seed)
-        self._state: State = self._policy.init(self._domain.double())
-        self._rows: list[HistoryRow] = []
-        self._ledger = Ledger(self._domain)
-        self._ahead = no_picks(self._domain)
-        self._next_ticket = 0
-        self._asked = 0
-        self._effort: dict[str, float] = {}
-        if initial is not None:
-            self._observe_initial(*initial)
+        self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
+        observed = None if initial is None else _checked_initial(initial, self._domain)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
+        self._journal: Journal | None = None
+        if storage is not None:
+            self._journal = Journal.create(storage, self._about, None if isinstance(self._domain, Box) else self._domain)
+        if observed is not None:
+            picks, y = observed
+            self._record(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
+            self._engine.observe(picks, y)
+            self._save()
+
+    @classmethod
+    def resume(
+        cls,
+        storage: str | Path,
+        *,
+        arms: Tensor | None = None,
+        policy: Policy[Any] | None = None,
+        device: str | torch.device | None = None,
+    ) -> AskTell:
+        """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
+
+        The last snapshot of the state is loaded and what happened after it is done again. Evaluations that were out are still
+        :attr:`pending`; :meth:`reissue` returns them.
+
+        Args:
+            storage: Path of the journal.
+            arms: Those of the run; needed only where they were too large to be kept (more than 8 MB).
+            policy: That of the run; needed only where it has parts of your own, or a kernel that cannot be rebuilt.
+            device: Where to compute; default as before.
+
+        Raises:
+            FileNotFoundError: If there is no journal.
+            StorageError: If it is damaged, of a newer version, read-only, or open for writing elsewhere.
+            ValueError: If arms or policy are not those of the run, or are needed.
+
+        Warns:
+            ResumeWarning: If picks computed again differ from those recorded (other hardware or versions). Those recorded stay.
+        """
+        journal = Journal.open(storage)
+        try:
+            about = journal.about
+            where, bounds = domain_of(journal, arms, device)
+            chosen = policy_of(journal, policy)
+            loop = cls(
+                where,
+                chosen,
+                bounds=bounds,
+                seed=about["seed"],
+                certify_every=about["certify_every"],
+                notes=about["notes"],
+            )
+            loop._replay(journal)
+        except BaseException:
+            journal.close()
+            raise
+        loop._journal = journal
+        return loop
+
+    def close(self) -> None:
+        """Write what is left to write to the journal, and release it. Does nothing without one."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __enter__(self) -> AskTell:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def state(self) -> State:
-        """Round, observations, posterior or model, dictionary and width after the last complete batch."""
-        return self._state
+        """Round, observations, posterior or model, dictionary and width after the last update."""
+        return self._engine.state
 
     @property
     def policy(self) -> Policy[Any]:
         """The policy."""
-        return self._policy
+        return self._engine.policy
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What was given as ``notes``."""
+        notes: Mapping[str, Any] = self._about["notes"]
+        return notes
 
     @property
     def asked(self) -> int:
         """Evaluations handed out so far."""
-        return self._asked
+        return self._engine.asked
 
     @property
     def pending(self) -> list[int]:
         """Tickets that are out, in order."""
-        return self._ledger.pending
+        return self._engine.ledger.pending
 
     @property
     def history(self) -> History:
         """One row per update of the state: in a synchronous loop, per batch."""
-        domain = self._domain
-        info = {
-            "policy": self._policy.name,
-            "seed": self._seed,
-            **({"bounds": domain.bounds.tolist()} if isinstance(domain, Box) else {"arms": list(domain.shape)}),
-            "versions": {"sparse_bo": __version__, "torch": torch.__version__},
-            "device": str(self._device),
-        }
-        return History(tuple(self._rows), info)
+        return History(tuple(self._engine.rows), run_info(self._about))
 
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations to make; the policy decides how many.
@@ -124,30 +193,27 @@ class AskTell:
             PendingBatchError: If nothing may be handed out before more results are told; says how many.
             ValueError: If ``max_q`` < 1.
             TypeError: If ``max_q`` is not an integer.
+            StorageError: If the journal cannot be written; nothing is handed out then.
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        limit = 2**62 if max_q is None else max_q
-        if self._ledger.answered and not (self._ledger.outstanding and keeps_batch_open(self._policy)):
-            self._fold()
-        proposal = self._propose(limit)
-        if not len(proposal.picks) and self._ledger.answered:
-            self._fold()
-            proposal = self._propose(limit)
-        q = len(proposal.picks)
-        if not q:
-            out = self._ledger.outstanding
+        engine, limit = self._engine, UNLIMITED if max_q is None else max_q
+        if engine.due:
+            self._take_in()
+        batch, needed = self._hand_out(limit)
+        if batch is None and engine.ledger.answered:
+            self._take_in()
+            batch, needed = self._hand_out(limit)
+        if batch is None:
+            if self._journal is not None:
+                self._journal.append()  # what has been taken in above stays so
+            out = engine.ledger.outstanding
             raise PendingBatchError(
                 f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
-                f"{proposal.needed} of their results before it hands out more; tell or fail them before the next ask",
-                needed=proposal.needed,
+                f"{needed} of their results before it hands out more; tell or fail them before the next ask",
+                needed=needed,
                 pending=out,
             )
-        batch = self._ledger.batch(proposal.picks, range(self._next_ticket, self._next_ticket + q))
-        self._ledger.add(batch)
-        self._ahead = no_picks(self._domain) if proposal.ahead is None else proposal.ahead
-        self._next_ticket += q
-        self._asked += q
         return batch
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
@@ -161,10 +227,11 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
             TypeError: If the values are not real numbers.
+            StorageError: If the journal cannot be written; nothing is recorded then, and the same can be told again.
         """
         numbers = tickets_of(tickets)
         answers = answers_of(numbers, y)
-        self._ledger.check(numbers)
+        self._engine.ledger.check(numbers)
         self._answer(answers)
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
@@ -172,9 +239,10 @@ class AskTell:
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
+            StorageError: If the journal cannot be written; nothing is recorded then.
         """
         numbers = tickets_of(tickets)
-        self._ledger.check(numbers)
+        self._engine.ledger.check(numbers)
         self._answer(dict.fromkeys(numbers))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
@@ -188,9 +256,10 @@ class AskTell:
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
         """
-        numbers = self._ledger.pending if tickets is None else tickets_of(tickets)
-        self._ledger.check(numbers)
-        return self._ledger.handed_out(numbers)
+        ledger = self._engine.ledger
+        numbers = ledger.pending if tickets is None else tickets_of(tickets)
+        ledger.check(numbers)
+        return ledger.handed_out(numbers)
 
     def run(
         self,
@@ -214,43 +283,40 @@ class AskTell:
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
         """
         check_count("budget", budget, minimum=0)
-        end = self._asked + budget
+        end = self.asked + budget
         try:
-            while self._asked < end or self.pending:
+            while self.asked < end or self.pending:
                 self._step(objective, end, call_with)
                 if callback is not None:
-                    callback(self, self._rows[-1])
+                    callback(self, self._engine.rows[-1])
         except KeyboardInterrupt as interrupt:
-            message = f"interrupted after {self._state.pulls} evaluations; they are in .result and .loop"
+            message = f"interrupted after {self.state.pulls} evaluations; they are in .result and .loop"
             raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
         return self.result()
 
     def result(self) -> Result:
         """Return the best arms and the history so far."""
-        return make_result(self._state, self.history, dtype=like(self._domain).dtype)
+        return make_result(self.state, self.history, dtype=like(self._domain).dtype)
 
     def certificate(self) -> Certificate | None:
         """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
 
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.audit.certify` for the cost.
         """
-        state = self._state
-        if not isinstance(state, BanditState) or state.posterior is None:
-            return None
-        return certify(state.posterior, state.observations, generator=torch.Generator().manual_seed(self._seed))
+        return self._engine.certificate()
 
     def _step(self, objective: Objective, end: int, call_with: str) -> None:
-        batch = self.reissue() if self._ledger.outstanding else self.ask(max_q=end - self._asked)
+        batch = self.reissue() if self._engine.ledger.outstanding else self.ask(max_q=end - self.asked)
         inputs = batch.X if call_with == "X" else batch.indices
         if inputs is None:
             raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
         start = time.perf_counter()
         try:
             y = objective(inputs)
-            self._spend("objective", time.perf_counter() - start)
+            self._engine.spend("objective", time.perf_counter() - start)
             self.tell(batch.tickets, y)
         except Exception as error:
-            if not self._ledger.outstanding:
+            if not self._engine.ledger.outstanding:
                 raise
             message = (
                 f"the objective failed on a batch of {len(batch)} ({type(error).__name__}: {error}). "
@@ -259,116 +325,70 @@ class AskTell:
             )
             raise ObjectiveError(message, loop=self, result=self.result()) from error
 
-    def _propose(self, limit: int) -> Proposal:
-        """Return the next picks: those made ahead, then what the policy adds. Nothing but the generator changes."""
-        picks = self._ahead[:limit]
-        if len(picks) == limit:
-            return Proposal(picks, ahead=self._ahead[limit:])
-        start = time.perf_counter()
-        pending = torch.cat([self._ledger.picks(), picks])
-        with self._undrawn():
-            more = self._policy.ask(self._state, max_q=limit - len(picks), pending=pending, generator=self._generator)
-        self._spend("pick", time.perf_counter() - start)
-        self._spend("rechecked", more.rechecked)
-        return more._replace(picks=torch.cat([picks, more.picks]))
-
-    @contextmanager
-    def _undrawn(self) -> Iterator[None]:
-        """If what is done inside raises, it has drawn nothing: the next try gives what this one would have given."""
-        before = self._generator.get_state()
-        try:
-            yield
-        except BaseException:
-            self._generator.set_state(before)
-            raise
-
-    def _spend(self, on: str, amount: float) -> None:
-        self._effort[on] = self._effort.get(on, 0) + amount
+    def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
+        """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
+        engine = self._engine
+        with engine.undrawn():
+            proposal = engine.propose(limit)
+            if not len(proposal.picks):
+                return None, proposal.needed
+            batch = engine.batch(proposal)
+            max_q = None if limit == UNLIMITED else limit
+            self._record(Event("ask", batch.tickets[0], max_q, batch.picks.cpu().numpy()))
+        engine.hand_out(batch, proposal.ahead)
+        return batch, 0
 
     def _answer(self, answers: dict[int, float | None]) -> None:
-        self._ledger.answer(answers)
-        if answers and not self._ledger.outstanding:
-            self._fold()
+        if answers:
+            results = [math.nan if v is None else v for v in answers.values()]
+            self._record(Event("tell", tickets=np.array(list(answers)), results=np.array(results)))
+        if self._engine.answer(answers):
+            self._save()
 
-    def _fold(self) -> None:
-        """Update the state with what is answered. If that raises, the answers stay and the next ask tries again."""
-        batch, values = self._ledger.answers()
-        self._update(batch, values)
-        self._ledger.settle(batch.tickets)
+    def _take_in(self) -> None:
+        self._engine.fold()
+        if self._journal is not None:
+            self._journal.queue(Event("update"))
+        self._save()
 
-    def _update(self, batch: Batch, values: list[float | None]) -> None:
-        good = [i for i, v in enumerate(values) if v is not None]
-        if good:
-            kept = torch.tensor(good, device=self._device)
-            y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=self._device)
-            with self._undrawn():
-                self._state = self._policy.tell(self._state, batch.picks[kept], y, generator=self._generator)
-        else:
-            self._state = self._state.without_results()
-        self._ahead = no_picks(self._domain)
-        effort, self._effort = self._effort, {}
-        rechecked = int(effort.pop("rechecked", 0))
-        self._rows.append(
-            make_row(
-                self._state,
-                indices=[] if batch.indices is None else batch.indices.tolist(),
-                points=batch.X.tolist() if batch.indices is None else None,
-                values=values,
-                rechecked=rechecked,
-                variance_factor=self._variance_factor(),
-                seconds={**effort, **self._state.seconds},
-            )
+    def _record(self, event: Event) -> None:
+        """Write an event before it happens; if that fails, it does not."""
+        if self._journal is not None:
+            self._journal.append(event)
+
+    def _save(self) -> None:
+        """Let the journal write the newest row of the history, and a snapshot if it is time, with the next event."""
+        engine, journal = self._engine, self._journal
+        if journal is None:
+            return
+        journal.queue_row(len(engine.rows) - 1, row_of(engine.rows[-1], engine.row_tickets[-1]))
+        if engine.seconds > SNAPSHOT_SECONDS:
+            frozen = engine.freeze()
+            if frozen is not None:
+                journal.queue_snapshot(pack(frozen))
+                engine.seconds = 0.0
+
+    def _replay(self, journal: Journal) -> None:
+        """Bring the engine to where the journal ends."""
+        engine, events, rows = self._engine, list(journal.events()), journal.rows()
+        evaluations = evaluations_of(events, journal.about.get("dims"))
+        done, snapshot = -1, journal.snapshot()
+        if snapshot is not None:
+            done, data = snapshot
+            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
+        for event in events[done + 1 :]:
+            engine.redo(event)
+        for number in range(len(rows), len(engine.rows)):
+            journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))
+
+
+def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:
+    where, y = initial
+    picks = check_picks("initial inputs", where, domain)
+    values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
+    if len(values) != len(picks) or not len(picks):
+        raise ValueError(
+            f"expected as many initial values as inputs, at least one, got {len(values)} values and {len(picks)} inputs"
         )
-
-    def _variance_factor(self) -> float | None:
-        if self._certify_every is None or self._state.round % self._certify_every:
-            return None
-        certificate = self.certificate()
-        return None if certificate is None else certificate.factor
-
-    def _observe_initial(self, where: Tensor, y: Tensor) -> None:
-        picks = check_picks("initial inputs", where, self._domain)
-        values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
-        if len(values) != len(picks) or not len(picks):
-            raise ValueError(
-                f"expected as many initial values as inputs, at least one, got {len(values)} values and {len(picks)} inputs"
-            )
-        check_finite("initial values", values)
-        self._next_ticket = len(picks)
-        self._update(self._ledger.batch(picks, range(len(picks))), values.tolist())
-
-
-def maximize(
-    objective: Objective,
-    *,
-    arms: Tensor | None = None,
-    bounds: Tensor | None = None,
-    budget: int,
-    policy: Policy[Any] | None = None,
-    seed: int = 0,
-    initial: tuple[Tensor, Tensor] | None = None,
-    call_with: Literal["X", "indices"] = "X",
-    callback: Callback | None = None,
-) -> Result:
-    """Maximise an objective over a finite arm set or a box.
-
-    Args:
-        objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
-        arms: ``a x d`` candidates.
-        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
-        budget: Evaluations to make.
-        policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.
-        seed: Decides everything random in the policy.
-        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
-        call_with: What the objective is called with.
-        callback: Called with the loop and the new history row after each batch.
-
-    Raises:
-        TypeError: If an argument has the wrong kind or dtype, or the policy does not work on this domain.
-        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
-            fit them.
-        ObjectiveError: If the objective raises; carries the loop and the result so far.
-        RunInterrupted: On Ctrl-C; carries the loop and the result so far.
-    """
-    loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial)
-    return loop.run(objective, budget, call_with=call_with, callback=callback)
+    check_finite("initial values", values)
+    return picks, values

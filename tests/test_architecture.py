@@ -23,7 +23,10 @@ LAYERS = [
     ["widths", "acquisition"],
     ["policies"],
     ["result", "history", "evaluations"],
+    ["storage", "recorded"],
+    ["engine"],
     ["loop"],
+    ["runs"],
     ["cli"],
 ]
 """From the bottom up. A module may import its own layer and those below; ``core`` stands on ``errors`` alone."""
@@ -35,8 +38,8 @@ SIDE = {
     "problems": "history",
     "presets": "policies",
 }
-"""At the side: which layer each may use at most. Only loop, result and cli (and other modules at the side) may use them."""
-USERS_OF_SIDE = {"loop", "result", "cli"}
+"""At the side: which layer each may use at most. Only modules at the side and those named below may use them."""
+USERS_OF_SIDE = {"engine", "loop", "result", "cli"}
 FRONT = {"__init__", "__main__"}
 """May import anything."""
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparse_bo import data
 from sparse_bo.domain import Box, Domain
 from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.freezing import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
 from sparse_bo.validation import check_count, check_probability
 
@@ -56,6 +57,14 @@ class RandomSearch:
         """Record the observations."""
         return replace(told(state, picks, y), seconds={}) if isinstance(state, BoxState) else _observe(state, picks, y)
 
+    def freeze(self, state: BanditState | BoxState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        return freeze_plain(state)
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        return thaw_plain(domain, frozen)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedy:
@@ -99,3 +108,11 @@ class EpsilonGreedy:
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Record the observations."""
         return _observe(state, picks, y)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        return freeze_bandit(state)
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        return thaw_bandit(arms_of(domain, policy=self.name), frozen)

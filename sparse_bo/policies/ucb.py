@@ -24,12 +24,16 @@ from sparse_bo.domain import Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
 from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.freezing import Frozen, freeze_bandit, thaw_bandit
 from sparse_bo.policies.states import BanditState, initial_state
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
 
 WARM_START_POINTS = 512
 """Initial observations on more distinct arms than this start from a uniform dictionary of this size."""
+
+AHEAD = 64
+"""With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,8 +124,8 @@ class UCBPolicy(ABC):
         """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
 
         Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
-        what would have been asked at once. Where many are pending, as many picks are made ahead, so that conditioning on
-        the pending ones is paid O(log) times per batch.
+        what would have been asked at once. With some pending, at least as many picks are made ahead, so that conditioning
+        on the pending ones is paid O(log) times per batch.
         """
         posterior, out = state.posterior, len(pending)
         if posterior is None:
@@ -139,7 +143,7 @@ class UCBPolicy(ABC):
             width=state.width,
             stop_rule=parts.stop_rule,
             in_batch=parts.in_batch,
-            max_q=min(max(max_q, out), room),
+            max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
             given=pending,
         )
         return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:], batch.needed)
@@ -170,6 +174,20 @@ class UCBPolicy(ABC):
             seconds=watch.seconds,
         )
 
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        return freeze_bandit(state)
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        arms = arms_of(domain, policy=self.name)
+
+        def surrogate_of(prior: Prior) -> Surrogate:
+            kernel = prior.covar_module if self.covar_module is None else self.covar_module
+            return self._surrogate_of(arms, prior._replace(covar_module=kernel), data.repeated_rows(arms))
+
+        return thaw_bandit(arms, frozen, surrogate_of=surrogate_of, memory_bytes=self.memory_bytes)
+
     def _learns(self) -> bool:
         return self.covar_module is None or self.regularization is None
 
@@ -190,20 +208,24 @@ class UCBPolicy(ABC):
             prior = Prior(self.covar_module, self.prior_mean, self.regularization)
             if self._learns():
                 prior = learn_prior(prior, observations, state.arms, generator=generator)
-            assert prior.covar_module is not None
-            assert prior.regularization is not None
-            covariance = covariance_function(prior.covar_module, like=state.arms)
-            surrogate = Surrogate(
-                arms=state.arms,
-                covariance=covariance,
-                prior_variance=covariance.diagonal(state.arms),
-                prior_mean=prior.prior_mean or 0.0,
-                regularization=prior.regularization,
-                repeats=data.repeated_rows(state.arms) if current is None else current.repeats,
-                sweep_dtype=self.sweep_dtype,
-                memory_bytes=self.memory_bytes,
-            )
+            repeats = data.repeated_rows(state.arms) if current is None else current.repeats
+            surrogate = self._surrogate_of(state.arms, prior, repeats)
         return surrogate, observations.pulls if self._learns() else 0
+
+    def _surrogate_of(self, arms: Tensor, prior: Prior, repeats: Tensor | None) -> Surrogate:
+        assert prior.covar_module is not None
+        assert prior.regularization is not None
+        covariance = covariance_function(prior.covar_module, like=arms)
+        return Surrogate(
+            arms=arms,
+            covariance=covariance,
+            prior_variance=covariance.diagonal(arms),
+            prior_mean=prior.prior_mean or 0.0,
+            regularization=prior.regularization,
+            repeats=repeats,
+            sweep_dtype=self.sweep_dtype,
+            memory_bytes=self.memory_bytes,
+        )
 
     def _width(self, parts: Parts, posterior: ArmPosterior, pulls: int, information: float) -> float:
         surrogate = posterior.surrogate
