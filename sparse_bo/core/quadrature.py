@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +18,24 @@ def quadrature_frequencies(lengthscale: Tensor, *, order: int) -> tuple[Tensor, 
         lengthscale: ``d`` lengthscales.
         order: Nodes per dimension.
     """
-    nodes, weights = (torch.from_numpy(part).to(lengthscale) for part in np.polynomial.hermite.hermgauss(order))
+    nodes, weights = (part.to(lengthscale) for part in _gauss_hermite(order))
     d = len(lengthscale)
     grid = torch.cartesian_prod(*[nodes] * d).reshape(-1, d) * math.sqrt(2.0) / lengthscale
-    products = torch.cartesian_prod(*[weights / math.sqrt(math.pi)] * d).reshape(-1, d).prod(dim=-1)
+    products = torch.cartesian_prod(*[weights] * d).reshape(-1, d).prod(dim=-1)
     half = len(grid) // 2  # the grid is symmetric: node i is minus node N − 1 − i, the middle one (odd N) is zero
     keep = len(grid) - half
     doubled = torch.full_like(products[:keep], 2.0)
     doubled[half:] = 1.0
     return grid[:keep], products[:keep] * doubled
+
+
+def _gauss_hermite(order: int) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights (sum 1) of ``∫ exp(−t²) g(t) dt / √π`` by Golub and Welsch's eigenvalue method."""
+    off = torch.arange(1, order, dtype=torch.float64).div(2.0).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    nodes = 0.5 * (values - values.flip(0))  # symmetric to the last bit: the pairs ±ω below rely on it
+    weights = vectors[0].square()
+    return nodes, 0.5 * (weights + weights.flip(0))
 
 
 def fourier_features(X: Tensor, frequencies: Tensor, weights: Tensor) -> Tensor:

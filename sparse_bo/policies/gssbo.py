@@ -79,17 +79,18 @@ class GSSBO(BufferedPolicy):
     """Bayesian optimisation on the observations whose gradients are most diverse (GSSBO, Wei et al. 2025, Algorithm 1).
 
     Up to M observations it is the plain method. Beyond, the surrogate is fitted to M of them: the ``initial_design`` first,
-    the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³ + n M²) (with
-    ``pool="buffer"`` O(M³)), instead of O(n³). Settings: :class:`BufferedPolicy`, :class:`SurrogatePolicy`.
+    the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³) (with ``pool="all"``
+    O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferedPolicy`, :class:`SurrogatePolicy`.
 
     Attributes:
         gradient: ``"column"`` or ``"scalar"``, see :func:`sparse_bo.gradient_subset`.
-        pool: ``"all"``: choose among all observations; ``"buffer"``: among the last subset and the newest.
+        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix;
+            ``"all"``: among all, with its low-rank form on the last subset.
         perturbation: Variance σ_d² of the noise on the gradients.
     """
 
     gradient: Gradient = "column"
-    pool: Literal["all", "buffer"] = "all"
+    pool: Literal["all", "buffer"] = "buffer"
     perturbation: float = 0.01
 
     def __post_init__(self) -> None:

@@ -70,7 +70,7 @@ def test_initial_and_newest_observations_always_stay_and_old_ones_may_come_back(
 
 
 def test_a_round_chooses_by_the_public_function_from_the_model_before():
-    policy = GSSBO(**SMALL, buffer=8, fit=keep_parameters)
+    policy = GSSBO(**SMALL, buffer=8, pool="all", fit=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 11)
     state, generator = loop.state, torch.Generator().manual_seed(5)
@@ -85,7 +85,7 @@ def test_a_round_chooses_by_the_public_function_from_the_model_before():
 
 
 def test_the_buffer_pool_holds_only_the_last_subset_and_the_newest():
-    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, pool="buffer", fit=keep_parameters), bounds=box(), seed=0)
+    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, fit=keep_parameters), bounds=box(), seed=0)
     subsets = []
     loop.run(bowl, 13, callback=lambda loop, row: subsets.append(loop.state.subset))
     for before, after in pairwise(subsets[4:]):
