@@ -112,27 +112,47 @@ class Feasible:
     def ascend(self, score: Callable[[Tensor], Tensor], starts: Tensor, options: Mapping[str, Any]) -> Tensor:
         """Return the feasible ends of searches uphill from feasible starts: L-BFGS-B, or SLSQP under constraints.
 
+        The searches run in coordinates of the unit cube, so that the scales of inputs do not matter.
+
         Args:
-            score: ``b x 1 x d`` to ``b``, with gradients.
+            score: ``b x d`` to ``b``, with gradients.
             starts: ``b x d``.
             options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
         """
         constrained = self.inequality or self.equality or self.nonlinear
         chosen = {**(CONSTRAINED_SEARCH if constrained else BOX_SEARCH), **options}
         constraints = {
-            "inequality_constraints": list(self.inequality) or None,
-            "equality_constraints": list(self.equality) or None,
-            "nonlinear_inequality_constraints": list(self.nonlinear) or None,
+            "inequality_constraints": [self._in_unit(c) for c in self.inequality] or None,
+            "equality_constraints": [self._in_unit(c) for c in self.equality] or None,
+            "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
         }
-        parts = torch.split(starts.unsqueeze(-2), 1 if self.nonlinear else len(starts))
         ends = [
-            gen_candidates_scipy(part, score, lower_bounds=self.lower, upper_bounds=self.upper, options=chosen, **constraints)[
-                0
-            ]
-            for part in parts
+            gen_candidates_scipy(
+                part,
+                lambda U: score(self.box.from_unit(U.squeeze(-2))),
+                lower_bounds=self.to_unit(self.lower),
+                upper_bounds=self.to_unit(self.upper),
+                options=chosen,
+                **constraints,
+            )[0]
+            for part in torch.split(self.to_unit(starts).unsqueeze(-2), 1 if self.nonlinear else len(starts))
         ]
-        X = torch.cat(ends).squeeze(-2).detach()
+        U = torch.cat(ends).squeeze(-2).detach()
+        X = self.settle(self.box.from_unit(U).clamp(self.box.lower, self.box.upper))
         return X[self.contains(X) & X.isfinite().all(dim=-1)]
+
+    def to_unit(self, X: Tensor) -> Tensor:
+        """Return points (``… x d``) in coordinates of the unit cube."""
+        return ((X - self.box.lower) / (self.box.upper - self.box.lower)).clamp(0.0, 1.0)
+
+    def _in_unit(self, constraint: LinearConstraint) -> LinearConstraint:
+        indices, coefficients, rhs = constraint
+        lower, upper = self.box.lower[indices], self.box.upper[indices]
+        return indices, coefficients * (upper - lower), rhs - float((coefficients * lower).sum())
+
+    def _of_unit(self, constraint: NonlinearConstraint) -> NonlinearConstraint:
+        function, single = constraint
+        return (lambda u: function(self.box.from_unit(u))), single
 
 
 def check_feasible(

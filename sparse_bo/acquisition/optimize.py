@@ -44,7 +44,7 @@ def optimize_batch(
     beta: float = 4.0,
     choices: Tensor | None = None,
     X_pending: Tensor | None = None,
-    num_restarts: int = 4,
+    num_restarts: int = 8,
     raw_samples: int = 512,
     options: Mapping[str, Any] | None = None,
     inequality_constraints: Sequence[LinearConstraint] | None = None,
@@ -117,14 +117,8 @@ def optimize_batch(
     else:
         constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
         _check_choices(choices, bounds, [*constraints, post_processing_func])
-    domain = choices if feasible is None else feasible.box.bounds
-    assert domain is not None
-    _check_model(model, domain)
-    if X_pending is not None and len(X_pending):
-        check_points("X_pending", X_pending, like=domain)
-    else:
-        X_pending = None
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    domain, X_pending = _checked_domain(model, choices if feasible is None else feasible.box.bounds, X_pending)
+    generator = _checked_generator(generator)
     function = None if acquisition is None else acquisition_function(acquisition, model)
     posterior = batch_posterior(model, in_batch=in_batch, like=domain)
     with torch.no_grad():
@@ -177,6 +171,24 @@ def _rule(stop_rule: str, ratio_threshold: float) -> StopRule:
         )
     check_choice("stop_rule", stop_rule, ("global", "gp-bucb", "single"))
     return StopRule(stop_rule, ratio_threshold)  # type: ignore[arg-type]  # checked one line above
+
+
+def _checked_domain(model: Model, domain: Tensor | None, X_pending: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return bounds or choices that fit the model, and pending points that fit them (``None`` if there are none)."""
+    assert domain is not None
+    _check_model(model, domain)
+    if X_pending is None or (isinstance(X_pending, Tensor) and not len(X_pending)):
+        return domain, None
+    return domain, check_points("X_pending", X_pending, like=domain)
+
+
+def _checked_generator(generator: torch.Generator | None) -> torch.Generator:
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
+        got = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
+        raise TypeError(f"expected generator to be a torch.Generator on the CPU, got {got}; use torch.Generator()")
+    return generator
 
 
 def _given(bounds: Tensor | None) -> Tensor:

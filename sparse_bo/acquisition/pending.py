@@ -113,11 +113,10 @@ class AcquisitionBox:
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        with seeded(self.generator):
+        with seeded(self.generator), torch.enable_grad():
             X, value = optimize_acqf(self.pending.function, self.feasible.box.bounds, q=1, **self.settings)
         self.pending.add(X)
-        with torch.no_grad():
-            return Chosen(posterior.prepare(X), value.detach())
+        return Chosen(posterior.prepare(X), value.detach())
 
     def _feasible_starts(self, acq_function: AcquisitionFunction, num_restarts: int, raw_samples: int, **_: Any) -> Tensor:
         """Return the best feasible samples as starts, ``num_restarts x 1 x d``: BoTorch has none for nonlinear constraints."""
@@ -135,8 +134,7 @@ class AcquisitionChoices:
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        with torch.no_grad():
-            values = torch.cat([self.pending.function(part.unsqueeze(-2)) for part in torch.split(self.choices, CHUNK)])
-            best = int(values.argmax())
-            self.pending.add(self.choices[best : best + 1])
-            return Chosen(posterior.prepare(self.choices[best : best + 1]), values[best])
+        values = torch.cat([self.pending.function(part.unsqueeze(-2)) for part in torch.split(self.choices, CHUNK)])
+        best = int(values.argmax())
+        self.pending.add(self.choices[best : best + 1])
+        return Chosen(posterior.prepare(self.choices[best : best + 1]), values[best])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.posteriors import BatchPosterior, Points
-from sparse_bo.acquisition.scores import Scores
+from sparse_bo.acquisition.scores import BLOCK, Scores
 from sparse_bo.arms import StopRule
 
 TINY = 1e-20
@@ -23,8 +23,8 @@ LOCAL_SAMPLES = 16
 """Starts drawn around the point just picked: the next maximum is often beside it."""
 LOCAL_SPREAD = 0.1
 """Their standard deviation, as a fraction of the box."""
-APART = 0.02
-"""Starts of one round differ by more than this fraction of the box in some coordinate."""
+APART = 0.1
+"""Starts of one pick differ by more than this fraction of the box in some coordinate: one start per hill, not four."""
 
 PostProcessing = Callable[[Tensor], Tensor]
 
@@ -45,6 +45,7 @@ class Chooser(Protocol):
         ...
 
 
+@torch.no_grad()
 def pick_until(
     posterior: BatchPosterior, chooser: Chooser, *, stop_rule: StopRule, spent: float, max_q: int, condition: bool
 ) -> tuple[Tensor, Tensor]:
@@ -131,24 +132,23 @@ class UpperConfidenceBox:
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`Chooser`."""
         scores = self.scores
-        with torch.no_grad():
-            if self.last is not None:
-                self._add(posterior, self._around(self.last))
-            starts = self._starts(posterior)
-        ends = self.feasible.ascend(lambda X: self._score(posterior, X), starts, self.options)
-        with torch.no_grad():
-            self._add(posterior, ends)
-            row = scores.highest(posterior, 1)
-            point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
-            if self.post_processing is not None:
-                point = posterior.prepare(self._processed(point.X))
-                value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
+        if self.last is not None:
+            self._add(posterior, self._around(self.last))
+        starts = self._starts(posterior)
+        with torch.enable_grad():
+            ends = self.feasible.ascend(lambda X: self._score(posterior, X), starts, self.options)
+        self._add(posterior, ends)
+        row = scores.highest(posterior, 1)
+        point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
+        if self.post_processing is not None:
+            point = posterior.prepare(self._processed(point.X))
+            value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
         self.last = point.X
         return Chosen(point, value)
 
     def _score(self, posterior: BatchPosterior, X: Tensor) -> Tensor:
         """Return the scores in units of their range over the pool: the searches' tolerances are absolute."""
-        points = posterior.prepare(X.squeeze(-2))
+        points = posterior.prepare(X)
         variance = posterior.variance(points)
         bonus = self.width * variance.clamp_min(TINY * float(points.variance.detach().max())).sqrt()
         return (points.mean + bonus - self.origin) / self.range
@@ -167,9 +167,8 @@ class UpperConfidenceBox:
 
     def _starts(self, posterior: BatchPosterior) -> Tensor:
         """Return up to ``num_restarts`` of the best points of the pool, apart from one another."""
-        box = self.feasible.box
-        best = self.scores.X[self.scores.highest(posterior, 4 * self.num_restarts)]
-        unit = (best - box.lower) / (box.upper - box.lower)
+        best = self.scores.X[self.scores.highest(posterior, max(BLOCK, 4 * self.num_restarts))]
+        unit = self.feasible.to_unit(best)
         near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
         rows: list[int] = []
         for i in range(len(best)):

@@ -235,10 +235,11 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
         ValueError: If ``in_batch="fixed"`` and the model has no dictionary, or the model's observations have no noise.
         UnsupportedError: If the model has several outputs or a batch shape.
     """
-    if model.num_outputs != 1 or len(model.batch_shape):
+    batch_shape = tuple(model.batch_shape or ())  # None for some deterministic models
+    if model.num_outputs != 1 or batch_shape:
         raise UnsupportedError(
             f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
-            f"{tuple(model.batch_shape)}; optimise one output, or scalarise first"
+            f"{batch_shape}; optimise one output, or scalarise first"
         )
     if in_batch == "fixed" and not isinstance(model, SparseGP):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")

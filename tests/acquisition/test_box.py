@@ -1,0 +1,204 @@
+"""On a box, every pick is the maximum of the densely recomputed score up to the searches' tolerance, and honours all limits."""
+
+import math
+
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_bo import SparseGP, optimize_batch
+from tests.acquisition.dense import BOUNDS, OPTIONS, Ordinary, build, dense, grid
+
+SIDE = 31
+SUM = (torch.tensor([0, 1]), torch.tensor([1.0, 1.0], dtype=torch.float64))
+NEGATIVE_SUM = (torch.tensor([0, 1]), torch.tensor([-1.0, -1.0], dtype=torch.float64))
+
+
+def check_batch(model, X, values, *, width, pending=None, allowed=None, tolerance=1e-5, **oracle):
+    """Each value is the dense score of its point given the points before it, and no grid point is better."""
+    fine = grid(SIDE)
+    fine = fine if allowed is None else fine[allowed(fine)]
+    before = [] if pending is None else [pending]
+    A = torch.cat([*before, X, fine])
+    reference = dense(model, A, **oracle)
+    picks = list(range(len(A) - len(fine) - len(X)))
+    for row in range(len(picks), len(picks) + len(X)):
+        scores = reference.mean + width * reference.after(picks).clamp_min(0.0).sqrt()
+        value = float(values[row - len(A) + len(fine) + len(X)])
+        assert value == pytest.approx(float(scores[row]), abs=1e-7)
+        assert value >= float(scores[-len(fine) :].max()) - tolerance
+        picks.append(row)
+
+
+@pytest.mark.parametrize("kind", [SparseGP, SingleTaskGP, Ordinary])
+@pytest.mark.parametrize("width", [2.0, 30.0])
+def test_batch_of_an_exact_model_is_exact_gp_bucb(kind, width):
+    model = build(kind)
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=6, beta=width**2)
+    assert X.shape == (6, 2)
+    check_batch(model, X, values, width=width)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_transforms_noise_and_kernels(name):
+    model = build(SparseGP, name)
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=4, beta=900.0)
+    check_batch(model, X, values, width=30.0)
+
+
+@pytest.mark.parametrize("in_batch", ["process", "fixed"])
+def test_sparse_model_follows_its_in_batch_update(in_batch):
+    rows = torch.arange(0, 30, 4)
+    model = build(SparseGP, dictionary=rows)
+    X, values = optimize_batch(model, BOUNDS, in_batch=in_batch, ratio_threshold=math.inf, max_q=5, beta=100.0)
+    check_batch(model, X, values, width=10.0, dictionary=rows, in_batch=in_batch)
+
+
+def test_the_batch_ends_with_the_pick_that_exceeds_the_ratio():
+    model = build(SparseGP)
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=5.0)
+    reference = dense(model, X)
+    ratios = 1.0 + (reference.after([]) / reference.noise).cumsum(0)
+    assert len(X) > 3
+    assert bool((ratios[:-1] <= 5.0).all())
+    assert float(ratios[-1]) > 5.0
+    check_batch(model, X, values, width=2.0)
+
+
+def test_pending_points_are_conditioned_on():
+    model = build(SparseGP)
+    pending = torch.tensor([[0.4, 0.4], [0.1, 0.8]], dtype=torch.float64)
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=3, X_pending=pending)
+    check_batch(model, X, values, width=2.0, pending=pending)
+    reference = dense(model, pending)
+    needed = 1.0 + float((reference.after([]) / reference.noise).sum())
+    assert len(optimize_batch(model, BOUNDS, ratio_threshold=needed - 1e-6, X_pending=pending)[0]) == 0
+    assert len(optimize_batch(model, BOUNDS, ratio_threshold=needed + 1e-6, X_pending=pending)[0]) == 1
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(threshold=st.floats(1.0, 6.0), max_q=st.integers(1, 6), seed=st.integers(0, 5), beta=st.floats(0.0, 100.0))
+def test_the_ratio_is_never_exceeded(threshold, max_q, seed, beta):
+    model = build(SparseGP, seed=seed)
+    X, _ = optimize_batch(model, BOUNDS, ratio_threshold=threshold, max_q=max_q, beta=beta, raw_samples=64, num_restarts=2)
+    reference = dense(model, torch.cat([X, grid(15)]))
+    start, before_last = reference.after([]), list(range(len(X) - 1))
+    assert 1 <= len(X) <= max_q
+    assert 1.0 + float((start / reference.noise)[before_last].sum()) <= threshold + 1e-9
+    assert float((start / reference.after(before_last)).max()) <= threshold + 1e-6
+    assert len(X) == max_q or 1.0 + float((start / reference.noise)[: len(X)].sum()) > threshold - 1e-9
+
+
+def test_scales_of_inputs_and_outputs_do_not_matter():
+    plain = build(SparseGP)
+    X, Y = plain.train_inputs[0], plain.train_targets.unsqueeze(-1) * 1.4 + 4.8
+    shift, spread = torch.tensor([-300.0, 5.0], dtype=torch.float64), torch.tensor([1e4, 1e-3], dtype=torch.float64)
+    from botorch.models.transforms import Normalize
+
+    big = SparseGP(shift + spread * X, 1e6 * Y, input_transform=Normalize(2, bounds=shift + spread * BOUNDS)).eval()
+    small = SparseGP(X, Y).eval()
+    for model in (big, small):
+        model.covar_module.lengthscale = 0.4
+        model.likelihood.noise = 0.1
+    got, values = optimize_batch(big, shift + spread * BOUNDS, ratio_threshold=math.inf, max_q=4)
+    expected, reference = optimize_batch(small, BOUNDS, ratio_threshold=math.inf, max_q=4)
+    assert torch.allclose((got - shift) / spread, expected, atol=2e-3)
+    assert torch.allclose(values / 1e6, reference, rtol=1e-5)
+
+
+def test_linear_inequalities_hold():
+    model = build(SparseGP)
+    X, values = optimize_batch(model, BOUNDS, inequality_constraints=[(*NEGATIVE_SUM, -0.5)], ratio_threshold=math.inf, max_q=4)
+    assert bool((X.sum(dim=-1) <= 0.5 + 1e-7).all())
+    check_batch(model, X, values, width=2.0, allowed=lambda A: A.sum(dim=-1) <= 0.5, tolerance=1e-3)
+
+
+def test_linear_equalities_hold():
+    model = build(SparseGP)
+    X, values = optimize_batch(model, BOUNDS, equality_constraints=[(*SUM, 0.6)], ratio_threshold=math.inf, max_q=3)
+    assert torch.allclose(X.sum(dim=-1), torch.full((3,), 0.6, dtype=torch.float64), atol=1e-6)
+    check_batch(model, X, values, width=2.0, allowed=lambda A: (A.sum(dim=-1) - 0.6).abs() < 1e-9, tolerance=1e-3)
+
+
+def test_nonlinear_inequalities_hold():
+    model = build(SparseGP)
+    circle = (lambda x: 0.09 - (x - 0.8).square().sum(), True)
+    X, values = optimize_batch(model, BOUNDS, nonlinear_inequality_constraints=[circle], ratio_threshold=math.inf, max_q=3)
+    inside = lambda A: (A - 0.8).square().sum(dim=-1) <= 0.09  # noqa: E731
+    assert bool(((X - 0.8).square().sum(dim=-1) <= 0.09 + 1e-6).all())
+    check_batch(model, X, values, width=2.0, allowed=inside, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_fixed_features_stay_fixed(constrained):
+    constraints = [(*SUM, 0.9)] if constrained else None
+    model = build(SparseGP)
+    X, values = optimize_batch(
+        model, BOUNDS, fixed_features={1: 0.25}, inequality_constraints=constraints, ratio_threshold=math.inf, max_q=3
+    )
+    assert bool((X[:, 1] == 0.25).all())
+    allowed = (lambda A: (A[:, 1] == 0.25) & (A[:, 0] >= 0.65)) if constrained else (lambda A: A[:, 1] == 0.25)
+    check_batch(model, X, values, width=2.0, allowed=allowed, tolerance=1e-3)
+
+
+def test_everything_fixed_leaves_one_point():
+    X, _ = optimize_batch(build(SparseGP), BOUNDS, fixed_features={0: 0.5, 1: 0.25}, ratio_threshold=math.inf, max_q=2)
+    assert X.tolist() == [[0.5, 0.25], [0.5, 0.25]]
+
+
+def test_post_processed_points_are_what_is_conditioned_on():
+    model = build(SparseGP)
+    X, values = optimize_batch(
+        model, BOUNDS, post_processing_func=lambda X: (8 * X).round() / 8, ratio_threshold=math.inf, max_q=4, beta=400.0
+    )
+    assert torch.equal(8 * X, (8 * X).round())
+    check_batch(model, X, values, width=20.0, tolerance=math.inf)
+    assert len(torch.unique(X, dim=0)) > 1
+
+
+def test_options_reach_the_searches():
+    model = build(SparseGP)
+    _, few = optimize_batch(model, BOUNDS, options={"maxiter": 0}, raw_samples=8, num_restarts=1, max_q=1)
+    _, many = optimize_batch(model, BOUNDS, raw_samples=8, num_restarts=1, max_q=1)
+    assert float(many) > float(few) + 1e-3
+
+
+@pytest.mark.parametrize("acquisition", [None, "qLogEI"])
+def test_same_seed_same_batch_and_the_global_generator_stays(acquisition):
+    from botorch.acquisition import qLogExpectedImprovement
+
+    make = None if acquisition is None else lambda model: qLogExpectedImprovement(model, best_f=6.0)
+    before = torch.random.get_rng_state()
+    batches = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(len(batches))
+        state = torch.random.get_rng_state()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # the acquisition function draws its base samples when it is made
+            made = None if make is None else make(build(SparseGP))
+        options = {"ratio_threshold": math.inf, "max_q": 2, "raw_samples": 32, "num_restarts": 2}
+        batches.append(optimize_batch(build(SparseGP), BOUNDS, acquisition=made, generator=generator, **options)[0])
+        assert torch.equal(torch.random.get_rng_state(), state)
+    torch.random.set_rng_state(before)
+    assert torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+
+
+def test_gradients_of_the_closed_form():
+    from sparse_bo.acquisition.posteriors import batch_posterior
+
+    for in_batch in ("process", "fixed"):
+        model = build(SparseGP, dictionary=torch.arange(0, 30, 4))
+        posterior = batch_posterior(model, in_batch=in_batch, like=BOUNDS)
+        with torch.no_grad():
+            for row in grid(3)[:4]:
+                posterior = posterior.condition(posterior.prepare(row.unsqueeze(0)))
+
+        def score(X, posterior=posterior):
+            points = posterior.prepare(X)
+            return points.mean + posterior.variance(points)
+
+        assert torch.autograd.gradcheck(score, (grid(3)[4:] * 0.93).requires_grad_(), atol=1e-6)
