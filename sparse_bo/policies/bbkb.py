@@ -9,7 +9,8 @@ from sparse_bo.arms import StopRule
 from sparse_bo.arms.batch import InBatch
 from sparse_bo.core.leverage import Inclusion
 from sparse_bo.dictionary import LeverageSampler, Sampler
-from sparse_bo.policies.ucb import Parts, UCBPolicy, named_width
+from sparse_bo.policies.parts import Parts
+from sparse_bo.policies.ucb import UCBPolicy, named_width
 from sparse_bo.validation import check_choice
 from sparse_bo.widths import BBKBAuthors, BBKBTheory
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from sparse_bo.arms import StopRule
 from sparse_bo.core.leverage import Inclusion
 from sparse_bo.dictionary import LeverageSampler, Sampler
-from sparse_bo.policies.ucb import Parts, UCBPolicy, named_width
+from sparse_bo.policies.parts import Parts
+from sparse_bo.policies.ucb import UCBPolicy, named_width
 from sparse_bo.widths import BKBAuthors, BKBTheory
 
 

@@ -15,35 +15,23 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo import data
-from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.batch import InBatch
+from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.data import Observations
-from sparse_bo.dictionary import Candidates, Sampler, UniformSampler, candidates_of
-from sparse_bo.domain import Domain
+from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
+from sparse_bo.domain import Box, Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, random_arms
+from sparse_bo.policies.box_ucb import BoxUCB, BoxUCBState, freeze_box_ucb, thaw_box_ucb
 from sparse_bo.policies.freezing import Frozen, freeze_bandit, thaw_bandit
+from sparse_bo.policies.parts import WARM_START_POINTS, Parts
 from sparse_bo.policies.states import BanditState, initial_state
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
 
-WARM_START_POINTS = 512
-"""Initial observations on more distinct arms than this start from a uniform dictionary of this size."""
-
 AHEAD = 64
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """What tells one upper-confidence policy from another."""
-
-    sampler: Sampler
-    stop_rule: StopRule
-    in_batch: InBatch
-    width: Width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,25 +96,39 @@ class UCBPolicy(ABC):
             raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype}")
         _ = self.parts  # the parts check their own settings
 
-    def init(self, domain: Domain) -> BanditState:
+    def init(self, domain: Domain) -> BanditState | BoxUCBState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        arms = arms_of(domain, policy=self.name)
+        if isinstance(domain, Box):
+            if self.sweep_dtype != torch.float64:
+                raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
+            return self._on_box.init(domain)
         if self.covar_module is not None:
-            covariance_function(self.covar_module, like=arms)
-        return initial_state(arms)
+            covariance_function(self.covar_module, like=domain)
+        return initial_state(domain)
+
+    @property
+    def _on_box(self) -> BoxUCB:
+        return BoxUCB(
+            parts=self.parts,
+            given=Prior(self.covar_module, self.prior_mean, self.regularization),
+            initial_design=self.initial_design,
+            max_batch_size=self.max_batch_size,
+        )
 
     @property
     def keeps_batch_open(self) -> bool:
         """``True``: mean and dictionary stay until the stop rule asks for results."""
         return True
 
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BanditState | BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
 
         Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
         what would have been asked at once. With some pending, at least as many picks are made ahead, so that conditioning
         on the pending ones is paid O(log) times per batch.
         """
+        if isinstance(state, BoxUCBState):
+            return self._on_box.ask(state, max_q=max_q, pending=pending, generator=generator)
         posterior, out = state.posterior, len(pending)
         if posterior is None:
             missing = self._design_size(state.arms) - state.observations.pulls
@@ -148,8 +150,12 @@ class UCBPolicy(ABC):
         )
         return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:], batch.needed)
 
-    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+    def tell(
+        self, state: BanditState | BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator
+    ) -> BanditState | BoxUCBState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
+        if isinstance(state, BoxUCBState):
+            return self._on_box.tell(state, picks, y, generator=generator)
         watch, parts = Stopwatch(), self.parts
         with watch.phase("observe"):
             observations = data.add(state.observations, state.arms, picks, y)
@@ -174,13 +180,15 @@ class UCBPolicy(ABC):
             seconds=watch.seconds,
         )
 
-    def freeze(self, state: BanditState) -> Frozen:
+    def freeze(self, state: BanditState | BoxUCBState) -> Frozen:
         """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
-        return freeze_bandit(state)
+        return freeze_box_ucb(state) if isinstance(state, BoxUCBState) else freeze_bandit(state)
 
-    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
+    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxUCBState:
         """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
-        arms = arms_of(domain, policy=self.name)
+        if isinstance(domain, Box):
+            return thaw_box_ucb(domain, frozen, given=self.covar_module)
+        arms = domain
 
         def surrogate_of(prior: Prior) -> Surrogate:
             kernel = prior.covar_module if self.covar_module is None else self.covar_module

@@ -1,0 +1,23 @@
+"""What tells one upper-confidence policy from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse_bo.arms import StopRule
+from sparse_bo.arms.batch import InBatch
+from sparse_bo.dictionary import Sampler
+from sparse_bo.widths import Width
+
+WARM_START_POINTS = 512
+"""Initial observations on more distinct inputs than this start from a uniform dictionary of this size."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """What tells one upper-confidence policy from another."""
+
+    sampler: Sampler
+    stop_rule: StopRule
+    in_batch: InBatch
+    width: Width

@@ -1,0 +1,255 @@
+"""Upper-confidence policies on a box: their rounds against dense algebra, and through AskTell and maximize."""
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, UniformSampler, maximize
+from sparse_bo.domain import Box
+from tests.oracles import exact_gp, rbf
+
+BOUNDS = torch.tensor([[-1.0], [3.0]], dtype=torch.float64)
+BOX = Box(BOUNDS)
+FINE = torch.linspace(-1.0, 3.0, 401, dtype=torch.float64).unsqueeze(-1)
+LENGTHSCALE, SCALE, NOISE = 0.5, 2.0, 0.1
+NOTHING = BOUNDS[:0]
+
+
+def kernel(d=1):
+    covar = ScaleKernel(RBFKernel(ard_num_dims=d)).double()
+    covar.base_kernel.lengthscale, covar.outputscale = LENGTHSCALE, SCALE
+    return covar
+
+
+GIVEN = {"covar_module": kernel(), "regularization": NOISE, "prior_mean": 0.3}
+
+
+def objective(X):
+    return torch.sin(3.0 * X[:, 0]) + 0.3 * X[:, 0]
+
+
+def observations(n=12, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    X = BOX.uniform(n, generator=g)
+    return X, objective(X) + 0.1 * torch.randn(n, generator=g, dtype=torch.float64)
+
+
+def told(policy, n=12, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return policy.tell(policy.init(BOX), *observations(n), generator=generator)
+
+
+def dense(X, y, A):
+    k = lambda P, Q: rbf(P, Q, lengthscale=LENGTHSCALE, scale=SCALE)  # noqa: E731
+    return exact_gp(k(X, X), k(X, A), k(A, A), y, noise=NOISE, prior_mean=0.3)
+
+
+def test_the_exact_policies_have_the_exact_posterior_of_the_given_prior():
+    X, y = observations()
+    expected = dense(X, y, FINE)
+    for policy in (GPUCB(**GIVEN), GPBUCB(**GIVEN)):
+        state = told(policy)
+        posterior = state.model.posterior(FINE)
+        assert torch.allclose(posterior.mean.squeeze(-1), expected.mean, atol=1e-9)
+        assert torch.allclose(posterior.variance.squeeze(-1), expected.variance, atol=1e-9)
+        assert state.effective_dimension == pytest.approx(float(dense(X, y, X).variance.sum()) / NOISE)
+        assert state.width == pytest.approx(2.0 * math.sqrt(NOISE))
+
+
+def test_gp_ucb_picks_the_densely_computed_maximum():
+    X, y = observations()
+    policy = GPUCB(**GIVEN, width=3.0)
+    proposal = policy.ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator())
+    reference = dense(X, y, torch.cat([proposal.picks, FINE]))
+    scores = reference.mean + 3.0 * reference.variance.sqrt()
+    assert proposal.picks.shape == (1, 1)
+    assert float(scores[0]) >= float(scores[1:].max()) - 1e-6
+
+
+def test_gp_bucb_batches_follow_the_product_rule():
+    X, y = observations()
+    policy = GPBUCB(**GIVEN, ratio_threshold=6.0)
+    picks = policy.ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator()).picks
+    leverages = dense(X, y, picks).variance / NOISE
+    products = (1.0 + leverages).cumprod(0)
+    assert len(picks) > 2
+    assert bool((products[:-1] <= 6.0).all())
+    assert float(products[-1]) > 6.0
+
+
+def test_bbkb_with_everything_in_the_dictionary_is_gp_bucb():
+    everything = BBKB(**GIVEN, oversampling=1e9, in_batch="process", stop_rule="gp-bucb", ratio_threshold=6.0)
+    exact = GPBUCB(**GIVEN, ratio_threshold=6.0)
+    batches = [p.ask(told(p), max_q=100, pending=NOTHING, generator=torch.Generator()).picks for p in (everything, exact)]
+    assert torch.equal(*batches)
+
+
+def test_bbkb_with_threshold_one_is_bkb():
+    runs = [
+        maximize(objective, bounds=BOUNDS, policy=policy, budget=8, seed=3)
+        for policy in (BBKB(**GIVEN, ratio_threshold=1.0), BKB(**GIVEN))
+    ]
+    points = [[row.points for row in run.history.rows] for run in runs]
+    assert points[0] == points[1]
+    assert all(len(row) == 1 for row in points[0])
+
+
+def test_the_dictionary_is_drawn_by_the_leverages_before_the_newest_batch():
+    """Points whose leverage times oversampling is above one are always kept; the newest data has no say."""
+    policy = BBKB(**GIVEN, oversampling=2.0)
+    state = told(policy, 40)
+    X, y = torch.tensor([[2.9], [2.9], [0.5]], dtype=torch.float64), torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
+    before = state.model.posterior(torch.cat([state.X, X]).unsqueeze(-2)).variance.flatten() / NOISE
+    distinct = torch.unique(torch.cat([state.X, X]), dim=0)
+    certain = torch.cat([state.X, X])[before * 2.0 >= 1.0]
+    assert 0 < len(certain) < len(distinct)
+    sizes = set()
+    for seed in range(5):
+        after = policy.tell(state, X, y, generator=torch.Generator().manual_seed(seed))
+        rows = after.dictionary.indices
+        assert torch.equal(after.X[rows], after.dictionary.points)
+        for point in certain:
+            assert bool((after.dictionary.points == point).all(dim=-1).any())
+        sizes.add(after.dictionary.m)
+    assert max(sizes) < len(distinct)
+
+
+def test_pending_points_count_and_keep_their_effect():
+    policy = GPBUCB(**GIVEN, ratio_threshold=6.0)
+    state, generator = told(policy), torch.Generator()
+    picks = policy.ask(state, max_q=100, pending=NOTHING, generator=generator).picks
+    rest = policy.ask(state, max_q=100, pending=picks[:1], generator=generator)
+    X, y = observations()
+    products = (1.0 + dense(X, y, torch.cat([picks[:1], rest.picks])).variance / NOISE).cumprod(0)
+    assert bool((products[:-1] <= 6.0).all())
+    full = policy.ask(state, max_q=100, pending=picks, generator=generator)
+    assert full.picks.shape == (0, 1)
+    costs = (1.0 + dense(X, y, picks).variance / NOISE).log()
+    left = [float(costs[k:].sum()) for k in range(len(picks) + 1)]
+    assert full.needed == next(k for k, cost in enumerate(left) if cost <= math.log(6.0))
+
+
+def test_largest_batch_and_design_count_pending_points_too():
+    policy = GPBUCB(**GIVEN, ratio_threshold=1e9, max_batch_size=3)
+    state, generator = told(policy), torch.Generator()
+    assert len(policy.ask(state, max_q=100, pending=NOTHING, generator=generator).picks) == 3
+    full = policy.ask(state, max_q=100, pending=FINE[:3], generator=generator)
+    assert len(full.picks) == 0
+    assert full.needed == 1
+    design = GPBUCB(initial_design=5)
+    empty = design.init(BOX)
+    assert len(design.ask(empty, max_q=100, pending=NOTHING, generator=generator).picks) == 5
+    assert len(design.ask(empty, max_q=100, pending=FINE[:3], generator=generator).picks) == 2
+    waiting = design.ask(empty, max_q=100, pending=FINE[:5], generator=generator)
+    assert len(waiting.picks) == 0
+    assert waiting.needed == 5
+
+
+@pytest.mark.parametrize("policy", [BBKB(ratio_threshold=4.0), BKB(), GPUCB(), GPBUCB(ratio_threshold=4.0)])
+def test_a_learned_run_finds_the_maximum(policy):
+    result = maximize(objective, bounds=BOUNDS, policy=policy, budget=24, seed=1)
+    best = float(objective(FINE).max())
+    assert float(objective(result.best_x.unsqueeze(0))) > best - 0.05
+    assert result.history.rows[-1].dictionary_size >= 1
+    assert result.history.rows[-1].effective_dimension > 0.0
+    assert result.history.rows[-1].width > 0.0
+
+
+@pytest.mark.parametrize("width", ["theory", "authors"])
+@pytest.mark.parametrize("kind", [BBKB, BKB])
+def test_named_widths_work_on_a_box(kind, width):
+    state = told(kind(**GIVEN, width=width, rkhs_norm=2.0))
+    assert state.width > math.sqrt(NOISE) * 2.0
+    assert len(
+        kind(**GIVEN, width=width, rkhs_norm=2.0).ask(state, max_q=1, pending=NOTHING, generator=torch.Generator()).picks
+    )
+
+
+def test_same_seed_same_run_and_the_global_generator_stays():
+    runs = []
+    for noise in (0, 1):
+        torch.manual_seed(noise)
+        state = torch.random.get_rng_state()
+        runs.append(maximize(objective, bounds=BOUNDS, policy=BBKB(ratio_threshold=4.0), budget=16, seed=5))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert [row.points for row in runs[0].history.rows] == [row.points for row in runs[1].history.rows]
+
+
+def test_asynchronous_results_in_any_order():
+    loop = AskTell(bounds=BOUNDS, policy=BBKB(**GIVEN, ratio_threshold=4.0, initial_design=4), seed=0)
+    first = loop.ask()
+    assert len(first) == 4
+    loop.tell(list(reversed(first.tickets)), objective(first.X.flip(0)))
+    second = loop.ask()
+    loop.tell(second.tickets[:1], objective(second.X[:1]))
+    loop.fail(second.tickets[1:])
+    third = loop.ask()
+    assert len(third) >= 1
+    assert loop.state.pulls == 5
+
+
+def test_many_observations_at_the_start_begin_from_a_uniform_dictionary():
+    X, y = observations(600)
+    state = BBKB(**GIVEN).init(BOX)
+    state = BBKB(**GIVEN).tell(state, X, y, generator=torch.Generator().manual_seed(0))
+    assert 1 <= state.dictionary.m < 200
+    expected = dense(X, y, FINE)
+    assert float((state.model.posterior(FINE).mean.squeeze(-1) - expected.mean).abs().max()) < 0.1
+
+
+def test_learning_again_when_the_data_has_doubled():
+    policy = BBKB(initial_design=8)
+    state = told(policy, 8)
+    assert state.pulls_at_learning == 8
+    same = policy.tell(state, *observations(7, seed=1), generator=torch.Generator().manual_seed(0))
+    assert same.pulls_at_learning == 8
+    assert same.prior is state.prior
+    again = policy.tell(state, *observations(8, seed=1), generator=torch.Generator().manual_seed(0))
+    assert again.pulls_at_learning == 16
+    assert again.prior is not state.prior
+
+
+def test_another_sampler():
+    state = told(BBKB(**GIVEN, dictionary=UniformSampler(size=5)))
+    assert state.dictionary.m == 5
+
+
+def test_float32_bounds_are_computed_with_in_float64():
+    loop = AskTell(bounds=BOUNDS.float(), policy=BKB(**GIVEN, initial_design=3), seed=0)
+    for _ in range(3):
+        batch = loop.ask()
+        assert batch.X.dtype == torch.float32
+        loop.tell(batch.tickets, objective(batch.X))
+    assert loop.state.X.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        (BBKB(stop_rule="local"), "on a box use stop_rule='global'"),
+        (BBKB(sweep_dtype=torch.float32), "on a box leave it at torch.float64"),
+        (BBKB(covar_module=kernel(3)), "ard_num_dims"),
+    ],
+)
+def test_what_does_not_work_on_a_box_is_refused(policy, match):
+    with pytest.raises(ValueError, match=match):
+        AskTell(bounds=BOUNDS, policy=policy)
+
+
+@pytest.mark.parametrize("policy", [BBKB(ratio_threshold=4.0), BBKB(**GIVEN, ratio_threshold=4.0), GPBUCB(**GIVEN)])
+def test_a_frozen_state_thaws_to_the_same_picks(policy):
+    for state in (policy.init(BOX), told(policy)):
+        again = policy.thaw(BOX, policy.freeze(state))
+        picks, same = (
+            policy.ask(s, max_q=4, pending=NOTHING, generator=torch.Generator().manual_seed(2)).picks for s in (state, again)
+        )
+        assert torch.allclose(picks, same, atol=1e-6)
+        data = observations(4, seed=9)
+        after, replay = (policy.tell(s, *data, generator=torch.Generator().manual_seed(4)) for s in (state, again))
+        assert after.pulls_at_learning == replay.pulls_at_learning
+        assert after.information == pytest.approx(replay.information)
+        assert (after.dictionary is None) == (replay.dictionary is None)
+        if after.dictionary is not None:
+            assert torch.equal(after.dictionary.points, replay.dictionary.points)
