@@ -11,7 +11,7 @@ TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.ipynb"))
 
 
 def test_tutorials_are_found():
-    assert [path.stem for path in TUTORIALS] == ["finite_arms"]
+    assert [path.stem for path in TUTORIALS] == ["finite_arms", "sbpe_elimination"]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
