@@ -1,6 +1,6 @@
 """S-BPE (Vakili et al. 2022): regret and batches beside BBKB, BPE and GP-UCB, and the design's error beside Theorem 4.1.
 
-    python benchmarks/sbpe_figures.py            # 3 seeds, N = 2,000; designs of up to 3,200 points
+    python benchmarks/sbpe_figures.py            # 3 seeds, N = 1,000; designs of up to 3,200 points
     python benchmarks/sbpe_figures.py --quick    # 2 seeds, N = 400; designs of up to 800 points
     python benchmarks/sbpe_figures.py --draw     # only draw, from results/sbpe_figures.jsonl
 
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 seeds, N = 400, designs of up to 800 points")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--budget", type=int, default=2000)
+    parser.add_argument("--budget", type=int, default=1000)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--parts", nargs="+", choices=("regret", "design"), default=["regret", "design"])
     arguments = parser.parse_args()

@@ -11,7 +11,7 @@ TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.ipynb"))
 
 
 def test_tutorials_are_found():
-    assert [path.stem for path in TUTORIALS] == ["adaptive_batches", "finite_arms"]
+    assert len(TUTORIALS) >= 7
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
