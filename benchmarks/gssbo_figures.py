@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -83,7 +84,7 @@ def run_one(name: str, method: str, *, budget: int, seed: int, initial: int, buf
     problem = problem_of(name)
     policy = METHODS[method][0](initial, buffer)
     if slowdown != 4.0:
-        policy = type(policy)(**{**{f: getattr(policy, f) for f in policy.__dataclass_fields__}, "slowdown": slowdown})
+        policy = replace(policy, slowdown=slowdown)
     loop = AskTell(policy=policy, bounds=problem.bounds, seed=seed)
     start = time.process_time()
     clock: list[float] = []

@@ -35,7 +35,7 @@ def wide(d=12, device="cpu"):
 )
 def test_they_climb_repeat_and_leave_the_global_generators_alone(policy, device):
     before = torch.get_rng_state()
-    runs = [AskTell(policy=policy, bounds=box(device), seed=seed).run(bowl, 10) for seed in (0, 0, 1)]
+    runs = [AskTell(policy=policy, bounds=box(device), seed=seed).run(bowl, 8) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert runs[0].history.points == runs[1].history.points != runs[2].history.points
     first = max(runs[0].history.rows[0].values)
@@ -50,7 +50,7 @@ def test_each_point_of_a_batch_has_its_own_function(policy):
 
 
 def test_drawn_functions_follow_the_posterior(device):
-    X = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    X = torch.rand(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
     model = thompson.sparse_matern_gp(X, (5.0 * X).sin().sum(-1, keepdim=True), max_dictionary=64)
     keep_parameters(model)
     test = torch.rand(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
@@ -59,8 +59,8 @@ def test_drawn_functions_follow_the_posterior(device):
         draws = thompson.draw_matheron_paths(model, torch.Size([200]))(test).reshape(200, 4)
         posterior = model.posterior(test)
     sd = posterior.variance.sqrt().squeeze(-1)
-    assert float(((draws.mean(0) - posterior.mean.squeeze(-1)) / sd).abs().max()) < 0.4
-    assert float((draws.std(0) / sd - 1.0).abs().max()) < 0.3
+    assert float(((draws.mean(0) - posterior.mean.squeeze(-1)) / sd).abs().max()) < 0.3
+    assert float((draws.std(0) / sd - 1.0).abs().max()) < 0.2
 
 
 @pytest.mark.parametrize("policy", [REMBO, HeSBO])
