@@ -1,7 +1,8 @@
 """Bayesian optimisation past the exact GP's limit, for BoTorch users.
 
 Start with :func:`maximize` or :class:`AskTell` and a policy (:class:`BBKB`);
-In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
+In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``, and :func:`optimize_batch` that of
+``optimize_acqf``: it finds the batch size itself.
 :mod:`sparse_bo.problems` has real data to try them on, :mod:`sparse_bo.core` the numerics underneath.
 """
 

@@ -38,6 +38,9 @@ AHEAD = 64
 class UCBPolicy(ABC):
     """The settings that all upper-confidence policies share.
 
+    Over arms the scores are exact and swept; on a box (:mod:`sparse_bo.policies.box_ucb`) the model is
+    :class:`sparse_bo.SparseGP` and the batch is made by :func:`sparse_bo.optimize_batch`, with the same rules.
+
     Attributes:
         covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
             to float64 and the device of the arms). ``None``: BoTorch's default kernel, learned on the first observations
