@@ -91,7 +91,7 @@ def run(
     arms: Annotated[int, _option(PROBLEM, "gp-draw: number of arms.")] = 10_000,
     dims: Annotated[int, _option(PROBLEM, "gp-draw: inputs per arm.")] = 4,
     ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch (sbpe: a dictionary) may go.")] = None,
-    stop_rule: Annotated[str | None, _option(POLICY, "global, local or gp-bucb (bbkb).")] = None,
+    stop_rule: Annotated[str | None, _option(POLICY, "global, local, gp-bucb or repeat (bbkb).")] = None,
     in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
@@ -105,8 +105,11 @@ def run(
     on_contradiction: Annotated[
         str | None, _option(POLICY, "raise or double: when results contradict the bounds (sbpe, bpe).")
     ] = None,
-    epsilon: Annotated[float | None, _option(POLICY, "Share of random arms (epsilon-greedy).")] = None,
-    batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy).")] = None,
+    epsilon: Annotated[float | None, _option(POLICY, "ε: share of random arms (the two epsilon-greedy).")] = None,
+    decay: Annotated[float | None, _option(POLICY, "Evaluation t is random with probability ε·t^-decay.")] = None,
+    features: Annotated[int | None, _option(POLICY, "Random Fourier features of a draw (s-gp-ts-arms).")] = None,
+    order: Annotated[int | None, _option(POLICY, "Quadrature nodes per dimension (qff-ts-arms).")] = None,
+    batch_size: Annotated[int | None, _option(POLICY, "Arms per batch (random, epsilon-greedy, s-gp-ts-arms, …).")] = None,
     max_batch_size: Annotated[int | None, _option(POLICY, "No batch is larger.")] = None,
     initial_design: Annotated[int | None, _option(POLICY, "Random arms before the first score.")] = None,
     buffer: Annotated[str | None, _option(POLICY, "M, model or clock: observations a model may see (gssbo, rssbo).")] = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import gpytorch
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 
@@ -64,6 +64,23 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
             f"got shape {tuple(block.shape)} and variances {variances.tolist()}; check its parameters"
         )
     return moved
+
+
+def gaussian_parameters(kernel: Kernel | None, *, dims: int) -> tuple[Tensor, Tensor]:
+    """Return lengthscales (``d``) and variance (scalar) of a Gaussian kernel, without gradients.
+
+    Raises:
+        ValueError: If it is not an ``RBFKernel`` over all inputs, a ``ScaleKernel`` around it or not.
+    """
+    inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+    if not isinstance(inner, RBFKernel) or inner.active_dims is not None or (kernel and kernel.active_dims is not None):
+        raise ValueError(
+            "quadrature Fourier features are those of a Gaussian kernel over all inputs, got "
+            f"{type(inner).__name__}; use RBFKernel (a ScaleKernel around it is fine), or S-GP-TS"
+        )
+    lengthscale = inner.lengthscale.detach().flatten()
+    variance = kernel.outputscale.detach() if isinstance(kernel, ScaleKernel) else lengthscale.new_ones(())
+    return lengthscale.expand(dims), variance
 
 
 def _check_widths(kernel: Kernel, width: int) -> None:

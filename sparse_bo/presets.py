@@ -36,8 +36,12 @@ from sparse_bo.policies import (
     BoTorchUCB,
     EpsilonGreedy,
     HeSBO,
+    MiniMETA,
     Policy,
+    PosteriorEpsilonGreedy,
+    QFFTSArms,
     RandomSearch,
+    SGPTSArms,
     SparseUCB,
     VecchiaUCB,
 )
@@ -51,7 +55,11 @@ POLICIES: Mapping[str, type] = {
     "gp-bucb": GPBUCB,
     "sbpe": SBPE,
     "bpe": BPE,
+    "mini-meta": MiniMETA,
+    "s-gp-ts-arms": SGPTSArms,
+    "qff-ts-arms": QFFTSArms,
     "epsilon-greedy": EpsilonGreedy,
+    "posterior-epsilon-greedy": PosteriorEpsilonGreedy,
     "random": RandomSearch,
     "gssbo": GSSBO,
     "rssbo": RSSBO,
@@ -210,6 +218,8 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
                 given = {"width": 3.0, **given}  # a learned prior promises nothing, whatever the bounds are
             else:
                 default = "rbf"
+        of_the_policy = accepted | {"kernel", "lengthscale"}
+        preset = {key: value for key, value in preset.items() if key in of_the_policy}
         given = _with_kernel(given, preset=preset, default=default)
     chosen: Policy[Any] = policy(**given)
     return chosen

@@ -78,6 +78,9 @@ def pick_batch(
     Returns:
         At least one pick, unless the given ones have used the rule up.
     """
+    if stop_rule.kind == "repeat":
+        best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1)
+        return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
     conditioner = fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
     if given is not None and len(given):
         return _pick_more(posterior, width, stop_rule, conditioner, max_q, given)
@@ -87,6 +90,23 @@ def pick_batch(
             return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
         max_q = 1
     return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner), max_rechecked)
+
+
+def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, max_q: int, given: Tensor) -> BatchPicks:
+    """Return the best arm as often as the rule allows beside the given ones. O(q)."""
+    costs = stop_rule.costs(posterior.leverages_at(given)).tolist()
+    spent = 0.0
+    for cost in costs:  # in the order of the picks, as they were added up when they were made
+        spent += cost
+    if costs and (stop_rule.allowance <= 0.0 or spent > stop_rule.allowance):
+        return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
+    cost = float(stop_rule.costs(posterior.leverages_at(best.indices)))
+    q = 1
+    spent += cost
+    while q < max_q and spent <= stop_rule.allowance > 0.0:
+        spent += cost
+        q += 1
+    return BatchPicks(best.indices.repeat(q), best.rechecked)
 
 
 def _pick_more(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.validation import check_choice, check_number
 
-StopKind = Literal["single", "global", "local", "gp-bucb"]
+StopKind = Literal["single", "global", "local", "gp-bucb", "repeat"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class StopRule:
     - ``"local"``: once that sum passes C̃, go on while ``max_x [1 + Σ_s (covariance(x, x_s)/λ)²/leverage(x)] ≤ C̃`` (BBKB, ICML
       version, Lemma 3). By Cauchy–Schwarz the ratios never exceed the sum: batches are never smaller.
     - ``"gp-bucb"``: ``Π_s (1 + leverage(x_s)) ≤ C̃``: batches never larger than the global rule's.
+    - ``"repeat"``: the global rule with one arm per batch, the first pick, again and again: b repeats divide its variance by
+      ``1 + b · leverage`` (exact GP), so the batch ends when that has passed C̃ (mini-META, Calandriello et al. 2022).
     - ``"single"``: batches of one, as does ``C̃ = 1`` with any rule.
 
     Attributes:
@@ -33,7 +35,7 @@ class StopRule:
     ratio_threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice("stop_rule", self.kind, ("single", "global", "local", "gp-bucb"))
+        check_choice("stop_rule", self.kind, ("single", "global", "local", "gp-bucb", "repeat"))
         if self.ratio_threshold != math.inf and check_number("ratio_threshold", self.ratio_threshold) < 1.0:
             raise ValueError(f"expected ratio_threshold >= 1 (1 gives batches of one), got {self.ratio_threshold!r}")
 

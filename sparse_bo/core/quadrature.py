@@ -46,17 +46,32 @@ def fourier_features(X: Tensor, frequencies: Tensor, weights: Tensor) -> Tensor:
 
 
 def sample_weights(features: Tensor, y: Tensor, *, noise: float | Tensor, normal: Tensor) -> Tensor:
-    """Return a draw of ``w ~ N(V⁻¹ Zᵀy, λV⁻¹)`` with ``V = ZᵀZ + λI``: Bayesian linear regression. O(n F² + F³).
+    """Return draws of ``w ~ N(V⁻¹ Zᵀy, λV⁻¹)`` with ``V = ZᵀZ + λI``: Bayesian linear regression. O(n F² + F³).
 
     Args:
         features: ``n x F``.
         y: ``n``.
         noise: λ > 0.
-        normal: ``F`` standard normal numbers.
+        normal: ``F`` or ``q x F`` standard normal numbers, for one draw or q; the result has the same shape.
     """
     V = features.mT @ features
     V.diagonal().add_(noise)
     factor = torch.linalg.cholesky(V)
-    mean = torch.cholesky_solve((features.mT @ y).unsqueeze(-1), factor)
-    spread = torch.linalg.solve_triangular(factor.mT, normal.unsqueeze(-1), upper=True)
-    return (mean + math.sqrt(float(noise)) * spread).squeeze(-1)
+    mean = torch.cholesky_solve((features.mT @ y).unsqueeze(-1), factor).squeeze(-1)
+    spread = torch.linalg.solve_triangular(factor.mT, normal.reshape(-1, normal.shape[-1]).mT, upper=True)
+    return mean + math.sqrt(float(noise)) * spread.mT.reshape(normal.shape)
+
+
+def quadrature_error(widths: Tensor, *, order: int) -> float:
+    """Return a bound on ``|Σ_j weight_j cos(ω_j·r) − exp(−½ Σ (r_i/l_i)²)|`` over a box, on a grid of 65 distances.
+
+    The product of d one-dimensional errors is at most their sum, each over ``0 ≤ r_i/l_i ≤ widths_i``. O(65 d · order).
+
+    Args:
+        widths: ``d`` widths of the box in lengthscales.
+        order: Nodes per dimension.
+    """
+    frequencies, weights = quadrature_frequencies(widths.new_ones(1), order=order)
+    r = torch.linspace(0.0, 1.0, 65, dtype=widths.dtype, device=widths.device) * widths.unsqueeze(-1)  # d x 65
+    values = (r.unsqueeze(-1) * frequencies.squeeze(-1)).cos() @ weights
+    return float((values - torch.exp(-0.5 * r.square())).abs().amax(dim=-1).sum())

@@ -7,6 +7,8 @@ from sparse_bo.policies.bkb import BKB
 from sparse_bo.policies.embeddings import REMBO, HeSBO
 from sparse_bo.policies.gp_ucb import GPBUCB, GPUCB
 from sparse_bo.policies.gssbo import GSSBO, RSSBO
+from sparse_bo.policies.mini_meta import MiniMETA
+from sparse_bo.policies.posterior_greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.regression import RegressionDesign, max_variance_design
 from sparse_bo.policies.sbpe import BPE, SBPE
 from sparse_bo.policies.sbpe_state import EliminationState
@@ -15,6 +17,7 @@ from sparse_bo.policies.sparse_ucb import SparseUCB, VecchiaUCB
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
 from sparse_bo.policies.surrogate import BoTorchUCB, SurrogateState
 from sparse_bo.policies.thompson import QFFTS, SGPTS
+from sparse_bo.policies.thompson_arms import QFFTSArms, SGPTSArms
 
 __all__ = [
     "BBKB",
@@ -34,11 +37,15 @@ __all__ = [
     "EliminationState",
     "EpsilonGreedy",
     "HeSBO",
+    "MiniMETA",
     "Policy",
+    "PosteriorEpsilonGreedy",
     "Proposal",
+    "QFFTSArms",
     "RandomSearch",
     "RegressionDesign",
     "Report",
+    "SGPTSArms",
     "SparseUCB",
     "State",
     "SurrogateState",

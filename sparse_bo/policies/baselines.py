@@ -12,7 +12,7 @@ from sparse_bo.domain import Box, Domain
 from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
 from sparse_bo.policies.freezing import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
-from sparse_bo.validation import check_count, check_probability
+from sparse_bo.validation import check_count, check_number, check_probability
 
 
 def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
@@ -20,6 +20,46 @@ def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
     with watch.phase("update"):
         observations = data.add(state.observations, state.arms, indices, y)
     return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
+
+
+def check_exploration(epsilon: float, decay: float) -> None:
+    """Check the two numbers of :func:`exploration`.
+
+    Raises:
+        TypeError: If one is not a number.
+        ValueError: If ``decay`` is negative, or ``epsilon`` is: it must be in [0, 1] without decay, and at least 0 with.
+    """
+    if check_number("decay", decay) < 0.0:
+        raise ValueError(f"expected decay >= 0, got {decay!r}")
+    if decay == 0.0:
+        check_probability("epsilon", epsilon, closed=True)
+    elif check_number("epsilon", epsilon) < 0.0:
+        raise ValueError(f"expected epsilon >= 0, got {epsilon!r}")
+
+
+def with_exploration(
+    state: BanditState, best: Tensor, *, epsilon: float, decay: float, q: int, out: int, generator: torch.Generator
+) -> Tensor:
+    """Return ``q`` arms: the t-th evaluation a random one with probability ``min(1, epsilon · t^−decay)``, else ``best``.
+
+    Draws one uniform number per arm of the batch, then the random arms.
+
+    Args:
+        state: Its pulls, and those that are ``out``, come before the batch: t goes on from there.
+        best: Scalar, an arm.
+        epsilon: ε, at least 0.
+        decay: At least 0; 0: ε for good; 1: the schedule of Auer et al. 2002 (Fig. 3, ``ε_t = min(1, cK/(d²t))``).
+        q: Arms to return.
+        out: Evaluations without results.
+        generator: CPU generator.
+    """
+    t = torch.arange(1, q + 1, dtype=torch.float64) + (state.pulls + out)
+    explore = torch.rand(q, generator=generator, dtype=torch.float64) < epsilon * t.pow(-decay)
+    indices = best.repeat(q)
+    if bool(explore.any()):
+        randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
+        indices[explore.to(indices.device)] = randoms.to(indices.device)
+    return indices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +108,23 @@ class RandomSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedy:
-    """With probability ``epsilon`` a random arm, otherwise the arm with the highest mean observation (Sutton & Barto).
+    """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
+
+    With a model in place of the mean observations: :class:`sparse_bo.PosteriorEpsilonGreedy`.
 
     Attributes:
-        epsilon: In [0, 1].
+        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
+        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)``; 0: constant, 1: the ε_t-greedy of
+            Auer et al. 2002 (Fig. 3), whose regret is logarithmic for ``epsilon`` large enough.
         batch_size: Arms per batch; each is drawn on its own.
     """
 
     epsilon: float = 0.1
+    decay: float = 0.0
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        check_probability("epsilon", self.epsilon, closed=True)
+        check_exploration(self.epsilon, self.decay)
         check_count("batch_size", self.batch_size)
 
     @property
@@ -98,12 +143,10 @@ class EpsilonGreedy:
         if observed.n == 0:
             return Proposal(random_arms(state, q, pending=pending, generator=generator))
         assert observed.indices is not None
-        explore = torch.rand(q, generator=generator, dtype=torch.float64) < self.epsilon
-        indices = observed.indices[observed.means.argmax()].repeat(q)
-        if bool(explore.any()):
-            randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
-            indices[explore.to(indices.device)] = randoms.to(indices.device)
-        return Proposal(indices)
+        best, out = observed.indices[observed.means.argmax()], len(pending)
+        return Proposal(
+            with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)
+        )
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Record the observations."""

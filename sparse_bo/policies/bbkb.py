@@ -28,8 +28,8 @@ class BBKB(UCBPolicy):
     Attributes:
         oversampling: q̄ > 0; theory: ``8 log(4T/δ)`` for the size, ``72 C̃ log(4T/δ)`` for the regret; practice: 2 to 10.
         ratio_threshold: C̃ ≥ 1; 1 gives batches of one (then this is BKB, but for the width).
-        stop_rule: ``"global"`` (the paper), ``"local"`` (larger batches) or ``"gp-bucb"`` (smaller), see
-            :class:`sparse_bo.arms.StopRule`.
+        stop_rule: ``"global"`` (the paper), ``"local"`` (larger batches), ``"gp-bucb"`` (smaller) or ``"repeat"`` (one arm
+            per batch: mini-META on a sparse posterior), see :class:`sparse_bo.arms.StopRule`.
         in_batch: ``"fixed"``: fixed-dictionary update (the paper); ``"process"``: picked arms join the representation, so
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both.
         inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
@@ -38,7 +38,7 @@ class BBKB(UCBPolicy):
 
     oversampling: float = 2.0
     ratio_threshold: float = 2.0
-    stop_rule: Literal["global", "local", "gp-bucb"] = "global"
+    stop_rule: Literal["global", "local", "gp-bucb", "repeat"] = "global"
     in_batch: InBatch = "fixed"
     inclusion: Inclusion = "union"
     dictionary: Sampler | None = None
@@ -52,7 +52,7 @@ class BBKB(UCBPolicy):
     def parts(self) -> Parts:
         """Leverage sampling, the stop rule and the in-batch update."""
         check_choice("in_batch", self.in_batch, ("fixed", "process"))
-        check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb"))
+        check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb", "repeat"))
         return Parts(
             sampler=self.dictionary or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion),
             stop_rule=StopRule(self.stop_rule, self.ratio_threshold),

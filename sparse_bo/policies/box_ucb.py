@@ -87,6 +87,8 @@ class BoxUCB:
         """
         if self.parts.stop_rule.kind == "local":
             raise ValueError("stop_rule='local' looks at every arm; on a box use stop_rule='global' or 'gp-bucb'")
+        if self.parts.stop_rule.kind == "repeat":
+            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use stop_rule='global' or 'gp-bucb'")
         state = initial_box_state(box)
         if self.given.covar_module is not None:
             covariance_function(self.given.covar_module, like=state.box.bounds)
@@ -116,7 +118,7 @@ class BoxUCB:
             state.box.bounds,
             ratio_threshold=rule.ratio_threshold,
             max_q=min(max_q, room),
-            stop_rule=rule.kind,  # type: ignore[arg-type]  # init refuses "local"
+            stop_rule=rule.kind,  # type: ignore[arg-type]  # init refuses "local" and "repeat"
             in_batch=self.parts.in_batch,
             beta=botorch_beta(state.width, regularization=state.prior.regularization),
             X_pending=pending,

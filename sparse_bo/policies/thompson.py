@@ -14,12 +14,12 @@ from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scal
 from botorch.optim import optimize_acqf
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.utils.transforms import t_batch_mode_transform
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.core.quadrature import fourier_features, quadrature_frequencies, sample_weights
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domain import Domain
+from sparse_bo.kernels import gaussian_parameters
 from sparse_bo.models import SparseGP
 from sparse_bo.policies.gssbo import random_subset
 from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState
@@ -157,18 +157,18 @@ class QFFTS(SurrogatePolicy):
 
     def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
         model = super()._fitted(state, subset)
-        _gaussian_kernel(model)
+        gaussian_parameters(getattr(model, "covar_module", None), dims=state.box.dims)
         return model
 
     def _candidates(self, state: SurrogateState, q: int, pending: Tensor) -> Tensor:
         model = state.surrogate
         assert model is not None
         with torch.no_grad():
-            lengthscale, variance = _gaussian_kernel(model)
+            lengthscale, variance = gaussian_parameters(model.covar_module, dims=state.box.dims)
             X = state.box.to_unit(state.X)
             y = model.outcome_transform(state.y.unsqueeze(-1))[0].squeeze(-1) - model.mean_module(X)
             order = self.order or ORDERS[state.box.dims]
-            frequencies, weights = quadrature_frequencies(lengthscale.expand(state.box.dims), order=order)
+            frequencies, weights = quadrature_frequencies(lengthscale, order=order)
             features = fourier_features(X, frequencies, weights * variance)
 
         def draw() -> Path:
@@ -176,17 +176,3 @@ class QFFTS(SurrogatePolicy):
             return lambda U: fourier_features(U, frequencies, weights * variance) @ w
 
         return maximise_paths(self, state, q, draw)
-
-
-def _gaussian_kernel(model: Model) -> tuple[Tensor, Tensor]:
-    """Return lengthscales (``d`` or 1) and variance of a Gaussian kernel."""
-    kernel = getattr(model, "covar_module", None)
-    inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
-    if not isinstance(inner, RBFKernel) or inner.active_dims is not None:
-        raise ValueError(
-            f"quadrature Fourier features are those of a Gaussian kernel over all inputs, got {type(inner).__name__}; "
-            "use RBFKernel (a ScaleKernel around it is fine), or SGPTS"
-        )
-    lengthscale = inner.lengthscale.detach().flatten()
-    variance = kernel.outputscale.detach() if isinstance(kernel, ScaleKernel) else lengthscale.new_ones(())
-    return lengthscale, variance

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.core.quadrature import fourier_features, quadrature_frequencies, sample_weights
+from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 
 
 def _rbf(X, Y, lengthscale):
@@ -47,3 +47,23 @@ def test_draws_follow_the_exact_posterior(device, generator):
     torch.testing.assert_close(draws.mT.cov(), covariance, rtol=0.0, atol=0.03)
     exact = Z_test @ sample_weights(Z, y, noise=noise, normal=torch.zeros_like(normal[0]))
     torch.testing.assert_close(exact, mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("d", "order"), [(1, 6), (2, 8), (3, 5)])
+def test_the_error_bound_holds_and_is_not_far_off(d, order, device):
+    lengthscale = torch.linspace(0.3, 0.5, d, dtype=torch.float64, device=device)
+    Z = fourier_features(
+        torch.cartesian_prod(*[torch.linspace(0, 1, 9, dtype=torch.float64, device=device)] * d).reshape(-1, d),
+        *quadrature_frequencies(lengthscale, order=order),
+    )
+    X = torch.cartesian_prod(*[torch.linspace(0, 1, 9, dtype=torch.float64, device=device)] * d).reshape(-1, d)
+    error = float((Z @ Z.mT - _rbf(X, X, lengthscale)).abs().max())
+    bound = quadrature_error(1.0 / lengthscale, order=order)
+    assert 1e-4 < error <= bound * (1.0 + 1e-9) < 4.0 * error
+
+
+def test_several_draws_at_once_are_the_same_draws(generator):
+    Z = torch.rand(6, 4, generator=generator, dtype=torch.float64)
+    y, normal = Z.sum(dim=-1), torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    together = sample_weights(Z, y, noise=0.1, normal=normal)
+    torch.testing.assert_close(together, torch.stack([sample_weights(Z, y, noise=0.1, normal=z) for z in normal]))
