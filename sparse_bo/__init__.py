@@ -34,6 +34,8 @@ from sparse_bo.errors import (
     TicketError,
 )
 from sparse_bo.evaluations import Batch
+from sparse_bo.execution import Workers
+from sparse_bo.executors import RayExecutor
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell
 from sparse_bo.models import SparseGP, gradient_subset
@@ -74,6 +76,7 @@ __all__ = [
     "ObjectiveError",
     "PendingBatchError",
     "RandomSearch",
+    "RayExecutor",
     "RecursiveRLSSampler",
     "Result",
     "ResumeWarning",
@@ -83,6 +86,7 @@ __all__ = [
     "StorageError",
     "TicketError",
     "UniformSampler",
+    "Workers",
     "__version__",
     "botorch_beta",
     "certify",
