@@ -37,6 +37,8 @@ from sparse_bo.errors import (
     TicketError,
 )
 from sparse_bo.evaluations import Batch
+from sparse_bo.execution import Workers
+from sparse_bo.executors import RayExecutor
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell
 from sparse_bo.models import SparseGP, VecchiaGP, gradient_subset
@@ -121,6 +123,7 @@ __all__ = [
     "PosteriorEpsilonGreedy",
     "QFFTSArms",
     "RandomSearch",
+    "RayExecutor",
     "RecursiveRLSSampler",
     "Result",
     "ResumeWarning",
@@ -137,6 +140,7 @@ __all__ = [
     "UniformSampler",
     "VecchiaGP",
     "VecchiaUCB",
+    "Workers",
     "__version__",
     "botorch_beta",
     "certify",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from sparse_bo.domain import Box, Domain, check_domain, check_picks, like
 from sparse_bo.engine import UNLIMITED, Engine
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
 from sparse_bo.evaluations import Batch, answers_of, some, tickets_of
+from sparse_bo.execution import CallWith, Dispatch, Evaluate, EvaluationFailed, Workers, run_serially
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.policies import BBKB, Policy, State
 from sparse_bo.recorded import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
@@ -24,7 +24,7 @@ from sparse_bo.result import Result, make_result
 from sparse_bo.storage import Event, Journal, pack, unpack
 from sparse_bo.validation import check_count, check_finite
 
-Objective = Callable[[Tensor], Any]
+Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
 SNAPSHOT_SECONDS = 0.5
@@ -121,14 +121,8 @@ class AskTell:
             about = journal.about
             where, bounds = domain_of(journal, arms, device)
             chosen = policy_of(journal, policy)
-            loop = cls(
-                where,
-                chosen,
-                bounds=bounds,
-                seed=about["seed"],
-                certify_every=about["certify_every"],
-                notes=about["notes"],
-            )
+            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            loop = cls(where, chosen, bounds=bounds, **settings)
             loop._replay(journal)
         except BaseException:
             journal.close()
@@ -158,10 +152,9 @@ class AskTell:
         return self._engine.policy
 
     @property
-    def notes(self) -> Mapping[str, Any]:
-        """What was given as ``notes``."""
-        notes: Mapping[str, Any] = self._about["notes"]
-        return notes
+    def about(self) -> Mapping[str, Any]:
+        """What identifies the run: policy, seed, domain, versions, and what was given as ``notes``."""
+        return self._about
 
     @property
     def asked(self) -> int:
@@ -266,32 +259,48 @@ class AskTell:
         objective: Objective,
         budget: int,
         *,
-        call_with: Literal["X", "indices"] = "X",
+        call_with: CallWith = "X",
+        vectorized: bool = True,
+        workers: Workers | None = None,
         callback: Callback | None = None,
     ) -> Result:
-        """Ask, evaluate and tell until ``budget`` more evaluations have been asked.
+        """Ask, evaluate and tell until ``budget`` more evaluations have been asked; what is out already is evaluated first.
 
         Args:
-            objective: Called with ``q x d`` arms (or ``q`` indices), returns ``q`` values; NaN marks a failed evaluation.
-            budget: Evaluations, failed ones included; 0 does nothing.
-            call_with: What the objective is called with.
-            callback: Called with the loop and the new history row after each batch.
+            objective: Returns ``q`` values; NaN marks a failed evaluation.
+            budget: Evaluations, failed ones included; 0 evaluates what is out.
+            call_with: What the objective is called with: ``"X"``: ``q x d`` points; ``"indices"``: ``q`` arms; ``"batch"``: a
+                :class:`Batch`, whose tickets can seed a random objective, so that it repeats after a resume.
+            vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+            workers: Where to evaluate; ``None``: here, batch by batch.
+            callback: Called with the loop and the new history row after each update of the state.
 
         Raises:
-            ObjectiveError: If the objective raises or returns the wrong number of values. The loop stays usable, with the
-                failed batch out.
+            ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
+                usable, with the failed evaluations out.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
+            TypeError: If the objective cannot be sent to the workers.
+            StorageError: If the journal cannot be written.
         """
         check_count("budget", budget, minimum=0)
-        end = self.asked + budget
+        if call_with == "indices" and isinstance(self._domain, Box):
+            raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
+        evaluate, end = Evaluate(objective, call_with, vectorized), self.asked + budget
+        progress = _Progress(self, callback)
         try:
-            while self.asked < end or self.pending:
-                self._step(objective, end, call_with)
-                if callback is not None:
-                    callback(self, self._engine.rows[-1])
+            if workers is None:
+                run_serially(self, evaluate, end, progress)
+            else:
+                Dispatch(self, evaluate, workers, end, progress).run()
         except KeyboardInterrupt as interrupt:
             message = f"interrupted after {self.state.pulls} evaluations; they are in .result and .loop"
             raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
+        except EvaluationFailed as error:
+            message = (
+                f"the objective failed {error}. Everything told before is in .result and .loop; tell or fail the tickets in "
+                ".loop.pending, then go on with .loop.run(...)"
+            )
+            raise ObjectiveError(message, loop=self, result=self.result()) from error.__cause__
         return self.result()
 
     def result(self) -> Result:
@@ -304,26 +313,6 @@ class AskTell:
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.audit.certify` for the cost.
         """
         return self._engine.certificate()
-
-    def _step(self, objective: Objective, end: int, call_with: str) -> None:
-        batch = self.reissue() if self._engine.ledger.outstanding else self.ask(max_q=end - self.asked)
-        inputs = batch.X if call_with == "X" else batch.indices
-        if inputs is None:
-            raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
-        start = time.perf_counter()
-        try:
-            y = objective(inputs)
-            self._engine.spend("objective", time.perf_counter() - start)
-            self.tell(batch.tickets, y)
-        except Exception as error:
-            if not self._engine.ledger.outstanding:
-                raise
-            message = (
-                f"the objective failed on a batch of {len(batch)} ({type(error).__name__}: {error}). "
-                "Everything told before is in .result and .loop; tell or fail the tickets in .loop.pending, "
-                "then go on with .loop.run(...)"
-            )
-            raise ObjectiveError(message, loop=self, result=self.result()) from error
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
@@ -380,6 +369,22 @@ class AskTell:
             engine.redo(event)
         for number in range(len(rows), len(engine.rows)):
             journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))
+
+
+class _Progress:
+    """Calls back with every new row of the history."""
+
+    def __init__(self, loop: AskTell, callback: Callback | None) -> None:
+        self.loop, self.callback, self.rows = loop, callback, len(loop._engine.rows)
+
+    def evaluated(self, seconds: float) -> None:
+        self.loop._engine.spend("objective", seconds)
+
+    def told(self) -> None:
+        rows = self.loop._engine.rows
+        while self.callback is not None and self.rows < len(rows):
+            self.rows += 1
+            self.callback(self.loop, rows[self.rows - 1])
 
 
 def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ LAYERS = [
     ["widths", "acquisition"],
     ["policies"],
     ["result", "history", "evaluations"],
-    ["storage", "recorded"],
+    ["storage", "recorded", "executors", "execution"],
     ["engine"],
     ["loop"],
     ["runs"],

@@ -100,7 +100,7 @@ def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
     rows = loop.history.rows
     loop.close()
     again = AskTell.resume(tmp_path / "run.db")
-    assert again.notes == {"lab": "B12"}
+    assert again.about["notes"] == {"lab": "B12"}
     assert again.state.pulls == 3
     assert again.history.rows[0].indices == rows[0].indices == [3, 3, 8]
     assert again.pending == batch.tickets[1:]

@@ -1,0 +1,230 @@
+"""Where evaluations run: pools by name, any ``concurrent.futures`` executor, and what each needs to be told.
+
+Pools made here by name are restarted when a worker dies or hangs; an executor given by the user is used as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from typing import Any, Protocol, runtime_checkable
+
+from sparse_bo.validation import check_choice
+
+NAMES = ("threads", "processes", "loky")
+EXTRAS = {"loky": "loky", "dask": "dask", "ray": "ray"}
+
+
+@runtime_checkable
+class Submits(Protocol):
+    """What is needed of an executor: futures of the standard library."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Start ``fn(*args)``."""
+        ...
+
+
+class Pool:
+    """An executor and the number of evaluations it can run at once."""
+
+    def __init__(self, executor: str | Submits, workers: int | None) -> None:
+        self._given = executor
+        self._workers = workers
+        self.owned = isinstance(executor, str)
+        self._startup, self._ready = 0.0, 0.0
+        self._executor: Any = self._started()
+
+    @property
+    def workers(self) -> int:
+        """How many tasks can run at once; on Dask, of the workers that are there now."""
+        if self._workers is not None:
+            return self._workers
+        client = getattr(self._executor, "_client", None)
+        if client is not None:
+            return max(1, sum(client.nthreads().values()))
+        most = getattr(self._executor, "_max_workers", None)
+        return most if isinstance(most, int) and most > 0 else os.cpu_count() or 1
+
+    @property
+    def pickles(self) -> bool:
+        """Whether what is submitted goes to another process."""
+        return not isinstance(self._executor, ThreadPoolExecutor)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a task submitted now may take on top, because its worker may still be starting."""
+        since = time.monotonic() - self._ready
+        return 2.0 * self._startup if since < 2.0 * self._startup else 0.0
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Start ``fn(*args)``."""
+        future: Future[Any] = self._executor.submit(fn, *args)
+        return future
+
+    def restart(self) -> bool:
+        """Replace an own pool, whatever its workers are doing; return whether there is a new one."""
+        if not self.owned:
+            return False
+        self._abandon()
+        self._executor = self._started()
+        return True
+
+    def close(self) -> None:
+        """Release an own pool without waiting for evaluations that hang."""
+        if self.owned:
+            self._abandon()
+
+    def _started(self) -> Any:
+        if not isinstance(self._given, str):
+            return self._given
+        workers = self._workers or os.cpu_count() or 1
+        if self._given == "threads":
+            return ThreadPoolExecutor(workers)
+        started = time.monotonic()
+        if self._given == "loky":
+            pool: Any = optional("loky").ProcessPoolExecutor(workers, initializer=ignore_interrupts)
+        else:
+            pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=ignore_interrupts)
+        # Processes import torch for seconds before their first task; that is not the task's time.
+        wait([pool.submit(ignore_interrupts) for _ in range(workers)])
+        self._ready = time.monotonic()
+        self._startup = self._ready - started
+        return pool
+
+    def _abandon(self) -> None:
+        if self._given == "loky":
+            self._executor.shutdown(wait=False, kill_workers=True)
+            return
+        processes = list((getattr(self._executor, "_processes", None) or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(timeout=5.0)
+
+
+def check_executor(executor: Any) -> None:
+    """Check that evaluations can be submitted to ``executor``.
+
+    Raises:
+        TypeError: If it has no ``submit``.
+        ValueError: If it is a name that is not known, or it is shut down.
+        ImportError: If its package is not installed; the extra is named.
+    """
+    if isinstance(executor, str):
+        if executor in ("dask", "ray"):
+            how = "client.get_executor()" if executor == "dask" else "sparse_bo.RayExecutor()"
+            raise ValueError(f"expected executor to be one of {', '.join(map(repr, NAMES))}; for {executor}, pass {how}")
+        check_choice("executor", executor, NAMES)
+        if executor in EXTRAS:
+            optional(executor)
+        return
+    if not isinstance(executor, Submits):
+        raise TypeError(
+            f"expected executor to be one of {', '.join(map(repr, NAMES))} or an object with submit() as in "
+            f"concurrent.futures (for Dask: client.get_executor()), got {type(executor).__name__}"
+        )
+    # Executors say that they are shut down only by refusing work; none of the attributes is public.
+    flags = (getattr(executor, name, False) for name in ("_shutdown", "_shutdown_thread"))
+    if any(flag is True for flag in flags):
+        raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
+
+
+def check_picklable(pool: Pool, *parts: Any) -> None:
+    """Check that what is evaluated can be sent to another process, before anything is started.
+
+    Raises:
+        TypeError: If it cannot; says what to do.
+    """
+    if not pool.pickles:
+        return
+    dumps: Callable[[Any], bytes] = pickle.dumps
+    # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
+    by_value = not isinstance(pool._executor, ProcessPoolExecutor) or pool._given == "loky"
+    if by_value and importlib.util.find_spec("cloudpickle") is not None:
+        dumps = importlib.import_module("cloudpickle").dumps
+    try:
+        dumps(parts)
+    except Exception as error:
+        advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
+        raise TypeError(
+            f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top level of "
+            f"a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
+        ) from error
+
+
+def optional(name: str) -> Any:
+    """Return an optional package.
+
+    Raises:
+        ImportError: If it is not installed; the extra is named.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{EXTRAS[name]}]'") from error
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which stops its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """Return a context whose processes share nothing with this one, like ``spawn``, but start in milliseconds where possible.
+
+    A fork server has imported torch once and started nothing; ``fork`` itself copies locks and CUDA contexts in any state.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "sparse_bo.evaluations"])
+    return context
+
+
+class RayExecutor(Executor):
+    """Ray's tasks as a ``concurrent.futures`` executor.
+
+    Args:
+        options: Of ``ray.remote``: for example ``num_gpus=0.5``, ``max_retries=0``.
+
+    Raises:
+        ImportError: If Ray is not installed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._ray = optional("ray")
+        if not self._ray.is_initialized():
+            self._ray.init()
+        self._options = options
+        self._max_workers = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._references: dict[Future[Any], Any] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start ``fn(*args, **kwargs)`` as a Ray task."""
+        remote = self._ray.remote(_call)
+        reference = (remote.options(**self._options) if self._options else remote).remote(fn, args, kwargs)
+        future: Future[Any] = reference.future()
+        self._references[future] = reference
+        future.add_done_callback(lambda done: self._references.pop(done, None))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Cancel what is out if asked to; Ray itself goes on."""
+        references = list(self._references.values())
+        if cancel_futures:
+            for reference in references:
+                self._ray.cancel(reference)
+        elif wait and references:
+            self._ray.wait(references, num_returns=len(references))
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
