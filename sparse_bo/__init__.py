@@ -8,6 +8,7 @@ In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``.
 from sparse_bo import core, problems
 from sparse_bo._version import __version__
 from sparse_bo.acquisition import optimize_batch
+from sparse_bo.armsets import LazyArms, MemmapArms, ProductGrid
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import (
     Dictionary,
@@ -59,10 +60,13 @@ __all__ = [
     "IVMSampler",
     "KDPPSampler",
     "KMeansPlusPlusSampler",
+    "LazyArms",
     "LeverageSampler",
+    "MemmapArms",
     "NumericalWarning",
     "ObjectiveError",
     "PendingBatchError",
+    "ProductGrid",
     "RandomSearch",
     "RecursiveRLSSampler",
     "Result",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo._version import __version__
+from sparse_bo.armsets import ArmSet
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.domain import Box, check_domain, check_picks, like, no_picks
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
@@ -32,7 +33,8 @@ class AskTell:
     thread count or device. The global generators are never touched.
 
     Args:
-        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed.
+        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
+            :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         seed: Non-negative integer.
@@ -48,7 +50,7 @@ class AskTell:
 
     def __init__(
         self,
-        arms: Tensor | None = None,
+        arms: ArmSet | None = None,
         policy: Policy[Any] | None = None,
         *,
         bounds: Tensor | None = None,
@@ -341,7 +343,7 @@ class AskTell:
 def maximize(
     objective: Objective,
     *,
-    arms: Tensor | None = None,
+    arms: ArmSet | None = None,
     bounds: Tensor | None = None,
     budget: int,
     policy: Policy[Any] | None = None,
@@ -354,7 +356,7 @@ def maximize(
 
     Args:
         objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
-        arms: ``a x d`` candidates.
+        arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         budget: Evaluations to make.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.

@@ -17,6 +17,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LAYERS = [
     ["_version", "errors"],
     ["validation", "core", "seeding"],
+    ["armsets"],
     ["kernels", "data", "domain"],
     ["dictionary"],
     ["models", "arms"],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo import data
 from sparse_bo.domain import Box, Domain
-from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arm_set_of, random_arms
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
 from sparse_bo.validation import check_count, check_probability
 
@@ -80,7 +80,7 @@ class EpsilonGreedy:
 
     def init(self, domain: Domain) -> BanditState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        return initial_state(arms_of(domain, policy=self.name))
+        return initial_state(arm_set_of(domain, policy=self.name))
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Draw one uniform number per arm of the batch, then the random arms; the first arm of a run is random."""

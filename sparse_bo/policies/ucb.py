@@ -17,13 +17,17 @@ from torch import Tensor
 from sparse_bo import data
 from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm_posterior, pick_batch
 from sparse_bo.arms.batch import InBatch
+from sparse_bo.arms.moments import PRECISIONS, Precision
+from sparse_bo.arms.posterior import LazyVariances
+from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.armsets import ArmSet, LazyArms, in_memory
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.data import Observations
 from sparse_bo.dictionary import Candidates, Sampler, UniformSampler, candidates_of
 from sparse_bo.domain import Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arm_set_of, random_arms
 from sparse_bo.policies.states import BanditState, initial_state
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
@@ -59,9 +63,11 @@ class UCBPolicy(ABC):
         initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
             else ``max(10, 2d)``.
         max_batch_size: No batch is larger.
-        sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm
-            whose error interval reaches the best is recomputed in float64).
-        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
+        sweep_dtype: ``torch.float64``, or ``torch.float32`` or ``"tf32"`` for the large product of a sweep (picks stay exact:
+            every arm whose error interval reaches the best is recomputed in float64).
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
+            (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed: swept tile by
+            tile, with only the arms kept that can still win.
     """
 
     covar_module: Kernel | None = None
@@ -73,7 +79,7 @@ class UCBPolicy(ABC):
     width: Width | float | str = 2.0
     initial_design: int | None = None
     max_batch_size: int = 10_000
-    sweep_dtype: torch.dtype = torch.float64
+    sweep_dtype: Precision = torch.float64
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     @property
@@ -100,15 +106,20 @@ class UCBPolicy(ABC):
             check_count("initial_design", self.initial_design)
         check_count("max_batch_size", self.max_batch_size)
         check_count("memory_bytes", self.memory_bytes, minimum=2**20)
-        if self.sweep_dtype not in (torch.float64, torch.float32):
-            raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype}")
+        if self.sweep_dtype not in PRECISIONS.values():
+            raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")
         _ = self.parts  # the parts check their own settings
 
     def init(self, domain: Domain) -> BanditState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        arms = arms_of(domain, policy=self.name)
+        arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
+        if isinstance(arms, LazyArms) and self.parts.stop_rule.kind == "local":
+            raise ValueError(
+                f"stop_rule='local' keeps a number for every arm, but {arms.shape[0]:,} arms do not fit into memory_bytes = "
+                f"{self.memory_bytes:,}; use stop_rule='global', or raise memory_bytes until they do"
+            )
         if self.covar_module is not None:
-            covariance_function(self.covar_module, like=arms)
+            covariance_function(self.covar_module, like=arms[:2])
         return initial_state(arms)
 
     @property
@@ -161,19 +172,18 @@ class UCBPolicy(ABC):
             dictionary = parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
             posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
-        gained = _gains(state, surrogate, picks, parts.width)
+        information = state.information + _gains(state, surrogate, picks, parts.width)
+        width = self._width(parts, posterior, observations.pulls, information)
+        if surrogate.streams:
+            with watch.phase("sweep"):
+                posterior = with_contenders(posterior, width=width, stop_rule=parts.stop_rule)
         told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
-        return replace(
-            told,
-            information=state.information + gained,
-            width=self._width(parts, posterior, observations.pulls, state.information + gained),
-            seconds=watch.seconds,
-        )
+        return replace(told, information=information, width=width, seconds=watch.seconds)
 
     def _learns(self) -> bool:
         return self.covar_module is None or self.regularization is None
 
-    def _design_size(self, arms: Tensor) -> int:
+    def _design_size(self, arms: ArmSet) -> int:
         if self.initial_design is not None:
             return self.initial_design
         return max(10, 2 * arms.shape[1]) if self._learns() else 1
@@ -192,14 +202,16 @@ class UCBPolicy(ABC):
                 prior = learn_prior(prior, observations, state.arms, generator=generator)
             assert prior.covar_module is not None
             assert prior.regularization is not None
-            covariance = covariance_function(prior.covar_module, like=state.arms)
+            arms = state.arms
+            covariance = covariance_function(prior.covar_module, like=arms[:2])
+            repeats = None if current is None else current.repeats
             surrogate = Surrogate(
-                arms=state.arms,
+                arms=arms,
                 covariance=covariance,
-                prior_variance=covariance.diagonal(state.arms),
+                prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
                 prior_mean=prior.prior_mean or 0.0,
                 regularization=prior.regularization,
-                repeats=data.repeated_rows(state.arms) if current is None else current.repeats,
+                repeats=data.repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
                 sweep_dtype=self.sweep_dtype,
                 memory_bytes=self.memory_bytes,
             )
