@@ -121,8 +121,8 @@ class ArmPosterior:
         return variances / self.surrogate.regularization
 
     def means_at(self, indices: Tensor) -> Tensor:
-        """Return the means (y) of some arms (``q``) in float64, whatever the precision of the sweep. O(q) or O(q m (d + r))."""
-        if self.mean_errors is None:
+        """Return the means (y) of some arms (``q``). O(q), O(q m (d + r)) where they are streamed."""
+        if not self.surrogate.streams:
             return self.means[indices]
         return dtc.mean(self.state, self.state.factor.features(self.kernel_rows(indices)))
 
