@@ -29,6 +29,7 @@ from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell, maximize
 from sparse_bo.models import SparseGP, gradient_subset
+from sparse_bo.planning import Plan, plan
 from sparse_bo.policies import BBKB, BKB, GPBUCB, GPUCB, GSSBO, RSSBO, BoTorchUCB, EpsilonGreedy, RandomSearch
 from sparse_bo.result import Result
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, botorch_beta
@@ -66,6 +67,7 @@ __all__ = [
     "NumericalWarning",
     "ObjectiveError",
     "PendingBatchError",
+    "Plan",
     "ProductGrid",
     "RandomSearch",
     "RecursiveRLSSampler",
@@ -82,6 +84,7 @@ __all__ = [
     "gradient_subset",
     "maximize",
     "optimize_batch",
+    "plan",
     "problems",
     "residual_bound",
 ]
