@@ -110,26 +110,30 @@ class _LowPrecision:
         rounding = 2.0**-10 if self.tensor_cores else 2.0**-24
         self.gamma = 1.001 * (2.0 * rounding + rounding**2 + (m + 2) * unit)
         self.square_error = (r + 2) * unit
-        self.root = form.root.T.float()  # r x m
+        self.emulated = self.tensor_cores and form.root.device.type != "cuda"  # no such cores: cut the inputs as they would
+        self.root = form.root.T.float().contiguous()  # r x m
         self.norms = form.root.norm(dim=0).float() * (1.0 + 2.0**-20)
         self.frobenius = self.norms.double().square().sum()
-        self.step = form.root.shape[1]
+        if self.emulated:
+            self.root = cut_to_tf32(self.root)
+        self.step = form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        means = self.form.mean(K_DX)
         K = K_DX.float()
+        norm = K.square().sum(dim=0).double().sqrt_().mul_((1.0 + self.square_error) * self.gamma)  # γ ‖k‖
+        if self.emulated:
+            K = cut_to_tf32(K)
+        squares, weighted = torch.zeros_like(norm), torch.zeros_like(norm)
         with matmul_precision(tf32=self.tensor_cores):
-            product = self._product(K)
-        norm = K.square().sum(dim=0).double().sqrt_() * ((1.0 + self.square_error) * self.gamma)  # γ ‖k‖
-        weighted = (self.norms @ product.abs()).double() * (1.0 + 2.0 * self.square_error)
-        squares = product.square_().sum(dim=0).double()
+            for start in range(0, len(self.root), self.step):  # a triangular root has nothing below its diagonal
+                stop = min(start + self.step, len(self.root))
+                rows = stop if self.form.triangular else len(K)
+                product = (self.root[start:stop, :rows] @ K[:rows]).abs_()
+                weighted += self.norms[start:stop] @ product
+                squares += product.square_().sum(dim=0)
+        weighted *= 1.0 + 2.0 * self.square_error
         errors = norm * (2.0 * weighted + norm * self.frobenius) + self.square_error * squares
-        return Moments(means, (prior_variance - squares).clamp_min_(0.0), errors)
-
-    def _product(self, K: Tensor) -> Tensor:
-        if self.tensor_cores and K.device.type != "cuda":  # no such cores here: cut the inputs as they would
-            return cut_to_tf32(self.root) @ cut_to_tf32(K)
-        return self.root @ K
+        return Moments(self.form.mean(K_DX), (prior_variance - squares).clamp_min_(0.0), errors)
 
 
 def cut_to_tf32(X: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def run_pilots(
             return value
         smaller = fmean([trace.at(budget, of) for trace in traces[sizes[0]]])
         larger = fmean([trace.at(min(budget, traces[sizes[0]][0].rows[-1].pulls), of) for trace in whole])
-        exponent = min(max(math.log(larger / smaller) / math.log(most / sizes[0]), 0.0), 0.5)
+        exponent = min(max(math.log(larger / smaller) / math.log(most / sizes[0]), 0.0), 0.2)
         return value * (arms / most) ** (SHRINKING * exponent)
 
     size = forecast(lambda row: float(row.dictionary_size or 1))
