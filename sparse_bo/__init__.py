@@ -9,6 +9,7 @@ In a BoTorch loop, :class:`SparseGP` takes the place of ``SingleTaskGP``, and :f
 from sparse_bo import core, problems
 from sparse_bo._version import __version__
 from sparse_bo.acquisition import optimize_batch
+from sparse_bo.armsets import LazyArms, MemmapArms, ProductGrid
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.dictionary import (
     Dictionary,
@@ -42,6 +43,7 @@ from sparse_bo.executors import RayExecutor
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell
 from sparse_bo.models import SparseGP, VecchiaGP, gradient_subset
+from sparse_bo.planning import Plan, plan
 from sparse_bo.policies import (
     BBKB,
     BKB,
@@ -115,12 +117,16 @@ __all__ = [
     "IVMSampler",
     "KDPPSampler",
     "KMeansPlusPlusSampler",
+    "LazyArms",
     "LeverageSampler",
+    "MemmapArms",
     "MiniMETA",
     "NumericalWarning",
     "ObjectiveError",
     "PendingBatchError",
+    "Plan",
     "PosteriorEpsilonGreedy",
+    "ProductGrid",
     "QFFTSArms",
     "RandomSearch",
     "RayExecutor",
@@ -149,6 +155,7 @@ __all__ = [
     "max_variance_design",
     "maximize",
     "optimize_batch",
+    "plan",
     "problems",
     "residual_bound",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from sparse_bo._version import __version__
+from sparse_bo.cli_plan import PLAN_HELP, make_plan
 from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted
 from sparse_bo.history import HistoryRow
 from sparse_bo.loop import AskTell
@@ -130,6 +132,25 @@ def run(
 ) -> None:
     """Check everything, run, report."""
     _launch(**context.params)
+
+
+@app.command("plan", help=PLAN_HELP)
+@functools.wraps(make_plan)
+def plan(**options: Any) -> None:
+    """Check everything, forecast, print the plan."""
+    try:
+        made = make_plan(**options)
+    except (ValueError, TypeError, OSError) as error:
+        errors.print(f"[red]error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from error
+    table = Table(title=f"plan: {made.policy.name}", show_header=False, title_justify="left")
+    for name, text in made.lines().items():
+        table.add_row(name, text)
+    console.print(table)
+    for note in made.notes:
+        console.print(f"- {note}", highlight=False)
+    if not made.fits:
+        raise typer.Exit(3)
 
 
 def _launch(

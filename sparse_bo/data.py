@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet
+
 
 @dataclass(frozen=True, eq=False)
 class Observations:
@@ -41,9 +43,9 @@ class Observations:
         return int(self.counts.sum())
 
 
-def no_observations(arms: Tensor) -> Observations:
+def no_observations(arms: ArmSet) -> Observations:
     """Return the empty observations of an arm set (``a x d``), with indices."""
-    empty = arms.new_zeros(0)
+    empty = torch.zeros(0, dtype=arms.dtype, device=arms.device)
     indices = torch.empty(0, dtype=torch.long, device=arms.device)
     return Observations(arms[:0], empty, empty, empty, indices, indices)
 
@@ -71,7 +73,7 @@ def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
     return order.new_empty(groups).scatter_reduce(0, group, order, "amin", include_self=False)
 
 
-def add(observations: Observations, arms: Tensor, indices: Tensor, y: Tensor) -> Observations:
+def add(observations: Observations, arms: ArmSet, indices: Tensor, y: Tensor) -> Observations:
     """Add observations of arms. O((n + q) log(n + q)).
 
     Args:

@@ -1,4 +1,4 @@
-"""Where a policy may evaluate: a finite arm set (an ``a x d`` tensor) or a box."""
+"""Where a policy may evaluate: a finite arm set (an ``a x d`` tensor, or rows made on request) or a box."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet, LazyArms
 from sparse_bo.validation import FLOATING, check_finite, check_indices, check_like, check_points
 
 
@@ -101,11 +102,23 @@ class Box:
         return X
 
 
-Domain = Tensor | Box
-"""Arms (``a x d``) or a box. Picks are ``q`` rows (int64) of the former, ``q x d`` points (float64) of the latter."""
+Domain = ArmSet | Box
+"""Arms (``a x d``, in memory or lazy) or a box.
+
+Picks are ``q`` rows (int64) of the former, ``q x d`` points (float64) of the latter."""
 
 
-def check_domain(arms: Tensor | None, bounds: Tensor | None) -> Domain:
+def check_arms(arms: ArmSet) -> ArmSet:
+    """Return the arms that a user gave; rows made on request check themselves where they are made.
+
+    Raises:
+        TypeError: If they are no float tensor.
+        ValueError: If they are empty or not finite.
+    """
+    return arms if isinstance(arms, LazyArms) else check_points("arms", arms)
+
+
+def check_domain(arms: ArmSet | None, bounds: Tensor | None) -> Domain:
     """Return the arms or the box that a user gave.
 
     Raises:
@@ -113,7 +126,7 @@ def check_domain(arms: Tensor | None, bounds: Tensor | None) -> Domain:
         ValueError: If both or none are given, arms are empty or not finite, or bounds are not those of a box.
     """
     if arms is not None and bounds is None:
-        return check_points("arms", arms)
+        return check_arms(arms)
     if bounds is not None and arms is None:
         return Box(bounds)
     given = "none of them" if arms is None else "both"
@@ -122,7 +135,7 @@ def check_domain(arms: Tensor | None, bounds: Tensor | None) -> Domain:
 
 def like(domain: Domain) -> Tensor:
     """Return a tensor of the domain's dtype and device."""
-    return domain.bounds if isinstance(domain, Box) else domain
+    return domain.bounds if isinstance(domain, Box) else domain[:0]
 
 
 def no_picks(domain: Domain) -> Tensor:

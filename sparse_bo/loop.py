@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet
 from sparse_bo.audit import Certificate
 from sparse_bo.domain import Box, Domain, check_domain, check_picks, like
 from sparse_bo.engine import UNLIMITED, Engine
@@ -38,7 +39,8 @@ class AskTell:
     thread count or device. The global generators are never touched.
 
     Args:
-        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed.
+        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
+            :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         seed: Non-negative integer.
@@ -59,7 +61,7 @@ class AskTell:
 
     def __init__(
         self,
-        arms: Tensor | None = None,
+        arms: ArmSet | None = None,
         policy: Policy[Any] | None = None,
         *,
         bounds: Tensor | None = None,
@@ -81,7 +83,7 @@ class AskTell:
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
         self._journal: Journal | None = None
         if storage is not None:
-            self._journal = Journal.create(storage, self._about, None if isinstance(self._domain, Box) else self._domain)
+            self._journal = Journal.create(storage, self._about, self._domain if isinstance(self._domain, Tensor) else None)
         if observed is not None:
             picks, y = observed
             self._record(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
@@ -93,7 +95,7 @@ class AskTell:
         cls,
         storage: str | Path,
         *,
-        arms: Tensor | None = None,
+        arms: ArmSet | None = None,
         policy: Policy[Any] | None = None,
         device: str | torch.device | None = None,
     ) -> AskTell:

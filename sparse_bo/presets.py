@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import problems
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.armsets import ArmSet, MemmapArms, ProductGrid
 from sparse_bo.dictionary import (
     FirstSampler,
     GreedyVarianceSampler,
@@ -235,5 +238,44 @@ def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: s
     merged["covar_module"] = make_kernel(
         merged.pop("kernel"), lengthscale=merged.pop("lengthscale", None), outputscale=merged.pop("outputscale", None)
     )
-    precision = check_choice("precision", merged.pop("precision", "float64"), ("float64", "float32"))
-    return {**merged, "sweep_dtype": torch.float32 if precision == "float32" else torch.float64}
+    precision = check_choice("precision", merged.pop("precision", "float64"), tuple(PRECISIONS))
+    return {**merged, "sweep_dtype": PRECISIONS[precision]}
+
+
+def planned_arms(number: str | None, file: Path | None, grid: str | None) -> int | ArmSet:
+    """Return the arms that a plan is asked for: a number, the rows of a file, or a grid over the unit cube.
+
+    Raises:
+        ValueError: If not exactly one of the three is given, or it cannot be read.
+        OSError: If the file cannot be read.
+        TypeError: If the file has the wrong dtype.
+    """
+    given = [x for x in (number, file, grid) if x is not None]
+    if len(given) != 1:
+        raise ValueError(f"expected one of --arms, --arms-file and --grid, got {len(given)} of them")
+    if number is not None:
+        return whole_number("arms", number)
+    if file is not None:
+        return MemmapArms(file)
+    assert grid is not None
+    try:
+        points = [int(part) for part in grid.split("x")]
+    except ValueError as error:
+        raise ValueError(f"expected --grid like 100x100x50, got {grid!r}") from error
+    bounds = torch.tensor([[0.0] * len(points), [1.0] * len(points)], dtype=torch.float64)
+    return ProductGrid.linspace(bounds, points)
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return a positive whole number, also written as 1e6.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ValueError(f"expected --{name} to be a whole number such as 1000000 or 1e6, got {text!r}") from error
+    if not value.is_integer() or value < 1:
+        raise ValueError(f"expected --{name} to be a whole number >= 1, got {text!r}")
+    return int(value)

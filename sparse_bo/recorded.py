@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domain import Box, Domain
+from sparse_bo.armsets import ArmSet, digest
+from sparse_bo.domain import Box, Domain, check_arms
 from sparse_bo.errors import StorageError
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.policies import Policy
 from sparse_bo.policies.describing import describe, fingerprint, rebuild
 from sparse_bo.storage import Event, Journal, Row
-from sparse_bo.validation import check_points
 
 _OF_EVALUATIONS = ("indices", "points", "values", "batch_size", "failed")
 """Fields of a history row that the events say already."""
@@ -79,17 +78,11 @@ def about_run(
         "arms": list(domain.shape),
         "dtype": str(domain.dtype),
         "device": str(domain.device),
-        "arms_hash": arms_hash(domain),
+        "arms_hash": digest(domain),
     }
 
 
-def arms_hash(arms: Tensor) -> str:
-    """Return a hash of an arm set's values."""
-    array = arms.detach().cpu().contiguous().numpy()
-    return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
-
-
-def domain_of(journal: Journal, arms: Tensor | None, device: str | torch.device | None) -> tuple[Tensor | None, Tensor | None]:
+def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device | None) -> tuple[ArmSet | None, Tensor | None]:
     """Return the arms or the bounds of a recorded run.
 
     Raises:
@@ -106,7 +99,7 @@ def domain_of(journal: Journal, arms: Tensor | None, device: str | torch.device 
         if arms is None:
             raise ValueError(f"the {about['arms'][0]:,} arms of {path} were too many to be kept in it; pass arms=")
         return arms.to(where), None
-    if arms_hash(check_points("arms", arms)) != about["arms_hash"]:
+    if digest(check_arms(arms)) != about["arms_hash"]:
         raise ValueError(
             f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
             f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"

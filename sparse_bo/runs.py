@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet
 from sparse_bo.execution import CallWith, Workers
 from sparse_bo.executors import Submits
 from sparse_bo.loop import AskTell, Callback, Objective
@@ -19,7 +20,7 @@ from sparse_bo.validation import check_count
 def maximize(
     objective: Objective,
     *,
-    arms: Tensor | None = None,
+    arms: ArmSet | None = None,
     bounds: Tensor | None = None,
     budget: int,
     policy: Policy[Any] | None = None,
@@ -37,7 +38,7 @@ def maximize(
 
     Args:
         objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
-        arms: ``a x d`` candidates.
+        arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         budget: Evaluations to make, those of a resumed run included.
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.
@@ -92,7 +93,7 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
     return executor if workers is None else replace(executor, count=workers)
 
 
-def _resumed(storage: str | Path, arms: Tensor | None, bounds: Tensor | None, policy: Policy[Any] | None, seed: int) -> AskTell:
+def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy[Any] | None, seed: int) -> AskTell:
     loop = AskTell.resume(storage, arms=arms, policy=policy)
     about = loop.about
     if about["seed"] != seed or (bounds is not None and bounds.tolist() != about.get("bounds")):

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, fixed_dictionary, process
+from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
-from sparse_bo.arms.picks import GreedyPicks, fresh_scores, greedy_picks, resolution
+from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.arms.streaming import refilled
 from sparse_bo.core.chunking import chunk_rows, row_slices
 
 InBatch = Literal["fixed", "process"]
@@ -58,8 +60,9 @@ def pick_batch(
     """Pick arms by ``mean + width · √leverage`` until the stop rule or ``max_q`` ends the batch.
 
     Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
-    arms tie and the lowest index wins. After a float32 sweep the starting bounds include its error, so every arm that could
-    win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick.
+    arms tie and the lowest index wins. After a sweep in low precision the starting bounds include its error, so every arm that
+    could win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick. Of a streamed arm set only
+    the contenders are looked at (:mod:`sparse_bo.arms.streaming`).
 
     A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
@@ -86,7 +89,7 @@ def pick_batch(
         return _pick_more(posterior, width, stop_rule, conditioner, max_q, given)
     picker = _Picker(posterior, width, stop_rule)
     if max_q == 1 or stop_rule.allowance <= 0.0:
-        if posterior.mean_errors is None:
+        if posterior.leverage_errors is None and posterior.contenders is None:
             return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
         max_q = 1
     return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner), max_rechecked)
@@ -148,13 +151,10 @@ class _Picker:
     def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule) -> None:
         self.posterior, self.width, self.stop_rule = posterior, width, stop_rule
         self.spent, self.rechecked = 0.0, 0
-        means, leverages = posterior.means, posterior.leverages
-        if posterior.mean_errors is not None and posterior.leverage_errors is not None:
-            means, leverages = means + posterior.mean_errors, leverages + posterior.leverage_errors
-        self.low = resolution(float(leverages.max()))
-        scores = leverages.sqrt().mul_(width).add_(means)
-        lowest, highest = torch.aminmax(scores)
-        self.unit = resolution(max(abs(float(lowest)), abs(float(highest))))
+        contenders = posterior.contenders
+        self.ids = None if contenders is None else contenders.indices
+        self.outside = -math.inf if contenders is None else contenders.floor
+        self.low, self.unit, scores = _starting_scores(posterior, width)
         self.scores = scores.div_(self.unit).round_().mul_(self.unit)
         repeats = posterior.surrogate.repeats
         if repeats is not None:
@@ -166,14 +166,18 @@ class _Picker:
         picks: list[Tensor] = []
         left, refresh = max_q, BLOCK
         while left > 0:
-            indices, floor = _highest(self.scores, BLOCK)
+            at, floor = highest(self.scores, BLOCK)
+            indices = self._arms(at)
             block = conditioner.block(indices)
             # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
             fresh = refresh >= len(self.scores)
             # With all arms in the block (floor −∞), or floors that hold, any number of picks can be made in it.
             single = fresh and floor > -math.inf
-            picked = self._pick(indices, block, -math.inf if fresh else floor, 1 if single else left)
+            picked = self._pick(at, block, max(-math.inf if fresh else floor, self.outside), 1 if single else left)
             if not picked.positions:
+                if fresh and self.outside > -math.inf:
+                    self._refill(conditioner)
+                    continue
                 refresh *= 2
                 if max_rechecked is not None and picks and self.rechecked + refresh > max_rechecked:
                     break
@@ -197,11 +201,15 @@ class _Picker:
             )
         return BatchPicks(torch.cat(picks), self.rechecked)
 
-    def _pick(self, indices: Tensor, block: Block, floor: float, left: int) -> GreedyPicks:
-        """Pick inside a block and lower the bounds of its arms."""
+    def _arms(self, at: Tensor) -> Tensor:
+        """Return the arms at some positions of the scores."""
+        return at if self.ids is None else self.ids[at]
+
+    def _pick(self, at: Tensor, block: Block, floor: float, left: int) -> GreedyPicks:
+        """Pick inside the block of the arms at some positions, and lower their bounds."""
         spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
         picked = greedy_picks(
-            _host(self._means(indices)),
+            _host(self._means(self._arms(at))),
             _host(block.covariance),
             _host(block.residual),
             width=self.width,
@@ -213,51 +221,56 @@ class _Picker:
             low=self.low,
             max_picks=min(left, LOCAL_STEP) if self.stop_rule.kind == "local" else left,
         )
-        self._lower(indices, picked.scores)
+        self._lower(at, picked.scores)
         return picked
+
+    def _refill(self, conditioner: Conditioner) -> None:
+        """Take the arms with the highest scores now: those that are kept no longer hold the best for certain."""
+        contenders = refilled(self.posterior, conditioner, width=self.width)
+        self.ids, self.outside = contenders.indices, contenders.floor
+        self.scores = contenders.upper.div(self.unit).round_().mul_(self.unit)
+        # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
+        self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
     def _refresh(self, conditioner: Conditioner, size: int) -> None:
         """Recompute the scores of the ``size`` arms with the highest bounds."""
-        highest, _ = _highest(self.scores, size)
+        best, _ = highest(self.scores, size)
         m = self.posterior.dictionary.m
-        chunk = chunk_rows(len(highest), bytes_per_row=64 * m, memory_bytes=self.posterior.surrogate.memory_bytes)
-        for rows in row_slices(len(highest), chunk=chunk):
-            indices = highest[rows]
+        chunk = chunk_rows(len(best), bytes_per_row=64 * m, memory_bytes=self.posterior.surrogate.memory_bytes)
+        for rows in row_slices(len(best), chunk=chunk):
+            at = best[rows]
+            indices = self._arms(at)
             reducible, residual = map(_host, conditioner.leverages(indices))
             means = _host(self._means(indices))
             scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
-            self._lower(indices, scores)
+            self._lower(at, scores)
 
-    def _lower(self, indices: Tensor, scores: NDArray[np.float64]) -> None:
-        """Lower the bounds of some arms to fresh scores; a bound never rises, whatever round-off says."""
+    def _lower(self, at: Tensor, scores: NDArray[np.float64]) -> None:
+        """Lower some bounds to fresh scores; a bound never rises, whatever round-off says."""
         rounded = torch.from_numpy(np.rint(scores / self.unit) * self.unit).to(self.scores.device)
-        self.scores[indices] = torch.minimum(self.scores[indices], rounded)
-        self.rechecked += len(indices)
+        self.scores[at] = torch.minimum(self.scores[at], rounded)
+        self.rechecked += len(at)
 
     def _means(self, indices: Tensor) -> Tensor:
-        """Return posterior means in float64 (recomputed after a float32 sweep)."""
-        if self.posterior.mean_errors is None:
+        """Return posterior means (recomputed where the arms are streamed)."""
+        if self.ids is None:
             return self.posterior.means[indices]
         return self.posterior.form.mean(self.posterior.kernel_rows(indices))
 
 
-def _highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
-    """Return the ``size`` arms with the highest scores, ascending, lowest index first on ties, and the best score outside.
-
-    Arms with score −∞ are left out.
-    """
-    if size >= len(scores):
-        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
-    values = scores.topk(size + 1).values
-    if float(values[size]) == -math.inf:
-        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
-    highest = (scores >= values[size - 1]).nonzero().squeeze(-1)
-    if len(highest) > size:  # ties at the cut: keep those of lowest index
-        tied = scores[highest] == values[size - 1]
-        surplus = tied.nonzero().squeeze(-1)[size - len(highest) :]
-        tied.fill_(True)[surplus] = False
-        highest = highest[tied]
-    return highest, float(values[size])
+def _starting_scores(posterior: ArmPosterior, width: float) -> tuple[float, float, Tensor]:
+    """Return the resolutions of leverages and scores, and upper bounds on the scores, not rounded yet."""
+    contenders = posterior.contenders
+    if contenders is not None:
+        leverage, lowest, best = contenders.extremes.tolist()
+        return resolution(leverage), resolution(max(abs(lowest), abs(best))), contenders.upper.clone()
+    leverages = posterior.leverages
+    if posterior.leverage_errors is not None:
+        leverages = leverages + posterior.leverage_errors
+    scores = leverages.sqrt().mul_(width).add_(posterior.means)
+    # One transfer for all three.
+    leverage, lowest, best = torch.stack([leverages.max(), *torch.aminmax(scores)]).tolist()
+    return resolution(leverage), resolution(max(abs(lowest), abs(best))), scores
 
 
 def _host(values: Tensor) -> NDArray[np.float64]:

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparse_bo.core.chunking import row_slices
 from sparse_bo.kernels import CovarianceFunction
+
+_LEAST_BLOCK_BYTES = 2**20
+"""Smaller blocks of new columns only cost calls."""
 
 
 class _Storage:
@@ -50,7 +54,11 @@ class KernelColumns:
             kept = self
         storage = kept._with_room(len(missing), arms)
         start = storage.used
-        storage.rows[start : start + len(missing)] = covariance.cross(arms[missing], arms)
+        points, stop = arms[missing], start + len(missing)
+        # Evaluating a kernel holds about five blocks of the result's size: they must not outgrow the budget.
+        share = max(self.memory_bytes // 16, _LEAST_BLOCK_BYTES)
+        for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
+            storage.rows[start:stop, part] = covariance.cross(points, arms[part])
         storage.used += len(missing)
         slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
         return KernelColumns(self.memory_bytes, slots, storage)

@@ -76,10 +76,10 @@ def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: t
         generator: CPU generator; only the sampler draws.
     """
     surrogate = replace(surrogate, prior_mean=0.0)
-    arms = surrogate.arms
+    arms, variances = surrogate.in_memory
     observations = data.no_observations(arms)
     columns = KernelColumns(surrogate.memory_bytes)
-    first = surrogate.prior_variance.argmax().unsqueeze(0)
+    first = variances.argmax().unsqueeze(0)
     dictionary = Dictionary(arms[first], arms.new_ones(1), first)  # without data any dictionary gives the prior
     picks: list[Tensor] = []
     left, drawn = q, 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns
+from sparse_bo.arms.contenders import Contenders
+from sparse_bo.arms.moments import Evaluator, Precision, evaluator
+from sparse_bo.arms.tiles import tiles
+from sparse_bo.armsets import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.core.leverage import effective_dimension
@@ -19,25 +23,58 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction
 
 
+class LazyVariances:
+    """``k(x, x)`` of the arms of a lazy set, computed where it is asked for."""
+
+    def __init__(self, covariance: CovarianceFunction, arms: LazyArms) -> None:
+        self.covariance, self.arms = covariance, arms
+
+    def __getitem__(self, where: Tensor | slice) -> Tensor:
+        """Return ``k(x, x)`` of some arms (``q``). O(q d)."""
+        return self.covariance.diagonal(self.arms[where])
+
+    def max(self) -> Tensor:
+        """Return the largest. O(d) for a stationary kernel, else one pass over the arms."""
+        if self.covariance.kernel.is_stationary:
+            return self[0:1].max()
+        return torch.stack([self.covariance.diagonal(X).max() for _, X in tiles(self.arms, rows=CHECK_ROWS)]).max()
+
+
 @dataclass(frozen=True, eq=False)
 class Surrogate:
     """The prior over an arm set and how it is computed: what stays fixed from one resparsification to the next."""
 
-    arms: Tensor
-    """``a x d``, float64."""
+    arms: ArmSet
+    """``a x d``, float64. A lazy set is *streamed*: no vector of length a is ever held."""
     covariance: CovarianceFunction
-    prior_variance: Tensor
+    prior_variance: Tensor | LazyVariances
     """``a``, ``k(x, x)`` of every arm (y²)."""
     prior_mean: float
     """μ₀ (y)."""
     regularization: float
     """λ > 0 (y²)."""
-    sweep_dtype: torch.dtype = torch.float64
+    sweep_dtype: Precision = torch.float64
     """Precision of the one large matrix product of a sweep; factorisations are always float64."""
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
     """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.data.repeated_rows`)."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the arms are made tile by tile."""
+        return isinstance(self.arms, LazyArms)
+
+    @property
+    def in_memory(self) -> tuple[Tensor, Tensor]:
+        """The arms (``a x d``) and their prior variances (``a``), for what needs them all at once.
+
+        Raises:
+            ValueError: If the arms are streamed.
+        """
+        if isinstance(self.arms, LazyArms) or isinstance(self.prior_variance, LazyVariances):
+            raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
+        return self.arms, self.prior_variance
 
     @cached_property
     def kappa_squared(self) -> float:
@@ -54,19 +91,31 @@ class ArmPosterior:
     state: dtc.DTC
     form: dtc.OneProduct
     means: Tensor
-    """``a`` posterior means (y)."""
+    """``a`` posterior means (y); empty where the arms are streamed."""
     leverages: Tensor
-    """``a`` posterior variance / λ, at least 0."""
-    mean_errors: Tensor | None
-    """``a`` bounds on the error of ``means`` (y) after a float32 sweep; ``None`` after a float64 one (round-off only)."""
+    """``a`` posterior variance / λ, at least 0; empty where the arms are streamed."""
     leverage_errors: Tensor | None
-    """``a`` bounds on the error of ``leverages`` after a float32 sweep."""
+    """``a`` bounds on the error of ``leverages`` after a sweep in low precision; ``None`` after a float64 one (round-off)."""
     observed_leverages: Tensor
     """``n`` leverages of the distinct pulled arms, always float64, in the order of the observations."""
     effective_dimension: float
     """``Σ count · leverage`` over the pulled arms."""
     block: Tensor | None
     """``m x a`` kernel between dictionary and arms, where it fits the budget."""
+    contenders: Contenders | None = None
+    """Streamed arms: those that can be picked next (:func:`sparse_bo.arms.streaming.with_contenders`)."""
+
+    @cached_property
+    def evaluate(self) -> Evaluator:
+        """Posterior moments from kernel columns, in the precision of the sweep."""
+        surrogate = self.surrogate
+        return evaluator(
+            self.state,
+            self.form,
+            precision=surrogate.sweep_dtype,
+            kappa_squared=surrogate.kappa_squared,
+            noise=surrogate.regularization,
+        )
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
@@ -76,21 +125,31 @@ class ArmPosterior:
 
     def leverages_at(self, indices: Tensor) -> Tensor:
         """Return the leverages of some arms (``q``) in float64, whatever the precision of the sweep. O(q) or O(q m (d + r))."""
-        if self.leverage_errors is None:
+        if self.leverage_errors is None and not self.surrogate.streams:
             return self.leverages[indices]
         features = self.state.factor.features(self.kernel_rows(indices))
         variances = dtc.variance(self.state, features, self.surrogate.prior_variance[indices])
         return variances / self.surrogate.regularization
 
     def means_at(self, indices: Tensor) -> Tensor:
-        """Return the means (y) of some arms (``q``) in float64, whatever the precision of the sweep. O(q) or O(q m (d + r))."""
-        if self.mean_errors is None:
+        """Return the means (y) of some arms (``q``). O(q), O(q m (d + r)) where they are streamed."""
+        if not self.surrogate.streams:
             return self.means[indices]
         return dtc.mean(self.state, self.state.factor.features(self.kernel_rows(indices)))
 
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
         yield from _chunks(self.surrogate, self.dictionary, self.block, step=self.dictionary.m)
+
+    def best(self) -> tuple[int, float, float]:
+        """Return the arm with the highest posterior mean (the first on ties), its mean (y) and its leverage. O(a)."""
+        if self.contenders is not None:
+            index, mean = self.contenders.best_index, self.contenders.best_mean
+        else:
+            index = int(self.means.argmax())
+            mean = float(self.means[index])
+        where = torch.tensor([index], device=self.observed_leverages.device)
+        return index, mean, float(self.leverages_at(where))
 
 
 def arm_posterior(
@@ -110,35 +169,32 @@ def arm_posterior(
         The posterior, and the grown columns.
     """
     block = None
-    if dictionary.indices is not None and columns.fits(dictionary.m, surrogate.arms):
+    if isinstance(surrogate.arms, Tensor) and dictionary.indices is not None and columns.fits(dictionary.m, surrogate.arms):
         columns = columns.grown(surrogate.covariance, surrogate.arms, dictionary.indices)
         block = columns.block(dictionary.indices)
     state, features = _fit(surrogate, observations, dictionary, block)
-    form = dtc.one_product(state)
-    if dtc.one_product_error(state) * surrogate.kappa_squared > _TOLERANCE * surrogate.regularization:
-        sweep = _sweep_two_terms
-    else:
-        sweep = _sweep if surrogate.sweep_dtype == torch.float64 else _sweep_float32
-    means, leverages, mean_errors, leverage_errors = sweep(surrogate, dictionary, state, form, block)
-    assert observations.indices is not None
-    if leverage_errors is None:
-        observed = leverages[observations.indices]
-    else:
-        observed = dtc.variance(state, features, surrogate.prior_variance[observations.indices]) / surrogate.regularization
+    none = features.new_empty(0)
     posterior = ArmPosterior(
         surrogate=surrogate,
         dictionary=dictionary,
         state=state,
-        form=form,
-        means=means,
-        leverages=leverages,
-        mean_errors=mean_errors,
-        leverage_errors=leverage_errors,
-        observed_leverages=observed,
-        effective_dimension=float(effective_dimension(observed, observations.counts)),
+        form=dtc.one_product(state),
+        means=none,
+        leverages=none,
+        leverage_errors=None,
+        observed_leverages=none,
+        effective_dimension=0.0,
         block=block,
     )
-    return posterior, columns
+    assert observations.indices is not None
+    if not surrogate.streams:
+        posterior = _swept(posterior)
+    if surrogate.streams or posterior.leverage_errors is not None:
+        observed = dtc.variance(state, features, surrogate.prior_variance[observations.indices]) / surrogate.regularization
+    else:
+        observed = posterior.leverages[observations.indices]
+    d_eff = float(effective_dimension(observed, observations.counts))
+    return replace(posterior, observed_leverages=observed, effective_dimension=d_eff), columns
 
 
 def _fit(
@@ -161,84 +217,48 @@ def _fit(
 
 
 _PRODUCT_BYTES = 2**21
-"""A chunk's product stays in the processor's cache until it is squared and summed."""
+"""On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
+
+
+def sweep_rows(surrogate: Surrogate, *, m: int, step: int) -> int:
+    """Return how many arms to evaluate at a time: as many as the budget allows, on a CPU no more than its cache holds.
+
+    Args:
+        surrogate: Whose arms.
+        m: Points in the dictionary.
+        step: Rows of the product of one chunk.
+
+    Raises:
+        MemoryError: If not even one arm fits into the budget.
+    """
+    # GPyTorch's distance computation holds about four temporaries of the block's size.
+    rows = chunk_rows(surrogate.arms.shape[0], bytes_per_row=5 * 8 * m, memory_bytes=surrogate.memory_bytes)
+    if surrogate.arms.device.type == "cpu":
+        return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
+    return rows
 
 
 def _chunks(surrogate: Surrogate, dictionary: Dictionary, block: Tensor | None, *, step: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield ``(rows, k(D, arms[rows]))``, the rows such that a product of ``step x rows`` stays in the cache."""
-    rows = surrogate.arms.shape[0]
-    # GPyTorch's distance computation holds about four temporaries of the block's size.
-    chunk = chunk_rows(rows, bytes_per_row=5 * 8 * dictionary.m, memory_bytes=surrogate.memory_bytes)
-    chunk = min(chunk, max(_PRODUCT_BYTES // (8 * step), 1024))
-    for part in row_slices(rows, chunk=chunk):
+    """Yield ``(rows, k(D, arms[rows]))``."""
+    for part in row_slices(surrogate.arms.shape[0], chunk=sweep_rows(surrogate, m=dictionary.m, step=step)):
         if block is not None:
             yield part, block[:, part]
         else:
             yield part, surrogate.covariance.cross(dictionary.points, surrogate.arms[part])
 
 
-_TOLERANCE = 1e-7
-"""Error in a leverage above which the one-product form is not used (λ tiny beside the prior variance times the pulls)."""
-
-Sweep = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-
-
-def _sweep(surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None) -> Sweep:
-    """Return means and leverages of all arms by the one-product form."""
+def _swept(posterior: ArmPosterior) -> ArmPosterior:
+    """Return the posterior with means and leverages of all arms."""
+    surrogate, evaluate = posterior.surrogate, posterior.evaluate
+    assert isinstance(surrogate.prior_variance, Tensor)
     means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
-    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
-        means[part], variances[part] = form.moments(K_DX, surrogate.prior_variance[part])
-    return means, variances.div_(surrogate.regularization), None, None
-
-
-def _sweep_two_terms(
-    surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None
-) -> Sweep:
-    """Return means and leverages of all arms by the two-term form: twice the work, accurate for tiny λ."""
-    means, variances = torch.empty_like(surrogate.prior_variance), torch.empty_like(surrogate.prior_variance)
-    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
-        features = state.factor.features(K_DX)
-        means[part] = dtc.mean(state, features)
-        variances[part] = dtc.variance(state, features, surrogate.prior_variance[part])
-    return means, variances.div_(surrogate.regularization), None, None
-
-
-def _sweep_float32(
-    surrogate: Surrogate, dictionary: Dictionary, state: dtc.DTC, form: dtc.OneProduct, block: Tensor | None
-) -> Sweep:
-    """Return means and leverages of all arms with the product in float32, and bounds on their errors."""
-    means, variances, mean_errors, variance_errors = (torch.empty_like(surrogate.prior_variance) for _ in range(4))
-    low = _Float32Form(form)
-    for part, K_DX in _chunks(surrogate, dictionary, block, step=form.step):
-        moments = low.evaluate(K_DX, surrogate.prior_variance[part])
-        means[part], variances[part], mean_errors[part], variance_errors[part] = moments
+    errors = None
+    for part, K_DX in _chunks(surrogate, posterior.dictionary, posterior.block, step=evaluate.step):
+        moments = evaluate(K_DX, surrogate.prior_variance[part])
+        means[part], variances[part] = moments.means, moments.variances
+        if moments.errors is not None:
+            errors = torch.empty_like(means) if errors is None else errors
+            errors[part] = moments.errors
     scale = surrogate.regularization
-    return means, variances.div_(scale), mean_errors, variance_errors.div_(scale)
-
-
-class _Float32Form:
-    """The one-product form with its products in float32, and a bound on what that costs.
-
-    With unit round-off ``u = 2⁻²⁴`` and ``γ = (m + 3)u``, each entry of ``b = Rᵀk`` is off by at most ``γ ‖R_j‖ ‖k‖`` (rounded
-    inputs and an m-term sum; Higham 2002, §3.1), so ``‖δb‖ ≤ γ ‖R‖_F ‖k‖ =: ε`` and the variance is off by at most
-    ``2‖b‖ε + ε² + (r + 2)u‖b‖²``; the mean by ``γ ‖α‖ ‖k‖``.
-    """
-
-    def __init__(self, form: dtc.OneProduct) -> None:
-        m, r = form.root.shape
-        unit = 2.0**-24
-        self.root, self.alpha, self.prior_mean = form.root.float(), form.alpha.float(), form.prior_mean
-        self.gamma = (m + 3) * unit
-        self.root_norm, self.alpha_norm = float(form.root.norm()), float(form.alpha.norm())
-        self.square_error = (r + 2) * unit
-
-    def evaluate(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return means, variances and the bounds on their errors, each ``rows``, float64."""
-        K = K_DX.float()
-        norm = K.square().sum(dim=0).sqrt().double() * (1.0 + self.square_error)
-        squares = (self.root.T @ K).square_().sum(dim=0).double()
-        slack = self.gamma * self.root_norm * norm
-        length = squares.sqrt() + slack
-        variance_error = 2.0 * length * slack + self.square_error * length.square()
-        means = self.prior_mean + (self.alpha @ K).double()
-        return means, (prior_variance - squares).clamp_min_(0.0), self.gamma * self.alpha_norm * norm, variance_error
+    errors = None if errors is None else errors.div_(scale)
+    return replace(posterior, means=means, leverages=variances.div_(scale), leverage_errors=errors)

@@ -9,7 +9,7 @@ import torch
 from sparse_bo.core.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.simple import AllSampler
-from sparse_bo.validation import check_choice, check_positive
+from sparse_bo.validation import check_choice, check_count, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,18 @@ class LeverageSampler:
         oversampling: q̄ > 0.
         inclusion: Of an input pulled c times; ``"union"``: probability ``min(1, c p)``, as the authors' code;
             ``"exact"``: ``1 − (1 − p)^c``, that of at least one of its pulls being kept.
+        max_size: No dictionary is larger: where more points are expected, all probabilities are lowered alike, and of what is
+            drawn above it the points of the highest probability relative to their draw are kept. ``None``: any size.
     """
 
     oversampling: float = 2.0
     inclusion: Inclusion = "union"
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("oversampling", self.oversampling)
+        if self.max_size is not None:
+            check_count("max_size", self.max_size)
         check_choice("inclusion", self.inclusion, ("exact", "union"))
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
@@ -47,8 +52,13 @@ class LeverageSampler:
         probabilities = inclusion_probabilities(
             candidates.leverages, candidates.counts, oversampling=self.oversampling, law=self.inclusion
         )
+        if self.max_size is not None:
+            probabilities = probabilities * (self.max_size / probabilities.sum()).clamp_max(1.0)
         draws = torch.rand(len(probabilities), generator=generator, dtype=torch.float64).to(probabilities.device)
         positions = (draws < probabilities).nonzero().squeeze(-1)
+        if self.max_size is not None and len(positions) > self.max_size:
+            order = (draws / probabilities)[positions].argsort(stable=True)
+            positions = positions[order[: self.max_size]].sort().values
         if not len(positions):
             positions = probabilities.argmax().unsqueeze(0)
         return chosen(candidates, positions, probabilities[positions])

@@ -16,6 +16,7 @@ from botorch.optim.core import scipy_minimize
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet
 from sparse_bo.core.likelihood import dtc_log_likelihood
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.data import Observations
@@ -47,7 +48,7 @@ class _Data(NamedTuple):
     scale: float
 
 
-def learn_prior(given: Prior, observations: Observations, arms: Tensor, *, generator: torch.Generator) -> Prior:
+def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, generator: torch.Generator) -> Prior:
     """Learn what ``given`` leaves open by maximum a posteriori, with BoTorch's default kernel, mean and likelihood.
 
     The kernel is BoTorch's: RBF with one lengthscale per input and a dimension-scaled prior (Hvarfner et al. 2024), on
@@ -67,12 +68,12 @@ def learn_prior(given: Prior, observations: Observations, arms: Tensor, *, gener
     """
     data = _standardized(observations, arms, generator)
     learn_kernel = given.covar_module is None
-    likelihood = get_gaussian_likelihood_with_lognormal_prior().to(arms)
+    likelihood = get_gaussian_likelihood_with_lognormal_prior().to(data.X)
     if given.covar_module is None:
-        kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=arms.shape[1]).to(arms)
+        kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=arms.shape[1]).to(data.X)
         mean = data.X.new_zeros(())
     else:
-        kernel = copy.deepcopy(given.covar_module).to(arms).requires_grad_(False)
+        kernel = copy.deepcopy(given.covar_module).to(data.X).requires_grad_(False)
         mean = data.X.new_tensor(-data.shift / data.scale)
     if given.prior_mean is not None:
         mean = data.X.new_tensor((given.prior_mean - data.shift) / data.scale)
@@ -116,7 +117,7 @@ def learn_prior(given: Prior, observations: Observations, arms: Tensor, *, gener
     return Prior(_in_data_units(kernel, data), prior_mean, noise)
 
 
-def _standardized(observations: Observations, arms: Tensor, generator: torch.Generator) -> _Data:
+def _standardized(observations: Observations, arms: ArmSet, generator: torch.Generator) -> _Data:
     keep: Tensor | slice = slice(None)
     if observations.n > LEARNING_POINTS:
         keep = torch.randperm(observations.n, generator=generator)[:LEARNING_POINTS].sort().values.to(arms.device)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from sparse_bo.armsets import ArmSet, LazyArms, in_memory
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domain import Box, Domain
 from sparse_bo.policies.states import BanditState, State
 
@@ -86,8 +88,8 @@ def keeps_batch_open(policy: Policy[Any]) -> bool:
     return isinstance(policy, OpenBatches) and policy.keeps_batch_open
 
 
-def arms_of(domain: Domain, *, policy: str) -> Tensor:
-    """Return the arms of a policy that needs a finite arm set.
+def arm_set_of(domain: Domain, *, policy: str) -> ArmSet:
+    """Return the arms of a policy that needs a finite arm set, in memory or not.
 
     Raises:
         TypeError: If the domain is a box.
@@ -95,6 +97,22 @@ def arms_of(domain: Domain, *, policy: str) -> Tensor:
     if isinstance(domain, Box):
         raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
     return domain
+
+
+def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor:
+    """Return the arms of a policy that needs a finite arm set in memory; a lazy set is brought there if it fits.
+
+    Raises:
+        TypeError: If the domain is a box.
+        ValueError: If a lazy set does not fit into ``memory_bytes``.
+    """
+    arms = in_memory(arm_set_of(domain, policy=policy), memory_bytes=memory_bytes)
+    if isinstance(arms, LazyArms):
+        raise ValueError(
+            f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
+            "use BBKB or BKB, which stream them, or pass a tensor"
+        )
+    return arms
 
 
 def box_of(domain: Domain, *, policy: str) -> Box:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo import data
 from sparse_bo.domain import Box, Domain
-from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arm_set_of, random_arms
 from sparse_bo.policies.freezing import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
 from sparse_bo.validation import check_count, check_number, check_probability
@@ -134,7 +134,7 @@ class EpsilonGreedy:
 
     def init(self, domain: Domain) -> BanditState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
-        return initial_state(arms_of(domain, policy=self.name))
+        return initial_state(arm_set_of(domain, policy=self.name))
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Draw one uniform number per arm of the batch, then the random arms; the first arm of a run is random."""
@@ -158,4 +158,4 @@ class EpsilonGreedy:
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
-        return thaw_bandit(arms_of(domain, policy=self.name), frozen)
+        return thaw_bandit(arm_set_of(domain, policy=self.name), frozen)

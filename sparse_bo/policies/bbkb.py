@@ -34,6 +34,7 @@ class BBKB(UCBPolicy):
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both.
         inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler in place of leverage sampling.
+        max_dictionary: Leverage sampling keeps at most so many points; see :func:`sparse_bo.plan`.
     """
 
     oversampling: float = 2.0
@@ -42,6 +43,7 @@ class BBKB(UCBPolicy):
     in_batch: InBatch = "fixed"
     inclusion: Inclusion = "union"
     dictionary: Sampler | None = None
+    max_dictionary: int | None = None
 
     @property
     def name(self) -> str:
@@ -54,7 +56,8 @@ class BBKB(UCBPolicy):
         check_choice("in_batch", self.in_batch, ("fixed", "process"))
         check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb", "repeat"))
         return Parts(
-            sampler=self.dictionary or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion),
+            sampler=self.dictionary
+            or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary),
             stop_rule=StopRule(self.stop_rule, self.ratio_threshold),
             in_batch=self.in_batch,
             width=named_width(self, theory=BBKBTheory, authors=BBKBAuthors),

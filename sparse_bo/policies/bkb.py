@@ -27,11 +27,13 @@ class BKB(UCBPolicy):
         oversampling: q̄ > 0; theory: ``6α log(4T/δ)/ε²``, practice: 2 to 10.
         inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler in place of leverage sampling.
+        max_dictionary: Leverage sampling keeps at most so many points; see :func:`sparse_bo.plan`.
     """
 
     oversampling: float = 2.0
     inclusion: Inclusion = "union"
     dictionary: Sampler | None = None
+    max_dictionary: int | None = None
 
     @property
     def name(self) -> str:
@@ -42,7 +44,8 @@ class BKB(UCBPolicy):
     def parts(self) -> Parts:
         """Leverage sampling and batches of one."""
         return Parts(
-            sampler=self.dictionary or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion),
+            sampler=self.dictionary
+            or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary),
             stop_rule=StopRule("single"),
             in_batch="fixed",
             width=named_width(self, theory=BKBTheory, authors=BKBAuthors),

@@ -104,13 +104,14 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
     surrogate = newest.posterior.surrogate
     bound = norm_of(width)
     reach = math.inf if bound is None else bound
-    spread = surrogate.prior_variance.sqrt() * reach
+    arms, variances = surrogate.in_memory
+    spread = variances.sqrt() * reach
     lower, upper = surrogate.prior_mean - spread, surrogate.prior_mean + spread
     for finding in findings:
         if finding is newest:
             seen = interval(finding, width)
         elif finding.members is None or newest.members is None:
-            seen = interval(finding, width, surrogate.arms)
+            seen = interval(finding, width, arms)
         else:
             seen = _at_members(interval(finding, width), finding.members, newest.members)
         lower, upper = torch.maximum(lower, seen.lower), torch.minimum(upper, seen.upper)

@@ -8,10 +8,12 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.armsets import ArmSet
 from sparse_bo.data import Observations
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domain import Box, Domain
 from sparse_bo.models.hyperparameters import Prior
+from sparse_bo.policies.base import arms_of
 from sparse_bo.policies.describing import describe, rebuild
 from sparse_bo.policies.states import BanditState, BoxState, State
 
@@ -57,7 +59,7 @@ def freeze_bandit(state: BanditState) -> Frozen:
 
 
 def thaw_bandit(
-    arms: Tensor, frozen: Frozen, *, surrogate_of: Callable[[Prior], Surrogate] | None = None, memory_bytes: int = 0
+    arms: ArmSet, frozen: Frozen, *, surrogate_of: Callable[[Prior], Surrogate] | None = None, memory_bytes: int = 0
 ) -> BanditState:
     """Return the state that :func:`freeze_bandit` froze; its posterior is fitted and swept again, O(n m² + a m (d + r)).
 
@@ -104,7 +106,7 @@ def freeze_plain(state: BanditState | BoxState) -> Frozen | None:
 def thaw_plain(domain: Domain, frozen: Frozen) -> BanditState | BoxState:
     """Return the state that :func:`freeze_plain` froze."""
     if not isinstance(domain, Box):
-        return thaw_bandit(domain, frozen)
+        return thaw_bandit(arms_of(domain, policy="random"), frozen)
     device = domain.bounds.device
     X, y = frozen["X"].to(device), frozen["y"].to(device)
     return BoxState(domain.double(), X, y, width=frozen["width"], round=frozen["round"])

@@ -20,7 +20,7 @@ from sparse_bo.domain import Box, Domain, like
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import Proposal, Stopwatch, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
 from sparse_bo.policies.elimination import (
     Finding,
     contradiction,
@@ -134,6 +134,8 @@ class EliminationPolicy(ABC):
 
     def init(self, domain: Domain) -> EliminationState:
         """See :meth:`sparse_bo.policies.Policy.init`."""
+        if not isinstance(domain, Box):
+            domain = arms_of(domain, policy=self.name)
         sample = like(domain)
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=sample)
@@ -230,7 +232,8 @@ class EliminationPolicy(ABC):
         if isinstance(domain, Box):
             observations, hull = data.merge(state.picks, state.y), domain.bounds
         else:
-            observations, hull = data.add(data.no_observations(domain), domain, state.picks, state.y), domain
+            hull = arms_of(domain, policy=self.name)
+            observations = data.add(data.no_observations(hull), hull, state.picks, state.y)
         given = Prior(self.covar_module, self.prior_mean, self.regularization)
         return replace(state, prior=learn_prior(given, observations, hull, generator=generator), memo={})
 

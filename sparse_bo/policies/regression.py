@@ -17,6 +17,7 @@ from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domain import Box, check_domain
 from sparse_bo.kernels import covariance_function
+from sparse_bo.policies.base import arms_of
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth
 
@@ -121,7 +122,10 @@ def max_variance_design(
     if dictionary is not None and not isinstance(dictionary, Sampler):
         raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
     domain = check_domain(arms, bounds)
-    points = domain.double().sobol(candidates, generator=generator) if isinstance(domain, Box) else domain.double()
+    if isinstance(domain, Box):
+        points = domain.double().sobol(candidates, generator=generator)
+    else:
+        points = arms_of(domain, policy="maximum-variance design").double()
     covariance = covariance_function(covar_module, like=points)
     surrogate = Surrogate(
         arms=points,

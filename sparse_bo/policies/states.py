@@ -11,6 +11,7 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
+from sparse_bo.armsets import ArmSet
 from sparse_bo.data import Observations, no_observations
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domain import Box
@@ -82,7 +83,7 @@ class State(Protocol):
 class BanditState:
     """Everything a policy over arms knows between two batches. A value."""
 
-    arms: Tensor
+    arms: ArmSet
     """``a x d``, float64."""
     observations: Observations
     posterior: ArmPosterior | None = None
@@ -120,9 +121,8 @@ class BanditState:
         posterior = self.posterior
         index, mean, sd = observed_index, observed_mean, None
         if posterior is not None:
-            index = int(posterior.means.argmax())
-            mean = float(posterior.means[index])
-            sd = (float(posterior.leverages[index]) * posterior.surrogate.regularization) ** 0.5
+            index, mean, leverage = posterior.best()
+            sd = (leverage * posterior.surrogate.regularization) ** 0.5
         return Report(
             best_index=index,
             best_x=None if index is None else self.arms[index],
@@ -200,7 +200,7 @@ class BoxState:
         )
 
 
-def initial_state(arms: Tensor) -> BanditState:
+def initial_state(arms: ArmSet) -> BanditState:
     """Return the state of an arm set (``a x d``) without data."""
     return BanditState(arms, no_observations(arms))
 

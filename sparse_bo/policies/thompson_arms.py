@@ -12,6 +12,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior
+from sparse_bo.armsets import ArmSet
 from sparse_bo.core.decoupled import update_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.domain import Domain
@@ -35,7 +36,7 @@ class _Best:
         self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
         if surrogate.repeats is not None:
             self.allowed[surrogate.repeats] = False
-        self.values = surrogate.prior_variance.new_full((q,), -math.inf)
+        self.values = surrogate.in_memory[1].new_full((q,), -math.inf)
         self.indices = torch.zeros(q, dtype=torch.int64, device=surrogate.arms.device)
 
     def add(self, part: slice, draws: Tensor) -> None:
@@ -82,7 +83,7 @@ class SGPTSArms(PosteriorPolicy):
         """
         state = super().init(domain)
         if self.covar_module is not None:
-            kernel = covariance_function(self.covar_module, like=state.arms).kernel
+            kernel = covariance_function(self.covar_module, like=state.arms[:2]).kernel
             try:
                 with seeded(torch.Generator()):
                     gen_kernel_features(kernel, num_inputs=state.arms.shape[1], num_outputs=2)
@@ -151,7 +152,7 @@ class QFFTSArms(PosteriorPolicy):
                 f"QFF-TS needs orderᵈ features and takes arms of d <= {max(ORDERS)}, got d = {dims}; use SGPTSArms"
             )
         if self.covar_module is not None:
-            error = self._error(covariance_function(self.covar_module, like=state.arms).kernel, state.arms)
+            error = self._error(covariance_function(self.covar_module, like=state.arms[:2]).kernel, state.arms)
             if error > QUADRATURE_TOLERANCE:
                 raise ValueError(self._too_coarse(error, dims))
         return state
@@ -159,7 +160,7 @@ class QFFTSArms(PosteriorPolicy):
     def _order(self, dims: int) -> int:
         return ORDERS[dims] if self.order is None else self.order
 
-    def _error(self, kernel: Kernel, arms: Tensor) -> float:
+    def _error(self, kernel: Kernel, arms: ArmSet) -> float:
         lengthscale, _ = gaussian_parameters(kernel, dims=arms.shape[1])
         widths = (arms.amax(dim=0) - arms.amin(dim=0)) / lengthscale
         return quadrature_error(widths, order=self._order(arms.shape[1]))

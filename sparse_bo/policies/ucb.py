@@ -16,13 +16,17 @@ from torch import Tensor
 
 from sparse_bo import data
 from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
+from sparse_bo.arms.moments import PRECISIONS, Precision
+from sparse_bo.arms.posterior import LazyVariances
+from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.armsets import ArmSet, LazyArms, in_memory
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.data import Observations
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domain import Box, Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import Proposal, Stopwatch, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arm_set_of, random_arms
 from sparse_bo.policies.box_ucb import BoxUCB, BoxUCBState, freeze_box_ucb, thaw_box_ucb
 from sparse_bo.policies.freezing import Frozen, freeze_bandit, thaw_bandit
 from sparse_bo.policies.parts import WARM_START_POINTS, Parts
@@ -54,9 +58,11 @@ class UCBPolicy(ABC):
         initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
             else ``max(10, 2d)``.
         max_batch_size: No batch is larger.
-        sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm
-            whose error interval reaches the best is recomputed in float64).
-        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
+        sweep_dtype: ``torch.float64``, or ``torch.float32`` or ``"tf32"`` for the large product of a sweep (picks stay exact:
+            every arm whose error interval reaches the best is recomputed in float64).
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
+            (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed: swept tile by
+            tile, with only the arms kept that can still win.
     """
 
     covar_module: Kernel | None = None
@@ -68,7 +74,7 @@ class UCBPolicy(ABC):
     width: Width | float | str = 2.0
     initial_design: int | None = None
     max_batch_size: int = 10_000
-    sweep_dtype: torch.dtype = torch.float64
+    sweep_dtype: Precision = torch.float64
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     @property
@@ -95,8 +101,8 @@ class UCBPolicy(ABC):
             check_count("initial_design", self.initial_design)
         check_count("max_batch_size", self.max_batch_size)
         check_count("memory_bytes", self.memory_bytes, minimum=2**20)
-        if self.sweep_dtype not in (torch.float64, torch.float32):
-            raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype}")
+        if self.sweep_dtype not in PRECISIONS.values():
+            raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")
         _ = self.parts  # the parts check their own settings
 
     def init(self, domain: Domain) -> BanditState | BoxUCBState:
@@ -105,9 +111,15 @@ class UCBPolicy(ABC):
             if self.sweep_dtype != torch.float64:
                 raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
             return self._on_box.init(domain)
+        arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
+        if isinstance(arms, LazyArms) and self.parts.stop_rule.kind == "local":
+            raise ValueError(
+                f"stop_rule='local' keeps a number for every arm, but {arms.shape[0]:,} arms do not fit into memory_bytes = "
+                f"{self.memory_bytes:,}; use stop_rule='global', or raise memory_bytes until they do"
+            )
         if self.covar_module is not None:
-            covariance_function(self.covar_module, like=domain)
-        return initial_state(domain)
+            covariance_function(self.covar_module, like=arms[:2])
+        return initial_state(arms)
 
     @property
     def _on_box(self) -> BoxUCB:
@@ -174,14 +186,13 @@ class UCBPolicy(ABC):
             dictionary = parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
             posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
-        gained = _gains(state, surrogate, picks, parts.width)
+        information = state.information + _gains(state, surrogate, picks, parts.width)
+        width = self._width(parts, posterior, observations.pulls, information)
+        if surrogate.streams:
+            with watch.phase("sweep"):
+                posterior = with_contenders(posterior, width=width, stop_rule=parts.stop_rule)
         told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
-        return replace(
-            told,
-            information=state.information + gained,
-            width=self._width(parts, posterior, observations.pulls, state.information + gained),
-            seconds=watch.seconds,
-        )
+        return replace(told, information=information, width=width, seconds=watch.seconds)
 
     def freeze(self, state: BanditState | BoxUCBState) -> Frozen:
         """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
@@ -191,18 +202,21 @@ class UCBPolicy(ABC):
         """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
         if isinstance(domain, Box):
             return thaw_box_ucb(domain, frozen, given=self.covar_module)
-        arms = domain
+        arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
 
         def surrogate_of(prior: Prior) -> Surrogate:
             kernel = prior.covar_module if self.covar_module is None else self.covar_module
-            return self._surrogate_of(arms, prior._replace(covar_module=kernel), data.repeated_rows(arms))
+            return self._surrogate_of(arms, prior._replace(covar_module=kernel), None)
 
-        return thaw_bandit(arms, frozen, surrogate_of=surrogate_of, memory_bytes=self.memory_bytes)
+        state = thaw_bandit(arms, frozen, surrogate_of=surrogate_of, memory_bytes=self.memory_bytes)
+        if state.posterior is None or state.width is None or not state.posterior.surrogate.streams:
+            return state
+        return replace(state, posterior=with_contenders(state.posterior, width=state.width, stop_rule=self.parts.stop_rule))
 
     def _learns(self) -> bool:
         return self.covar_module is None or self.regularization is None
 
-    def _design_size(self, arms: Tensor) -> int:
+    def _design_size(self, arms: ArmSet) -> int:
         if self.initial_design is not None:
             return self.initial_design
         return max(10, 2 * arms.shape[1]) if self._learns() else 1
@@ -219,21 +233,22 @@ class UCBPolicy(ABC):
             prior = Prior(self.covar_module, self.prior_mean, self.regularization)
             if self._learns():
                 prior = learn_prior(prior, observations, state.arms, generator=generator)
-            repeats = data.repeated_rows(state.arms) if current is None else current.repeats
-            surrogate = self._surrogate_of(state.arms, prior, repeats)
+            surrogate = self._surrogate_of(state.arms, prior, current)
         return surrogate, observations.pulls if self._learns() else 0
 
-    def _surrogate_of(self, arms: Tensor, prior: Prior, repeats: Tensor | None) -> Surrogate:
+    def _surrogate_of(self, arms: ArmSet, prior: Prior, current: Surrogate | None) -> Surrogate:
+        """Return the prior over the arms; which arms repeat is taken from the current one."""
         assert prior.covar_module is not None
         assert prior.regularization is not None
-        covariance = covariance_function(prior.covar_module, like=arms)
+        covariance = covariance_function(prior.covar_module, like=arms[:2])
+        repeats = None if current is None else current.repeats
         return Surrogate(
             arms=arms,
             covariance=covariance,
-            prior_variance=covariance.diagonal(arms),
+            prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
             prior_mean=prior.prior_mean or 0.0,
             regularization=prior.regularization,
-            repeats=repeats,
+            repeats=data.repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
             sweep_dtype=self.sweep_dtype,
             memory_bytes=self.memory_bytes,
         )

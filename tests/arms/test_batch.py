@@ -140,10 +140,10 @@ def test_a_long_batch_over_many_blocks(in_batch: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
-def test_float32_sweeps_pick_like_float64_sweeps(kind: str, in_batch: str, device: torch.device) -> None:
+def test_low_precision_sweeps_pick_like_float64_sweeps(kind: str, in_batch: str, device: torch.device) -> None:
     for seed in range(6):
         p = random_problem(seed, a=120, m=15, pulls=30, noise=[0.1, 1.0][seed % 2], device=device)
-        low = p.with_surrogate(sweep_dtype=torch.float32)
+        low = p.with_surrogate(sweep_dtype="tf32" if seed % 3 == 2 else torch.float32)
         assert _picks(low, kind, in_batch) == _picks(p, kind, in_batch), seed
 
 
@@ -159,16 +159,14 @@ def test_a_float32_sweep_tells_arms_apart_that_it_cannot_see(m: int, spacing: fl
         assert _picks(low, "single", "fixed") == _picks(p, "single", "fixed"), seed
 
 
-@pytest.mark.parametrize("part", ["means", "leverages"])
-def test_no_sweep_error_within_its_bounds_changes_the_pick(part: str, generator: torch.Generator) -> None:
+def test_no_sweep_error_within_its_bounds_changes_the_pick(generator: torch.Generator) -> None:
     """Errors far above those of float32, so that the best arm is rarely among those that look best."""
     for seed in range(6):
         p = random_problem(seed, a=300, m=15, pulls=30)
         low = p.with_surrogate(sweep_dtype=torch.float32).posterior()
-        errors = {"means": 1.0, "leverages": 20.0}[part] * torch.rand(300, generator=generator, dtype=torch.float64)
-        wrong = getattr(low, part) + errors * torch.randn(300, generator=generator, dtype=torch.float64).clamp(-1.0, 1.0)
-        bounds = {"means": "mean_errors", "leverages": "leverage_errors"}[part]
-        low = replace(low, **{part: wrong.clamp_min(0.0) if part == "leverages" else wrong, bounds: errors})
+        errors = 20.0 * torch.rand(300, generator=generator, dtype=torch.float64)
+        wrong = low.leverages + errors * torch.randn(300, generator=generator, dtype=torch.float64).clamp(-1.0, 1.0)
+        low = replace(low, leverages=wrong.clamp_min(0.0), leverage_errors=errors)
         got = pick_batch(low, width=0.8, stop_rule=StopRule("single"), max_q=1).indices.tolist()
         assert got == _picks(p, "single", "fixed"), seed
 

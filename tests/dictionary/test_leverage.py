@@ -126,3 +126,29 @@ def test_the_global_generator_is_left_alone(generator: torch.Generator) -> None:
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         LeverageSampler(**settings)
+
+
+def test_a_maximal_size_bounds_the_dictionary_and_scales_the_probabilities(generator: torch.Generator) -> None:
+    g = torch.Generator().manual_seed(3)
+    leverages = torch.rand(400, generator=g, dtype=torch.float64)
+    X = torch.rand(400, 2, generator=g, dtype=torch.float64)
+    ones = torch.ones(400, dtype=torch.float64)
+    candidates = Candidates(X, ones, leverages, torch.arange(400), torch.arange(400))
+    sizes = []
+    for _ in range(30):
+        got = LeverageSampler(max_size=50).sample(candidates, generator=generator)
+        assert got.indices is not None
+        sizes.append(got.m)
+        assert got.m <= 50
+        assert bool((got.indices.diff() > 0).all())
+        expected = (2.0 * leverages).clamp(0.0, 1.0)
+        torch.testing.assert_close(got.probabilities, (expected * 50 / expected.sum())[got.indices])
+    assert min(sizes) >= 30
+    free = LeverageSampler(max_size=400).sample(candidates, generator=torch.Generator().manual_seed(1))
+    same = LeverageSampler().sample(candidates, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(free.points, same.points)
+
+
+def test_a_maximal_size_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_size >= 1"):
+        LeverageSampler(max_size=0)

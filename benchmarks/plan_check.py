@@ -1,0 +1,168 @@
+"""How good the plan's forecast is: ten configurations, each planned and run.
+
+    python benchmarks/plan_check.py            # ten configurations, some minutes
+    python benchmarks/plan_check.py --quick    # two small ones
+
+Each configuration runs in a process of its own: first the run, whose peak memory and seconds are measured, then the plan.
+Seconds are processor seconds of one thread on both sides, so that other work on the machine counts less. Appends to
+``results/plan_check.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CHILD = "--configuration"
+if CHILD in sys.argv:
+    time.perf_counter = time.process_time
+
+import numpy as np  # noqa: E402  # the clock above must be set first
+import torch  # noqa: E402
+from common import RESULTS, append, environment  # noqa: E402
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel  # noqa: E402
+
+import sparse_bo  # noqa: E402
+from sparse_bo.presets import make_policy, make_problem  # noqa: E402
+
+FILE = RESULTS / "plan_check.jsonl"
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "small": {"arms": 5_000, "dims": 2, "budget": 2_000, "lengthscale": 0.3},
+    "Matérn": {"arms": 20_000, "dims": 4, "budget": 5_000, "kernel": "matern52", "lengthscale": 0.5},
+    "Abalone": {"problem": "abalone", "budget": 10_000},
+    "Cadata": {"problem": "cadata", "budget": 10_000},
+    "long": {"arms": 50_000, "dims": 3, "budget": 20_000, "lengthscale": 0.3},
+    "rough": {"arms": 30_000, "dims": 3, "budget": 1_000, "kernel": "matern52", "lengthscale": 0.25},
+    "large": {"arms": 300_000, "dims": 3, "budget": 1_000, "lengthscale": 0.5},
+    "BKB": {"arms": 5_000, "dims": 3, "budget": 300, "policy": "bkb", "lengthscale": 0.5},
+    "grid, streamed": {"grid": 60, "dims": 3, "budget": 500, "memory_bytes": 2**23, "lengthscale": 0.5},
+    "file, streamed": {"file": 250_000, "dims": 4, "budget": 300, "memory_bytes": 2**23, "lengthscale": 0.6},
+}
+QUICK = ("small", "Abalone")
+
+
+def kernel_of(configuration: dict[str, Any]) -> Kernel:
+    kernel = MaternKernel(nu=2.5) if configuration.get("kernel") == "matern52" else RBFKernel()
+    kernel = kernel.double()
+    kernel.lengthscale = configuration["lengthscale"]
+    return kernel
+
+
+def make(configuration: dict[str, Any], folder: Path) -> tuple[Any, Any, Any]:
+    """Return arms, policy and objective (of indices) of a configuration."""
+    budget = configuration["budget"]
+    if "problem" in configuration:
+        problem = make_problem(configuration["problem"], scaling="unit", noise_sd=0.1, arms=0, dims=0, seed=0)
+        policy = make_policy("bbkb", {}, problem=configuration["problem"], budget=budget)
+        return problem.arms, policy, problem.objective(seed=1)
+    settings: dict[str, Any] = {"covar_module": kernel_of(configuration), "regularization": 0.01}
+    if "memory_bytes" in configuration:
+        settings["memory_bytes"] = configuration["memory_bytes"]
+    policy = sparse_bo.BKB(**settings) if configuration.get("policy") == "bkb" else sparse_bo.BBKB(**settings)
+    generator = torch.Generator().manual_seed(7)
+    d = configuration["dims"]
+    frequencies = torch.randn(d, 512, generator=generator, dtype=torch.float64) / configuration["lengthscale"]
+    phases = 6.2831853 * torch.rand(512, generator=generator, dtype=torch.float64)
+    weights = torch.randn(512, generator=generator, dtype=torch.float64) * (2.0 / 512) ** 0.5
+    if "grid" in configuration:
+        bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64)
+        arms: Any = sparse_bo.ProductGrid.linspace(bounds, [configuration["grid"]] * d)
+    else:
+        arms = torch.rand(configuration.get("arms", configuration.get("file")), d, generator=generator, dtype=torch.float64)
+    if "file" in configuration:
+        np.save(folder / "arms.npy", arms.numpy())
+        arms = sparse_bo.MemmapArms(folder / "arms.npy")
+
+    def objective(indices: torch.Tensor) -> torch.Tensor:
+        noise = 0.1 * torch.randn(len(indices), generator=generator, dtype=torch.float64)
+        clean = [(arms[part] @ frequencies + phases).cos() @ weights for part in indices.split(512)]  # takes little memory
+        return torch.cat(clean) + noise
+
+    return arms, policy, objective
+
+
+def peak_bytes() -> int:
+    """Return the peak resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def child(name: str) -> None:
+    """Run one configuration, then plan it, and print a record."""
+    torch.set_num_threads(1)
+    configuration = CONFIGURATIONS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        arms, policy, objective = make(configuration, Path(folder))
+        base = peak_bytes()
+        start = time.process_time()
+        loop = sparse_bo.AskTell(arms, policy, seed=0)
+        loop.run(objective, configuration["budget"], call_with="indices")
+        seconds, peak = time.process_time() - start, peak_bytes()
+        start = time.process_time()
+        made = sparse_bo.plan(arms, budget=configuration["budget"], policy=policy)
+        planning = time.process_time() - start
+    last = loop.history.rows[-1]
+    record = {
+        "name": name,
+        "arms": made.arms,
+        "dims": made.dims,
+        "budget": made.budget,
+        "streamed": made.streamed,
+        "dictionary": {"plan": made.dictionary_size, "run": last.dictionary_size},
+        "batches": {"plan": made.batches, "run": last.round},
+        "seconds": {"plan": made.seconds, "run": seconds},
+        "bytes": {"plan": base + made.memory_bytes, "run": peak},
+        "added_bytes": {"plan": made.memory_bytes, "run": peak - base},
+        "planning_seconds": planning,
+    }
+    print(json.dumps(record))
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a record as a row of a Markdown table."""
+
+    def pair(key: str, scale: float, digits: int) -> str:
+        plan, run = record[key]["plan"] / scale, record[key]["run"] / scale
+        return f"{plan:,.{digits}f} / {run:,.{digits}f}"
+
+    def ratio(key: str) -> str:
+        return f"{record[key]['plan'] / record[key]['run']:.2f}"
+
+    cells = [record["name"], f"{record['arms']:,} x {record['dims']}", f"{record['budget']:,}", pair("dictionary", 1, 0)]
+    cells += [pair("batches", 1, 0), pair("seconds", 1, 2), ratio("seconds")]
+    cells += [pair("bytes", 2**20, 0), ratio("bytes"), pair("added_bytes", 2**20, 0)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Plan and run every configuration, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two small configurations")
+    parser.add_argument("--no-record", action="store_true", help="do not append to the results")
+    parser.add_argument(CHILD, choices=CONFIGURATIONS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.configuration:
+        child(arguments.configuration)
+        return
+    print("| run | arms | T | dictionary, plan / run | batches | seconds | ratio | MiB | ratio | MiB added |", flush=True)
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for name in QUICK if arguments.quick else CONFIGURATIONS:
+        command = [sys.executable, __file__, CHILD, name]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+        record = {**json.loads(done.stdout), **environment()}
+        if not arguments.no_record:
+            append(FILE, record)
+        print(line(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

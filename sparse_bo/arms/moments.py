@@ -1,0 +1,160 @@
+"""Posterior moments of a tile of arms, in the precision that was asked for, with a bound on what a low precision costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core import dtc
+
+Precision = torch.dtype | Literal["tf32"]
+"""Of the one large matrix product of a sweep: ``torch.float64``, ``torch.float32`` or ``"tf32"``."""
+
+PRECISIONS: dict[str, Precision] = {"float64": torch.float64, "float32": torch.float32, "tf32": "tf32"}
+"""By name, from the most to the least accurate."""
+
+
+class Moments(NamedTuple):
+    """Posterior moments of ``n`` arms, float64."""
+
+    means: Tensor
+    """``n`` (y); exact up to float64 round-off in every precision."""
+    variances: Tensor
+    """``n`` (y²), at least 0."""
+    errors: Tensor | None
+    """``n`` bounds on the error of ``variances`` (y²) from a low precision; ``None`` where there is only round-off."""
+
+
+class Evaluator(Protocol):
+    """Computes moments from kernel columns."""
+
+    step: int
+    """Rows of the largest temporary beside the kernel block."""
+
+    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        """Return the moments of n points.
+
+        Args:
+            K_DX: ``m x n`` kernel between dictionary and points, float64.
+            prior_variance: ``n``, ``k(x, x)`` (y²).
+        """
+        ...
+
+
+def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kappa_squared: float, noise: float) -> Evaluator:
+    """Return what evaluates the moments of a posterior: the one-product form in ``precision``, or the two-term form.
+
+    The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage (λ tiny beside the prior
+    variance times the pulls).
+
+    Args:
+        state: The posterior.
+        form: The same in one-product form.
+        precision: Of the product.
+        kappa_squared: sup k(x, x) (y²).
+        noise: λ (y²).
+    """
+    if dtc.one_product_error(state) * kappa_squared > _TOLERANCE * noise:
+        return _TwoTerms(state, form)
+    return _OneProduct(form) if precision == torch.float64 else _LowPrecision(form, precision)
+
+
+_TOLERANCE = 1e-7
+
+
+class _OneProduct:
+    """The one-product form in float64."""
+
+    def __init__(self, form: dtc.OneProduct) -> None:
+        self.form, self.step = form, form.step
+
+    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        return Moments(*self.form.moments(K_DX, prior_variance), None)
+
+
+class _TwoTerms:
+    """The two-term form in float64: twice the work, accurate for tiny λ."""
+
+    def __init__(self, state: dtc.DTC, form: dtc.OneProduct) -> None:
+        self.state, self.step = state, form.step
+
+    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        features = self.state.factor.features(K_DX)
+        return Moments(dtc.mean(self.state, features), dtc.variance(self.state, features, prior_variance), None)
+
+
+class _LowPrecision:
+    """The one-product form with its one large product in float32 or TF32, and a bound on what that costs.
+
+    The mean is a matrix-vector product in float64, a share of 1/m of the work. For the variance let ``R_j`` be the columns of
+    R and ``b_j = R_jᵀ k``. Rounding both factors (relative error ``u_in`` each) and summing m terms in float32
+    (``u = 2⁻²⁴``, any order) leaves ``|δb_j| ≤ γ Σ_i |R_ij||k_i| ≤ γ ‖R_j‖ ‖k‖`` with ``γ = 2 u_in + u_in² + m' u`` (Higham
+    2002, §3.1), so
+
+        |δ Σ_j b_j²| ≤ 2 γ ‖k‖ Σ_j |b_j| ‖R_j‖ + γ² ‖k‖² ‖R‖_F² + (r + 2) u Σ_j b_j²
+
+    with the *computed* b_j. The first sum is taken arm by arm: a column with a large norm belongs to a direction that the
+    dictionary barely spans, and there b_j is small. Bounding it by ``‖b‖ ‖R‖_F`` loses two orders of magnitude on an
+    ill-conditioned dictionary. TF32: inputs cut to 10 bits (``u_in = 2⁻¹⁰``) and a tensor core's float32 sums, which
+    truncate (``u = 2⁻²³``).
+    """
+
+    def __init__(self, form: dtc.OneProduct, precision: Precision) -> None:
+        m, r = form.root.shape
+        self.form, self.tensor_cores = form, precision == "tf32"
+        unit = 2.0**-23 if self.tensor_cores else 2.0**-24
+        rounding = 2.0**-10 if self.tensor_cores else 2.0**-24
+        self.gamma = 1.001 * (2.0 * rounding + rounding**2 + (m + 2) * unit)
+        self.square_error = (r + 2) * unit
+        self.emulated = self.tensor_cores and form.root.device.type != "cuda"  # no such cores: cut the inputs as they would
+        self.root = form.root.T.float().contiguous()  # r x m
+        self.norms = form.root.norm(dim=0).float() * (1.0 + 2.0**-20)
+        self.frobenius = self.norms.double().square().sum()
+        if self.emulated:
+            self.root = cut_to_tf32(self.root)
+        self.step = form.step
+
+    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        K = K_DX.float()
+        norm = K.square().sum(dim=0).double().sqrt_().mul_((1.0 + self.square_error) * self.gamma)  # γ ‖k‖
+        if self.emulated:
+            K = cut_to_tf32(K)
+        squares, weighted = torch.zeros_like(norm), torch.zeros_like(norm)
+        with matmul_precision(tf32=self.tensor_cores):
+            for start in range(0, len(self.root), self.step):  # a triangular root has nothing below its diagonal
+                stop = min(start + self.step, len(self.root))
+                rows = stop if self.form.triangular else len(K)
+                product = (self.root[start:stop, :rows] @ K[:rows]).abs_()
+                weighted += self.norms[start:stop] @ product
+                squares += product.square_().sum(dim=0)
+        weighted *= 1.0 + 2.0 * self.square_error
+        errors = norm * (2.0 * weighted + norm * self.frobenius) + self.square_error * squares
+        return Moments(self.form.mean(K_DX), (prior_variance - squares).clamp_min_(0.0), errors)
+
+
+def cut_to_tf32(X: Tensor) -> Tensor:
+    """Return a float32 tensor cut to TF32's 10 bits after the point."""
+    return (X.view(torch.int32) & -(2**13)).view(torch.float32)
+
+
+@contextmanager
+def matmul_precision(*, tf32: bool) -> Iterator[None]:
+    """Multiply float32 matrices in TF32, or in float32 proper, whatever the process is set to; restored afterwards.
+
+    The bound above holds for the precision that it was made for: a user's ``torch.set_float32_matmul_precision("medium")``
+    must not change it.
+    """
+    before = torch.get_float32_matmul_precision()
+    wanted = "high" if tf32 and torch.cuda.is_available() else "highest"
+    if before == wanted:
+        yield
+        return
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

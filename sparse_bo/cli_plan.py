@@ -1,0 +1,81 @@
+"""The command ``plan``: forecast a run before it is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.planning import Plan, plan
+from sparse_bo.policies import BBKB
+from sparse_bo.presets import KERNELS, make_kernel, planned_arms, whole_number
+from sparse_bo.validation import check_choice, check_positive
+
+PLAN_HELP = """Forecast a BBKB run before it is started: dictionary size, memory, time; and settings with which it fits.
+
+Examples:
+
+  sparse-bo plan --arms 1e6 --dims 6 --budget 1e5 --kernel matern52 --lengthscale 0.5
+
+  sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
+
+  sparse-bo plan --grid 1000x1000x1000 --budget 10000 --device cuda
+
+Numbers of arms are taken to be uniform in the unit cube. Short pilot runs of the policy on this machine show how the
+dictionary grows; sweeps are timed with it. Exit code 3: the run does not fit.
+"""
+ARMS, RUN, POLICY, MODEL = "Arms", "Run", "Policy", "Model"
+
+
+def _option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def make_plan(
+    arms: Annotated[str | None, _option(ARMS, "Number of arms, as in 1000000 or 1e6.")] = None,
+    dims: Annotated[int | None, _option(ARMS, "Inputs per arm.")] = None,
+    arms_file: Annotated[Path | None, _option(ARMS, "A .npy file of arms (a x d).")] = None,
+    grid: Annotated[str | None, _option(ARMS, "Points per axis of a grid over the unit cube, as in 100x100x50.")] = None,
+    budget: Annotated[str, _option(RUN, "Evaluations, as in 100000 or 1e5.")] = "10000",
+    device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    memory: Annotated[float | None, _option(RUN, "GiB that may be used (default: what is free).")] = None,
+    seconds: Annotated[float | None, _option(RUN, "Seconds that may be used (default: any).")] = None,
+    pilot_seconds: Annotated[float, _option(RUN, "Seconds that the pilots may take.")] = 20.0,
+    seed: Annotated[int, _option(RUN, "Of the pilots.")] = 0,
+    kernel: Annotated[str | None, _option(MODEL, f"{', '.join(KERNELS[:-1])} (default: rbf, BoTorch's prior).")] = None,
+    lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel (default 1).")] = None,
+    outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,
+    regularization: Annotated[float, _option(MODEL, "λ > 0.")] = 0.01,
+    precision: Annotated[str, _option(MODEL, f"Of a sweep: {', '.join(PRECISIONS)}.")] = "float64",
+    oversampling: Annotated[float, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = 2.0,
+    ratio_threshold: Annotated[float, _option(POLICY, "C̃ >= 1: how far a batch may go.")] = 2.0,
+) -> Plan:
+    """Return the plan.
+
+    Raises:
+        ValueError: If an option is out of range, or contradicts another.
+        TypeError: If a file has the wrong dtype.
+        OSError: If a file cannot be read.
+    """
+    if kernel is None and (lengthscale is not None or outputscale is not None):
+        raise ValueError("--lengthscale and --outputscale need a --kernel")
+    policy = BBKB(
+        covar_module=None if kernel is None else make_kernel(kernel, lengthscale=lengthscale, outputscale=outputscale),
+        regularization=regularization,
+        oversampling=oversampling,
+        ratio_threshold=ratio_threshold,
+        sweep_dtype=PRECISIONS[check_choice("precision", precision, tuple(PRECISIONS))],
+    )
+    return plan(
+        planned_arms(arms, arms_file, grid),
+        dims,
+        budget=whole_number("budget", budget),
+        policy=policy,
+        device=device,
+        memory=None if memory is None else int(check_positive("memory", memory) * 2**30),
+        seconds=seconds,
+        pilot_seconds=pilot_seconds,
+        seed=seed,
+    )

@@ -1,0 +1,251 @@
+"""Seconds and bytes of a run, from operations timed on the machine at hand."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sparse_bo import data
+from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior, pick_batch
+from sparse_bo.arms.posterior import ArmPosterior, LazyVariances
+from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity, with_contenders
+from sparse_bo.armsets import ArmSet, LazyArms
+from sparse_bo.data import Observations
+from sparse_bo.dictionary import Dictionary
+from sparse_bo.kernels import covariance_function
+from sparse_bo.policies.ucb import UCBPolicy
+
+VECTORS = 10
+"""Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""
+TEMPORARIES = 5
+"""Blocks of the size of a kernel block that evaluating it holds, itself included (GPyTorch)."""
+
+
+class Head(LazyArms):
+    """The first rows of an arm set, made as the set makes them: to time a sweep of it."""
+
+    distinct = True
+
+    def __init__(self, arms: ArmSet, rows: int) -> None:
+        self._arms, self._rows = arms, min(rows, arms.shape[0])
+
+    @property
+    def shape(self) -> torch.Size:
+        """``rows x d``."""
+        return torch.Size((self._rows, self._arms.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The set's."""
+        return self._arms.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The set's."""
+        return self._arms.device
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :meth:`LazyArms.rows`."""
+        return self._arms[start:stop]
+
+    def take(self, indices: Tensor) -> Tensor:
+        """See :meth:`LazyArms.take`."""
+        return self._arms[indices]
+
+    def amin(self, dim: int = 0) -> Tensor:
+        """See :meth:`LazyArms.amin`."""
+        return self._arms.amin(dim=0)
+
+    def amax(self, dim: int = 0) -> Tensor:
+        """See :meth:`LazyArms.amax`."""
+        return self._arms.amax(dim=0)
+
+    def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Head:
+        """See :meth:`LazyArms.converted`."""
+        if isinstance(self._arms, LazyArms):
+            return Head(self._arms.converted(dtype=dtype, device=device), self._rows)
+        return Head(self._arms.to(dtype=dtype or self.dtype, device=device or self.device), self._rows)
+
+    def digest(self) -> str:
+        """See :meth:`LazyArms.digest`."""
+        raise NotImplementedError("a head of an arm set lives only inside a plan")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that grow with the arms: ``fixed + per_arm · a`` of each operation, and what is spent once."""
+
+    sweep_fixed: float
+    sweep_per_arm: float
+    """Of a resparsification's sweep with the kernel columns at hand."""
+    pick_per_arm: float
+    """Of choosing blocks of a batch."""
+    column_per_arm: float
+    """Of one kernel column evaluated for the first time."""
+
+
+def seconds_per_pick() -> float:
+    """Return the seconds of one pick inside a block, measured."""
+    from sparse_bo.arms.batch import BLOCK
+    from sparse_bo.arms.picks import greedy_picks
+
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(BLOCK, BLOCK, generator=generator, dtype=torch.float64)
+    covariance = (root @ root.T / BLOCK).numpy()
+    zeros = torch.zeros(BLOCK, dtype=torch.float64).numpy()
+
+    def picks() -> None:
+        greedy_picks(
+            zeros,
+            covariance,
+            zeros,
+            width=1.0,
+            costs=zeros,
+            spent=0.0,
+            allowance=1.0,
+            floor=-1.0,
+            unit=1e-12,
+            low=1e-12,
+            max_picks=500,
+        )
+
+    return _seconds(picks, repeats=2) / 500
+
+
+def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator: torch.Generator) -> Costs:
+    """Time a resparsification and a batch over two numbers of arms.
+
+    Args:
+        arms: The set, or as good as it.
+        policy: With kernel and regularization.
+        m: Dictionary size.
+        distinct: Arms pulled.
+        generator: CPU generator.
+    """
+    most = min(arms.shape[0], 2**14 if arms.device.type == "cpu" else 2**20)
+    few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (max(most // 8, 1), most))
+    span = max(most - max(most // 8, 1), 1)
+
+    def slope(name: str) -> float:
+        return max(many[name] - few[name], 0.0) / span if most > 8 else 0.0
+
+    per_arm = slope("warm")
+    return Costs(
+        sweep_fixed=max(many["warm"] - per_arm * most, 0.0),
+        sweep_per_arm=per_arm,
+        pick_per_arm=slope("pick"),
+        column_per_arm=max(many["cold"] - many["warm"], 0.0) / (many["m"] * most),
+    )
+
+
+def _operations(
+    arms: ArmSet, policy: UCBPolicy, rows: int, m: int, distinct: int, generator: torch.Generator
+) -> dict[str, float]:
+    surrogate = _surrogate(Head(arms, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
+    n = min(max(distinct, m), rows)
+    indices = torch.randperm(rows, generator=generator)[:n].sort().values.to(arms.device)
+    y = torch.randn(n, generator=generator, dtype=torch.float64).to(arms.device)
+    observations = data.add(data.no_observations(surrogate.arms), surrogate.arms, indices, y)
+    chosen = indices[: min(m, n)]
+    points = surrogate.arms[chosen]
+    dictionary = Dictionary(points, torch.ones_like(points[:, 0]), chosen)
+    warm = arm_posterior(surrogate, observations, dictionary, KernelColumns(policy.memory_bytes))[1]
+    stop_rule = policy.parts.stop_rule
+    posterior = _fitted(policy, surrogate, observations, dictionary, warm)
+
+    def pick() -> None:
+        pick_batch(posterior, width=2.0, stop_rule=stop_rule, in_batch=policy.parts.in_batch, max_q=1)
+
+    cold = KernelColumns(policy.memory_bytes)
+    return {
+        "m": float(len(chosen)),
+        "cold": _seconds(lambda: _fitted(policy, surrogate, observations, dictionary, cold)),
+        "warm": _seconds(lambda: _fitted(policy, surrogate, observations, dictionary, warm)),
+        "pick": _seconds(pick),
+    }
+
+
+def _fitted(
+    policy: UCBPolicy, surrogate: Surrogate, observations: Observations, dictionary: Dictionary, columns: KernelColumns
+) -> ArmPosterior:
+    posterior, _ = arm_posterior(surrogate, observations, dictionary, columns)
+    if not surrogate.streams:
+        return posterior
+    rule = policy.parts.stop_rule
+    return with_contenders(posterior, width=2.0, stop_rule=replace(rule, kind="global") if rule.kind == "local" else rule)
+
+
+def _surrogate(arms: ArmSet, policy: UCBPolicy) -> Surrogate:
+    assert policy.covar_module is not None
+    assert policy.regularization is not None
+    covariance = covariance_function(policy.covar_module, like=arms[:2])
+    variance = LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms)
+    return Surrogate(
+        arms, covariance, variance, policy.prior_mean or 0.0, policy.regularization, policy.sweep_dtype, policy.memory_bytes
+    )
+
+
+def _seconds(operation: Callable[[], object], *, repeats: int = 3) -> float:
+    """Return the seconds of an operation, the best of a few after a first one that does not count."""
+    best = float("inf")
+    for attempt in range(repeats + 1):
+        start = time.perf_counter()
+        operation()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if attempt:
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def memory(
+    *, a: int, d: int, m: int, n: int, columns: int, memory_bytes: int, streamed: bool, device: torch.device, held: bool
+) -> dict[str, int]:
+    """Return the bytes that a run holds at its peak, by what for.
+
+    Args:
+        a: Arms.
+        d: Inputs.
+        m: Largest dictionary.
+        n: Distinct arms pulled.
+        columns: Distinct arms that were ever in a dictionary.
+        memory_bytes: Budget of a sweep, and of kernel columns.
+        streamed: Whether the arms are made tile by tile.
+        device: Where.
+        held: Whether the arms are in memory already (then they do not count).
+    """
+    block = TEMPORARIES * 8 * m
+    tile = min(memory_bytes, block * a) if device.type == "cuda" else min(memory_bytes, max(2**22 * TEMPORARIES, block * 1024))
+    small = 8 * (4 * n * m + 12 * m * m)
+    if streamed:
+        rows = min(a, TILE_ROWS)
+        kept = min(capacity(memory_bytes), a)
+        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": 2 * CONTENDER_BYTES * kept, "model": small}
+    items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, "model": small}
+    if 8 * m * a <= memory_bytes:
+        # The old storage and the new while it grows; a block for the old posterior and the new.
+        items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)
+        items["blocks"] = 2 * 8 * m * a
+    return items
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that are free: on a GPU as its driver says; else of the machine and of this control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = [pages]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        found = [line.split() for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]
+        free += [int(fields[1]) * 1024 for fields in found]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return min(free)

@@ -1,0 +1,399 @@
+"""A plan: what a run takes, and the settings with which it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, RBFKernel
+from torch import Tensor
+
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.armsets import ArmSet, LazyArms, ProductGrid, in_memory
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.domain import check_domain
+from sparse_bo.planning import costs
+from sparse_bo.planning.costs import Costs
+from sparse_bo.planning.pilot import Growth, run_pilots
+from sparse_bo.policies import BBKB, BKB
+from sparse_bo.policies.ucb import UCBPolicy
+from sparse_bo.validation import check_count, check_positive
+
+LEAST_BYTES = 2**20
+"""The smallest budget of a sweep."""
+GPU_BYTES = 2**32
+"""Budget of a sweep's blocks on a GPU, where memory allows: small blocks leave it idle."""
+SHARE = 0.8
+"""Of the free memory that a plan may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run takes. A forecast: dictionary size and time are extrapolated from pilots, within a factor of about 2."""
+
+    arms: int
+    dims: int
+    budget: int
+    device: str
+    dictionary_size: int
+    """Points in the last dictionary."""
+    batches: int
+    memory: Mapping[str, int]
+    """Bytes at the peak by what for, beside Python, torch and what the process holds already."""
+    available_bytes: int
+    """Free, when the plan was made, or as given."""
+    seconds_per_sweep: float
+    """Of one resparsification: fit and sweep over all arms."""
+    microseconds_per_pick: float
+    """All picks of a batch, divided by their number."""
+    seconds: float
+    """Of the whole run, without the objective."""
+    streamed: bool
+    """Whether the arms are swept tile by tile without vectors of their length."""
+    settings: Mapping[str, Any]
+    """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
+    notes: tuple[str, ...]
+    """What was changed to make the run fit, and what does not."""
+    fits: bool
+    """Whether the run stays within the memory, and the time if one was given."""
+    policy: UCBPolicy
+    """The policy with these settings: run this one."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes at the peak in all, beside what the process holds already."""
+        return sum(self.memory.values())
+
+    def lines(self) -> dict[str, str]:
+        """Return the plan as rows of a table: what, how much."""
+        precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
+        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in self.memory.items() if size >= 2**20)
+        return {
+            "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
+            "evaluations": f"{self.budget:,} in about {self.batches:,} batches",
+            "dictionary": f"about {self.dictionary_size:,} points",
+            "memory": f"{_bytes(self.memory_bytes)} of {_bytes(self.available_bytes)} free" + (f" ({parts})" if parts else ""),
+            "per sweep": _seconds(self.seconds_per_sweep),
+            "per pick": f"{self.microseconds_per_pick:.0f} µs",
+            "in all": _seconds(self.seconds) + ", without the objective",
+            "settings": f"memory_bytes {self.settings['memory_bytes']:,}, sweep in {precision}, "
+            f"max_dictionary {self.settings['max_dictionary'] or 'none'}, on {self.device}",
+        }
+
+
+def plan(
+    arms: int | ArmSet,
+    dims: int | None = None,
+    *,
+    budget: int,
+    kernel: Kernel | None = None,
+    policy: UCBPolicy | None = None,
+    device: str | torch.device | None = None,
+    memory: int | None = None,
+    seconds: float | None = None,
+    pilot_seconds: float = 20.0,
+    seed: int = 0,
+) -> Plan:
+    """Forecast a run of BBKB or BKB, and choose settings with which it fits into memory (and time).
+
+    Dictionary size and batches come from pilots: the policy itself on prior draws over a sample of at most 2,048 arms. The
+    seconds of a sweep, a kernel column and a pick are measured on this machine with that dictionary size. If the run would
+    not fit, first tiles are made smaller, then the dictionary is capped; for the time, first the precision of the sweep is
+    lowered on a GPU, then the dictionary is capped. Every such step is in ``notes``. Takes up to about ``pilot_seconds`` and
+    a few sweeps over 16,384 arms (on a GPU 10⁶).
+
+    Args:
+        arms: The arm set, or how many arms there will be (taken to be uniform in the unit cube).
+        dims: Inputs per arm, where ``arms`` is a number.
+        budget: Evaluations.
+        kernel: Default: that of ``policy``, else an RBF kernel with the lengthscale that BoTorch's prior favours in the unit
+            cube, ``0.2 √d`` (a learned kernel may differ: plan again with it).
+        policy: Default ``BBKB(covar_module=kernel, regularization=0.01)``; where it learns its noise, 0.01 is assumed.
+        device: Default: that of the arms, else the CPU.
+        memory: Bytes that may be used; default: what is free.
+        seconds: Time that may be used; default: any.
+        pilot_seconds: Of all pilots together.
+        seed: Of the pilots.
+
+    Raises:
+        TypeError: If an argument has the wrong kind.
+        ValueError: If a number is not positive, ``dims`` is missing or contradicts the arms, the device is not there, or the
+            policy has no plan.
+    """
+    request = _request(arms, dims, budget, kernel, policy, device, memory, seconds)
+    generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
+    fitted, notes = _with_sweep_budget(request)
+    growth, per_pick = _growth(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
+    return _fit_time(request, *_fit_memory(request, fitted, growth, notes), growth, per_pick, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """Checked arguments."""
+
+    arms: ArmSet
+    """The set or a stand-in for it."""
+    count: int
+    held: bool
+    budget: int
+    policy: UCBPolicy
+    device: torch.device
+    available: int
+    seconds: float | None
+
+    @property
+    def dims(self) -> int:
+        return self.arms.shape[1]
+
+
+def _request(
+    arms: int | ArmSet,
+    dims: int | None,
+    budget: int,
+    kernel: Kernel | None,
+    policy: UCBPolicy | None,
+    device: str | torch.device | None,
+    memory: int | None,
+    seconds: float | None,
+) -> _Request:
+    check_count("budget", budget)
+    own: str | torch.device = "cpu" if isinstance(arms, int) else arms.device
+    where = _device(own if device is None else device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(where)!r} was asked for, but torch sees no CUDA device; use device='cpu'")
+    if isinstance(arms, int):
+        if dims is None:
+            raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None")
+        stand_in: ArmSet = _unit_grid(check_count("arms", arms), check_count("dims", dims), where)
+        count, held = arms, False
+    else:
+        domain = check_domain(arms, None)
+        assert isinstance(domain, (Tensor, LazyArms))
+        stand_in, count, held = domain.to(where).double(), len(arms), True
+        if dims is not None and dims != arms.shape[1]:
+            raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}")
+    chosen = BBKB() if policy is None else policy
+    if not isinstance(chosen, (BBKB, BKB)):
+        raise ValueError(f"plans are made for BBKB and BKB, got {type(policy).__name__}")
+    if chosen.covar_module is None or kernel is not None:
+        chosen = replace(chosen, covar_module=kernel or _default_kernel(stand_in))
+    if chosen.regularization is None:
+        chosen = replace(chosen, regularization=0.01)
+    return _Request(
+        arms=stand_in,
+        count=count,
+        held=held,
+        budget=budget,
+        policy=chosen,
+        device=where,
+        available=check_count("memory", memory) if memory is not None else int(SHARE * costs.available_bytes(where)),
+        seconds=None if seconds is None else check_positive("seconds", seconds),
+    )
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"expected device cpu, cuda or cuda:N, got {name!r}") from error
+
+
+def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
+    """Return at least ``arms`` arms spread over the unit cube that take no memory: a stand-in to time and sample."""
+    per_axis = max(math.ceil(arms ** (1.0 / dims)), 1)
+    bounds = torch.tensor([[0.0] * dims, [1.0] * dims], dtype=torch.float64, device=device)
+    return ProductGrid.linspace(bounds, [per_axis + (per_axis**dims < arms)] * dims)
+
+
+def _default_kernel(arms: ArmSet) -> Kernel:
+    kernel = RBFKernel(ard_num_dims=arms.shape[1]).double()
+    ranges = (arms.amax(dim=0) - arms.amin(dim=0)).cpu()
+    # The mode of BoTorch's prior on lengthscales in the unit cube (Hvarfner et al. 2024): exp(√2 + log(d)/2 − 3).
+    kernel.lengthscale = torch.where(ranges > 0, ranges, 1.0) * math.exp(math.sqrt(2.0) - 3.0) * arms.shape[1] ** 0.5
+    return kernel
+
+
+def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
+    policy = request.policy
+    if request.device.type == "cuda" and policy.memory_bytes == DEFAULT_MEMORY_BYTES:
+        policy = replace(policy, memory_bytes=max(min(GPU_BYTES, request.available // 8), LEAST_BYTES))
+        return policy, [f"a GPU works in larger blocks: memory_bytes set to {_bytes(policy.memory_bytes)}"]
+    return policy, []
+
+
+def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[Growth, float]:
+    per_pick = costs.seconds_per_pick()
+
+    def sample(size: int) -> Tensor:
+        return _sample(request, size, generator)
+
+    growth = run_pilots(
+        sample,
+        policy,
+        arms=request.count,
+        budget=request.budget,
+        seconds=seconds,
+        seconds_per_pick=per_pick,
+        generator=generator,
+    )
+    return growth, per_pick
+
+
+def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
+    a = request.arms.shape[0]
+    if not request.held:  # any number of arms in the cube looks like this
+        return torch.rand(size, request.dims, generator=generator, dtype=torch.float64).to(request.device)
+    if size == a:
+        return request.arms[:]
+    # Of very many arms a repeated draw is rare, and dropped.
+    drawn = torch.randint(a, (size,), generator=generator) if a > 2**24 else torch.randperm(a, generator=generator)[:size]
+    indices = torch.unique(drawn)
+    return request.arms[indices.to(request.device)]
+
+
+def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[str, int], bool]:
+    cap = getattr(policy, "max_dictionary", None)
+    m = min(growth.dictionary_size, cap or math.inf)
+    lazy = isinstance(request.arms, LazyArms) and request.held
+    streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=policy.memory_bytes), LazyArms)
+    items = costs.memory(
+        a=request.count,
+        d=request.dims,
+        m=math.ceil(m),
+        n=math.ceil(growth.distinct),
+        columns=math.ceil(1.5 * m),
+        memory_bytes=policy.memory_bytes,
+        streamed=streamed,
+        device=request.device,
+        held=request.held and not lazy,
+    )
+    return items, streamed
+
+
+def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: list[str]) -> tuple[UCBPolicy, list[str], bool]:
+    """Make tiles smaller, then cap the dictionary, until the run fits into memory."""
+    start, m = policy.memory_bytes, math.ceil(growth.dictionary_size)
+
+    def too_much() -> bool:
+        return sum(_memory(request, policy, growth)[0].values()) > request.available
+
+    while too_much() and policy.memory_bytes // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
+        policy = replace(policy, memory_bytes=policy.memory_bytes // 2)
+    if policy.memory_bytes != start:
+        notes = [*notes, f"smaller tiles: memory_bytes lowered from {_bytes(start)} to {_bytes(policy.memory_bytes)}"]
+    cap = m
+    while too_much() and cap > 64:
+        cap = max(cap // 2, 64)
+        policy = _capped(policy, cap)
+        policy = replace(policy, memory_bytes=min(policy.memory_bytes, max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * cap)))
+    if cap != m:
+        notes = [*notes, _cap_note(cap, m)]
+    fits = not too_much()
+    if not fits:
+        lazy = isinstance(request.arms, LazyArms) and request.held
+        advice = "free memory" if lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
+        notes = [*notes, f"does NOT fit: {_bytes(request.available)} are free; {advice}"]
+    return policy, notes, fits
+
+
+def _fit_time(
+    request: _Request,
+    policy: UCBPolicy,
+    notes: list[str],
+    fits: bool,
+    growth: Growth,
+    per_pick: float,
+    generator: torch.Generator,
+) -> Plan:
+    """Time the operations; lower the precision, then cap the dictionary, until the run takes no longer than it may."""
+    arms: ArmSet = request.arms
+    if not _memory(request, policy, growth)[1]:
+        arms = _sample(request, min(request.count, 2**20 if request.device.type == "cuda" else 2**14), generator)
+    size = math.ceil(growth.dictionary_size)
+
+    def forecast(policy: UCBPolicy) -> Plan:
+        m = max(min(round(growth.mean_size), getattr(policy, "max_dictionary", None) or 2**31), 1)
+        measured = costs.measure(arms, policy, m=m, distinct=math.ceil(growth.distinct), generator=generator)
+        return _plan(request, policy, growth, measured, per_pick, notes, fits)
+
+    made = forecast(policy)
+    while request.seconds is not None and made.seconds > request.seconds:
+        cap = policy.max_dictionary or size if isinstance(policy, (BBKB, BKB)) else 0
+        if request.device.type == "cuda" and policy.sweep_dtype == torch.float64:
+            policy = replace(policy, sweep_dtype=torch.float32)
+            notes = [*notes, "lower precision: sweeps in float32 (picks stay exact)"]
+        elif cap > 64:
+            policy = _capped(policy, max(cap // 2, 64))
+            notes = [*(note for note in notes if "capped" not in note), _cap_note(max(cap // 2, 64), size)]
+        else:
+            notes = [*notes, f"does NOT fit: {request.seconds:g} s are too short for {request.count:,} arms"]
+            fits = False
+            made = forecast(policy)
+            break
+        made = forecast(policy)
+    return made
+
+
+def _cap_note(cap: int, size: int) -> str:
+    return f"smaller dictionary: capped at {cap} of about {size} points, so variances are less accurate"
+
+
+def _capped(policy: UCBPolicy, cap: int) -> UCBPolicy:
+    assert isinstance(policy, (BBKB, BKB))
+    return replace(policy, max_dictionary=cap)
+
+
+def _plan(
+    request: _Request, policy: UCBPolicy, growth: Growth, measured: Costs, per_pick: float, notes: list[str], fits: bool
+) -> Plan:
+    assert isinstance(policy, (BBKB, BKB))
+    a, cap = request.count, policy.max_dictionary or math.inf
+    size, batches = min(growth.dictionary_size, cap), max(growth.batches, 1.0)
+    items, streamed = _memory(request, policy, growth)
+    sweep = measured.sweep_fixed + measured.sweep_per_arm * a
+    columns = 0.0 if "columns" not in items else 1.5 * size * measured.column_per_arm * a
+    if not streamed and "columns" not in items:  # every sweep evaluates its kernel block anew
+        sweep += size * measured.column_per_arm * a
+    picking = per_pick * request.budget + batches * measured.pick_per_arm * a
+    grown = max(sweep - measured.sweep_fixed, 0.0)
+    return Plan(
+        arms=a,
+        dims=request.dims,
+        budget=request.budget,
+        device=str(request.device),
+        dictionary_size=round(size),
+        batches=round(batches),
+        memory=items,
+        available_bytes=request.available,
+        seconds_per_sweep=sweep,
+        microseconds_per_pick=1e6 * picking / request.budget,
+        seconds=batches * (growth.overhead + grown) + columns + picking,
+        streamed=streamed,
+        settings={
+            "memory_bytes": policy.memory_bytes,
+            "sweep_dtype": policy.sweep_dtype,
+            "max_dictionary": policy.max_dictionary,
+        },
+        notes=tuple(notes),
+        fits=fits,
+        policy=policy,
+    )
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:,.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.1f} ms"
+    if seconds < 120.0:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
