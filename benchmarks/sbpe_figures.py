@@ -209,7 +209,7 @@ def draw_regret(records: list[dict[str, Any]], *, budget: int) -> str:
             axes[2, column].set_title(f"{kernel}: arms not eliminated (each seed)")
             axes[2, column].set_yscale("log")
             axes[2, column].set_xlabel("evaluations")
-        axes[0, 0].legend()
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         name = f"sbpe_regret-N{budget}.png"
         figure.savefig(RESULTS / name, dpi=120)
     return name
