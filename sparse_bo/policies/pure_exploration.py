@@ -380,9 +380,7 @@ def named_batch_width(policy: EliminationPolicy) -> BatchWidth:
     if isinstance(width, (int, float)) and not isinstance(width, bool):
         return ConstantWidth(float(width))
     if not isinstance(width, BatchWidth):
-        raise TypeError(
-            f"expected width to be a number, 'theory', 'tight', 'gaussian' or a BatchWidth, got {type(width).__name__}"
-        )
+        raise TypeError(f"expected width to be a number, a name or a BatchWidth, got {type(width).__name__}")
     return width
 
 
