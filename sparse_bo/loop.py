@@ -44,7 +44,7 @@ class AskTell:
         policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         seed: Non-negative integer.
-        initial: Observations already made, counted as pulls: ``(indices, y)``, each ``n``; on a box ``(X, y)``, ``X`` ``n x d``.
+        initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``.
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
         storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
             on after a crash. Close it (:meth:`close`, or ``with``) when done.
