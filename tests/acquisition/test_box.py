@@ -115,6 +115,16 @@ def test_linear_inequalities_hold():
     check_batch(model, X, values, width=2.0, allowed=lambda A: A.sum(dim=-1) <= 0.5, tolerance=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["inequality_constraints", "nonlinear_inequality_constraints"])
+def test_searches_find_the_edge_of_constraints_on_any_box(kind):
+    model = build(SparseGP)
+    bounds = torch.tensor([[-1.0, -0.5], [2.0, 1.5]], dtype=torch.float64)
+    below = [(*NEGATIVE_SUM, -0.5)] if kind == "inequality_constraints" else [(lambda x: 0.5 - x.sum(), True)]
+    X, values = optimize_batch(model, bounds, **{kind: below}, raw_samples=24, max_q=1, beta=0.0)
+    assert float(X.sum()) == pytest.approx(0.5, abs=1e-4)  # the constraint holds with equality at the best point
+    check_batch(model, X, values, width=0.0, allowed=lambda A: A.sum(dim=-1) <= 0.5, tolerance=1e-3)
+
+
 def test_linear_equalities_hold():
     model = build(SparseGP)
     X, values = optimize_batch(model, BOUNDS, equality_constraints=[(*SUM, 0.6)], ratio_threshold=math.inf, max_q=3)
