@@ -8,8 +8,9 @@ Inputs in [0, 1], noise sd 0.1. Abalone and Cadata: the published kernel and λ 
 (lengthscale 0.3), λ = 0.01. Every UCB policy scores ``mean + 2 sd``: with the published width (F = 20) exploration hides what
 the surrogates do to the regret, and Thompson sampling has no F. Dictionaries of the comparators have 25 points, about what
 leverage sampling keeps with q̄ = 2 on Cadata. S-BPE eliminates by 2 sd too. QFF-TS runs on the draw alone
-(d ≤ 3). Policies with ``batch_size`` take 10 at a time; of the others some choose their batches, the rest take one. Appends one record per run; the figure is drawn from the
-newest record of each problem, method and seed of the given budget. Times are processor seconds on one thread.
+(d ≤ 3). Policies with ``batch_size`` take 10 at a time; of the others some choose their batches, the rest take one. Appends one
+record per run; the figure is drawn from the newest record of each problem, method and seed of the given budget.
+Times are processor seconds on one thread.
 """
 
 from __future__ import annotations
