@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,17 +13,20 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sparse_bo._version import __version__
 from sparse_bo.cli_plan import PLAN_HELP, make_plan
-from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted
+from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted, StorageError
+from sparse_bo.execution import Workers
 from sparse_bo.history import HistoryRow
 from sparse_bo.loop import AskTell
-from sparse_bo.policies import EliminationState
+from sparse_bo.plotting import plot_history
 from sparse_bo.presets import KERNELS, POLICIES, PROBLEMS, SAMPLERS, make_policy, make_problem
-from sparse_bo.problems import SCALINGS, SYNTHETIC, BoxProblem, Problem
+from sparse_bo.problems import SCALINGS, SYNTHETIC, BoxProblem, Problem, repeatable
+from sparse_bo.recorded import read_run
 from sparse_bo.result import Result
+from sparse_bo.runs import workers_of
+from sparse_bo.tables import plan_table, recorded_summary, summary
 
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
 
@@ -44,6 +48,8 @@ Examples:
 
   sparse-bo run --problem hartmann6 --policy gssbo --budget 300 --noise-sd 0
 
+  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.db, then, after a crash: sparse-bo resume run.db
+
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
 sbpe and bpe differ in regularization (0.01), failure probability (0.05) and width ('tight'); on gp-draw they are given the
@@ -55,6 +61,8 @@ The progress bar shows evaluations, time left, best posterior mean, regret per e
 app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_args_is_help=False)
 console = Console(stderr=False)
 errors = Console(stderr=True)
+
+INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, StorageError)
 
 RUN, PROBLEM, POLICY, MODEL = "Run", "Problem", "Policy", "Model"
 
@@ -87,6 +95,10 @@ def run(
     device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     certify_every: Annotated[int | None, _option(RUN, "Report the certified variance factor every so many batches.")] = None,
     quiet: Annotated[bool, _option(RUN, "No progress bar and no summary.", "--quiet")] = False,
+    storage: Annotated[Path | None, _option(RUN, "Journal to create: `resume` and `report` read it.")] = None,
+    executor: Annotated[str | None, _option(RUN, "threads, processes or loky: where to evaluate (default: here).")] = None,
+    workers: Annotated[int | None, _option(RUN, "Evaluations at a time, with --executor.")] = None,
+    asynchronous: Annotated[bool, _option(RUN, "Do not wait for whole batches, with --executor.", "--asynchronous")] = False,
     scaling: Annotated[str | None, _option(PROBLEM, f"Inputs: {', '.join(SCALINGS)} (default unit).")] = None,
     standardize: Annotated[bool, _option(PROBLEM, "Short for --scaling standardize.", "--standardize")] = False,
     noise_sd: Annotated[float, _option(PROBLEM, "Standard deviation of an evaluation's noise.")] = 0.1,
@@ -143,10 +155,7 @@ def plan(**options: Any) -> None:
     except (ValueError, TypeError, OSError) as error:
         errors.print(f"[red]error:[/] {error}", highlight=False)
         raise typer.Exit(2) from error
-    table = Table(title=f"plan: {made.policy.name}", show_header=False, title_justify="left")
-    for name, text in made.lines().items():
-        table.add_row(name, text)
-    console.print(table)
+    console.print(plan_table(made))
     for note in made.notes:
         console.print(f"- {note}", highlight=False)
     if not made.fits:
@@ -163,6 +172,10 @@ def _launch(
     device: str,
     certify_every: int | None,
     quiet: bool,
+    storage: Path | None,
+    executor: str | None,
+    workers: int | None,
+    asynchronous: bool,
     scaling: str | None,
     standardize: bool,
     noise_sd: float,
@@ -178,23 +191,123 @@ def _launch(
             raise ValueError(f"expected --budget >= 1, got {budget}")
         if standardize and scaling not in (None, "standardize"):
             raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
-        chosen = make_problem(
-            problem, scaling="standardize" if standardize else scaling, noise_sd=noise_sd, arms=arms, dims=dims, seed=seed
-        ).to(_device(device))
+        made: dict[str, Any] = {
+            "name": problem,
+            "scaling": "standardize" if standardize else scaling,
+            "noise_sd": noise_sd,
+            "arms": arms,
+            "dims": dims,
+            "seed": seed,
+        }
+        chosen = make_problem(**made).to(_device(device))
+        spread = _spread(executor, workers, asynchronous)
+        notes = {"problem": made, "budget": budget, "out": str(out), "executor": [executor, workers, asynchronous]}
         loop = AskTell(
             policy=make_policy(policy, options, problem=problem, budget=budget),
             seed=seed,
             certify_every=certify_every,
+            storage=storage,
+            notes=notes,
             **chosen.domain,
         )
         out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, TypeError, OSError) as error:
-        errors.print(f"[red]error:[/] {error}", highlight=False)
-        raise typer.Exit(2) from error
-    _finish(_evaluate(loop, chosen, budget, seed, quiet), loop, chosen, out, quiet)
+    except INPUT_ERRORS as error:
+        raise _refused(error) from error
+    _go(loop, chosen, budget, spread, out, quiet, by_ticket=storage is not None or spread is not None)
 
 
-def _evaluate(loop: AskTell, problem: Problem | BoxProblem, budget: int, seed: int, quiet: bool) -> tuple[Result, int, float]:
+@app.command(help="Go on with an interrupted run from its journal: it ends as if nothing had happened.")
+def resume(
+    storage: Annotated[Path, typer.Argument(help="Journal of `run --storage`.")],
+    budget: Annotated[int | None, _option(RUN, "Evaluations to make in all (default: as planned).")] = None,
+    out: Annotated[Path | None, _option(RUN, "Folder for the figure and the history (default: as before).")] = None,
+    executor: Annotated[str | None, _option(RUN, "threads, processes, loky, or here (default: as before).")] = None,
+    workers: Annotated[int | None, _option(RUN, "Evaluations at a time.")] = None,
+    quiet: Annotated[bool, _option(RUN, "No progress bar and no summary.", "--quiet")] = False,
+) -> None:
+    """Open the journal, rebuild problem and policy from it, go on."""
+    try:
+        loop = AskTell.resume(storage)
+        notes = loop.about["notes"]
+        if "problem" not in notes:
+            loop.close()
+            raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
+        where, count, asynchronous = notes["executor"]
+        changed = executor is not None
+        where = (None if executor == "here" else executor) if changed else where
+        spread = _spread(where, workers if changed or workers is not None else count, asynchronous and where is not None)
+        chosen = make_problem(**notes["problem"]).to(_device(loop.about["device"]))
+        folder = Path(notes["out"]) if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)
+    except INPUT_ERRORS as error:
+        raise _refused(error) from error
+    more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
+    _go(loop, chosen, more, spread, folder, quiet, by_ticket=True)
+
+
+@app.command(help="Summarise a journal and draw its figure, also while the run goes on.")
+def report(
+    storage: Annotated[Path, typer.Argument(help="Journal of `run --storage`, or of AskTell(storage=...).")],
+    out: Annotated[Path, _option(RUN, "Folder for the figure.")] = Path("sparse_bo_run"),
+) -> None:
+    """Read without locking anybody out."""
+    try:
+        recorded = read_run(storage)
+        made = recorded.about["notes"].get("problem")
+        problem = None if made is None else make_problem(**made)
+        out.mkdir(parents=True, exist_ok=True)
+    except INPUT_ERRORS as error:
+        raise _refused(error) from error
+    console.print(recorded_summary(storage, recorded, problem))
+    if recorded.history.rows:
+        figure = out / f"{storage.stem}.png"
+        regret = None if problem is None else problem.regret_of(recorded.history).tolist()
+        plot_history(recorded.history, regret=regret).savefig(figure, dpi=150)
+        console.print(f"figure   {figure}", highlight=False)
+
+
+def _spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
+    chosen = workers_of(executor, workers)
+    if asynchronous and chosen is None:
+        raise ValueError("--asynchronous needs --executor (for example processes)")
+    return None if chosen is None else replace(chosen, asynchronous=asynchronous)
+
+
+def _refused(error: Exception) -> typer.Exit:
+    errors.print(f"[red]error:[/] {error}", highlight=False)
+    return typer.Exit(2)
+
+
+def _go(
+    loop: AskTell,
+    problem: Problem | BoxProblem,
+    budget: int,
+    workers: Workers | None,
+    out: Path,
+    quiet: bool,
+    *,
+    by_ticket: bool,
+) -> None:
+    """Run and report; with a journal or workers, the noise of an evaluation depends on its ticket alone."""
+    seed = loop.about["seed"] + 1
+    objective = repeatable(problem, seed=seed) if by_ticket else problem.objective(seed=seed)
+    how: dict[str, Any] = {"call_with": "batch" if by_ticket else problem.call_with, "workers": workers}
+    try:
+        outcome = _evaluate(loop, problem, objective, budget, quiet, how)
+        loop.close()
+    except (StorageError, TypeError) as error:
+        raise _refused(error) from error
+    _finish(outcome, loop, problem, out, quiet)
+
+
+def _evaluate(
+    loop: AskTell,
+    problem: Problem | BoxProblem,
+    objective: Any,
+    budget: int,
+    quiet: bool,
+    how: dict[str, Any],
+) -> tuple[Result, int, float]:
     """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
     progress = Progress(
         TextColumn("{task.description}"),
@@ -207,11 +320,12 @@ def _evaluate(loop: AskTell, problem: Problem | BoxProblem, budget: int, seed: i
     )
     start = time.perf_counter()
     with progress:
-        task = progress.add_task(loop.policy.name, total=budget, status="")
+        task = progress.add_task(loop.policy.name, total=loop.asked + budget, status="")
+        status = _Status(progress, task, problem)
+        for row in loop.history.rows:
+            status(loop, row)
         try:
-            result = loop.run(
-                problem.objective(seed=seed + 1), budget, call_with=problem.call_with, callback=_Status(progress, task, problem)
-            )
+            result = loop.run(objective, budget, callback=status, **how)
         except (RunInterrupted, ObjectiveError) as stopped:
             errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
             return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
@@ -245,59 +359,10 @@ def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem 
         result.history.save(history)
         result.plot(figure, regret=problem.regret_of(result.history).tolist())
         if not quiet:
-            console.print(_summary(result, loop, problem, seconds))
+            console.print(summary(result, loop, problem, seconds))
             console.print(f"figure   {figure}\nhistory  {history}", highlight=False)
     if code:
         raise typer.Exit(code)
-
-
-def _summary(result: Result, loop: AskTell, problem: Problem | BoxProblem, seconds: float) -> Table:
-    rows = result.history.rows
-    regret = problem.regret_of(result.history)
-    table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
-    sizes = [row.batch_size for row in rows]
-    where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
-    lines = {
-        "evaluations": f"{len(regret):,} {where}",
-        "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
-        "seconds": f"{seconds:.2f} in all ({1e6 * seconds / len(regret):.0f} µs per evaluation)",
-        "regret": f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000",
-        "best possible": f"{problem.best_value:.4f}",
-    }
-    if isinstance(problem, BoxProblem):
-        lines.update(_best_point(result, problem))
-    elif result.best_index is not None and result.best_mean is not None:
-        sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
-        true = float(problem.values[result.best_index])
-        better = int((problem.values > true).sum())
-        lines["best arm"] = (
-            f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
-        )
-    state = loop.state
-    if isinstance(state, EliminationState) and state.survivors is not None:
-        lines["not eliminated"] = state.describe()
-    certificate = loop.certificate()
-    if certificate is not None and rows[-1].effective_dimension is not None:
-        lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"
-        lines["certificate"] = f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
-    for name, text in lines.items():
-        table.add_row(name, text)
-    return table
-
-
-def _arms_pulled(result: Result, problem: Problem) -> str:
-    return f"on {len(set(result.history.indices)):,} distinct arms of {len(problem.values):,}"
-
-
-def _best_point(result: Result, problem: BoxProblem) -> dict[str, str]:
-    if result.best_x is None or result.best_mean is None:
-        return {}
-    gap = float(problem.regret(result.best_x[None]))
-    sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
-    lines = {"best point": f"mean {result.best_mean:.4f}{sd}; its true value is {gap:.4f} below the best possible"}
-    if len(result.best_x) <= 10:
-        lines["at"] = ", ".join(f"{x:.4g}" for x in result.best_x.tolist())
-    return lines
 
 
 def _device(name: str) -> torch.device:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -89,11 +90,11 @@ class Pool:
             return ThreadPoolExecutor(workers)
         started = time.monotonic()
         if self._given == "loky":
-            pool: Any = optional("loky").ProcessPoolExecutor(workers, initializer=ignore_interrupts)
+            pool: Any = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker)
         else:
-            pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=ignore_interrupts)
+            pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=be_a_worker)
         # Processes import torch for seconds before their first task; that is not the task's time.
-        wait([pool.submit(ignore_interrupts) for _ in range(workers)])
+        wait([pool.submit(os.getpid) for _ in range(workers)])
         self._ready = time.monotonic()
         self._startup = self._ready - started
         return pool
@@ -172,9 +173,17 @@ def optional(name: str) -> Any:
         raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{EXTRAS[name]}]'") from error
 
 
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent, which stops its workers itself."""
+def be_a_worker() -> None:
+    """Leave Ctrl-C to the parent, which stops its workers itself; and end when it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, ClassVar, Literal
@@ -15,6 +15,7 @@ import torch
 from botorch.test_functions import EggHolder, Hartmann, Levy, Powell, Rastrigin
 from torch import Tensor
 
+from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 
@@ -117,6 +118,49 @@ class BoxProblem:
         if isinstance(function, torch.nn.Module):
             function = copy.deepcopy(function).to(device)
         return replace(self, bounds=self.bounds.to(device), function=function)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeatable:
+    """A noisy objective whose noise depends on the ticket alone: the same on any worker, after any resume. Can be pickled.
+
+    Called with a :class:`sparse_bo.Batch` (``call_with="batch"``).
+    """
+
+    truth: Callable[[Tensor], Tensor] | Tensor
+    """True values of arms (``a``), or of points (``q x d`` -> ``q``)."""
+    noise_sd: float
+    seed: int
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return ``q`` values."""
+        if isinstance(self.truth, Tensor):
+            assert batch.indices is not None
+            values = self.truth[batch.indices.to(self.truth.device)]
+        else:
+            values = self.truth(batch.X.to(torch.float64))
+        return values + self.noise_sd * ticket_noise(batch.tickets, seed=self.seed).to(values.device)
+
+
+def repeatable(problem: Problem | BoxProblem, *, seed: int) -> Repeatable:
+    """Return the problem's objective with noise by ticket; evaluated on the CPU."""
+    on_cpu = problem.to("cpu")
+    return Repeatable(on_cpu.values if isinstance(on_cpu, Problem) else on_cpu.function, problem.noise_sd, seed)
+
+
+def ticket_noise(tickets: Sequence[int], *, seed: int) -> Tensor:
+    """Return standard normal numbers, one per ticket, by SplitMix64 (Steele et al. 2014) and Box–Muller."""
+    with np.errstate(over="ignore"):
+        counters = np.asarray(tickets, np.uint64) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+        first, second = ((_split_mix(np.uint64(2) * counters + np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in (0, 1))
+    return torch.from_numpy(np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * math.pi * second))
+
+
+def _split_mix(counters: np.ndarray) -> np.ndarray:
+    z = counters * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 SYNTHETIC: dict[str, tuple[Callable[[], Any], str]] = {

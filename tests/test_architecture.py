@@ -28,6 +28,7 @@ LAYERS = [
     ["engine"],
     ["loop"],
     ["runs"],
+    ["tables"],
     ["cli", "cli_plan"],
 ]
 """From the bottom up. A module may import its own layer and those below; ``core`` stands on ``errors`` alone."""
@@ -36,11 +37,11 @@ SIDE = {
     "planning": "loop",
     "plotting": "history",
     "report": "result",
-    "problems": "history",
+    "problems": "evaluations",
     "presets": "policies",
 }
 """At the side: which layer each may use at most. Only modules at the side and those named below may use them."""
-USERS_OF_SIDE = {"engine", "loop", "result", "cli", "cli_plan"}
+USERS_OF_SIDE = {"engine", "loop", "result", "tables", "cli", "cli_plan"}
 FRONT = {"__init__", "__main__"}
 """May import anything."""
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -1,5 +1,7 @@
 """The command line, as a user types it."""
 
+import gc
+import pickle
 import subprocess
 import sys
 
@@ -7,10 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sparse_bo import BBKB, History, RandomSearch, RunInterrupted, UniformSampler
+from sparse_bo import BBKB, Batch, History, RandomSearch, RunInterrupted, UniformSampler
 from sparse_bo.cli import app, main
 from sparse_bo.loop import AskTell
 from sparse_bo.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
+from sparse_bo.problems import repeatable, synthetic, ticket_noise
+from sparse_bo.recorded import read_run
 
 QUICK = ["run", "--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "30", "--seed", "1"]
 
@@ -184,3 +188,87 @@ def test_kernels_by_name(name, nu):
     assert kernel.base_kernel.nu == nu
     assert kernel.base_kernel.lengthscale.item() == pytest.approx(0.7)
     assert kernel.outputscale.item() == pytest.approx(2.0)
+
+
+JOURNAL = ["--policy", "bbkb", "--kernel", "rbf", "--regularization", "0.05", "--width", "2"]
+
+
+def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
+    done = invoke(*QUICK, *JOURNAL, "--storage", str(whole), "--out", str(tmp_path / "a"), "--executor", "threads")
+    assert done.exit_code == 0, done.output
+    original, told = AskTell.tell, []
+
+    def dies(self, tickets, y):
+        original(self, tickets, y)
+        told.append(1)
+        if len(told) == 4:
+            raise SystemExit(137)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AskTell, "tell", dies)
+        assert invoke(*QUICK, *JOURNAL, "--storage", str(cut), "--out", str(tmp_path / "b")).exit_code == 137
+    gc.collect()  # the dead run's hold on the journal ends with it
+    before = read_run(cut)
+    assert 4 <= before.told < 30
+    reported = invoke("report", str(cut), "--out", str(tmp_path / "c"))
+    assert f"{before.told} told" in reported.output
+    assert (tmp_path / "c" / "cut.png").exists()
+    done = invoke("resume", str(cut), "--executor", "threads", "--workers", "3")
+    assert done.exit_code == 0, done.output
+    assert "30 on" in done.output
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["gp-draw-bbkb-seed1.jsonl", "gp-draw-bbkb-seed1.png"]
+    assert read_run(cut).history.indices == read_run(whole).history.indices
+    assert read_run(cut).history.column("values") == read_run(whole).history.column("values")
+
+
+def test_a_box_is_resumed_and_reported_too(tmp_path):
+    path = str(tmp_path / "run.db")
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
+    assert invoke(*run, "--budget", "6", "--batch-size", "3").exit_code == 0
+    done = invoke("resume", path, "--budget", "9")
+    assert done.exit_code == 0, done.output
+    assert read_run(path).told == 9
+    assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
+
+
+def test_the_noise_of_an_evaluation_depends_on_its_ticket_alone():
+    noise = ticket_noise(range(20_000), seed=3)
+    assert torch.equal(ticket_noise([7, 19_999, 0], seed=3), noise[[7, 19_999, 0]])
+    assert not torch.equal(ticket_noise([7], seed=4), noise[[7]])
+    assert abs(float(noise.mean())) < 0.03
+    assert abs(float(noise.std()) - 1.0) < 0.02
+    assert abs(float((noise[1:] * noise[:-1]).mean())) < 0.03
+    objective = pickle.loads(pickle.dumps(repeatable(synthetic("hartmann6", noise_sd=0.1), seed=1)))
+    X = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = objective(Batch(None, X, [3, 4, 5, 6]))
+    assert torch.equal(whole[1:3], objective(Batch(None, X[1:3], [4, 5])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--problem", "abalone", "--workers", "4"], "needs executor="),
+        (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
+        (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
+        (["run", "--problem", "abalone", "--storage", "none/run.db"], "the folder none of the journal"),
+        (["resume", "none.db"], "expected a journal at none.db"),
+        (["report", "none.db"], "expected a journal at none.db"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_storage_and_executors_are_named(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+
+
+def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
+    path = tmp_path / "run.db"
+    with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path) as loop:
+        loop.run(lambda X: X[:, 0], 4)
+    done = invoke("resume", str(path))
+    assert done.exit_code == 2
+    assert "was not made by `run`" in done.stderr.replace("\n", " ")
+    assert "4 told" in invoke("report", str(path), "--out", str(tmp_path)).output
