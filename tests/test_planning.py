@@ -79,9 +79,9 @@ def test_tiles_shrink_before_the_dictionary_does():
 
 def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch):
     monkeypatch.setattr("sparse_bo.planning.costs.memory", lambda *, m, **others: {"model": 1000 * m})
-    free = quick(1_000, 3, kernel=None, policy=DENSE, budget=200)
+    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
     assert free.dictionary_size > 64
-    tight = quick(1_000, 3, kernel=None, policy=DENSE, budget=200, memory=70_000)
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, memory=70_000)
     assert tight.settings["max_dictionary"] == 64
     assert tight.dictionary_size == 64
     assert tight.policy.max_dictionary == 64
@@ -105,8 +105,8 @@ def test_a_billion_lazy_arms_fit():
 
 
 def test_a_short_time_caps_the_dictionary():
-    free = quick(1_000, 3, kernel=None, policy=DENSE, budget=200)
-    tight = quick(1_000, 3, kernel=None, policy=DENSE, budget=200, seconds=1e-3)
+    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, seconds=1e-3)
     assert tight.settings["max_dictionary"] == 64
     assert tight.dictionary_size <= free.dictionary_size
     assert not tight.fits

@@ -108,14 +108,16 @@ class ArmPosterior:
     @cached_property
     def evaluate(self) -> Evaluator:
         """Posterior moments from kernel columns, in the precision of the sweep."""
-        surrogate = self.surrogate
-        return evaluator(
-            self.state,
-            self.form,
-            precision=surrogate.sweep_dtype,
-            kappa_squared=surrogate.kappa_squared,
-            noise=surrogate.regularization,
-        )
+        return self._evaluator(self.surrogate.sweep_dtype)
+
+    @cached_property
+    def exact(self) -> Evaluator:
+        """Posterior moments from kernel columns, in float64."""
+        return self._evaluator(torch.float64)
+
+    def _evaluator(self, precision: Precision) -> Evaluator:
+        kappa, noise = self.surrogate.kappa_squared, self.surrogate.regularization
+        return evaluator(self.state, self.form, precision=precision, kappa_squared=kappa, noise=noise)
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
@@ -127,9 +129,8 @@ class ArmPosterior:
         """Return the leverages of some arms (``q``) in float64, whatever the precision of the sweep. O(q) or O(q m (d + r))."""
         if self.leverage_errors is None and not self.surrogate.streams:
             return self.leverages[indices]
-        features = self.state.factor.features(self.kernel_rows(indices))
-        variances = dtc.variance(self.state, features, self.surrogate.prior_variance[indices])
-        return variances / self.surrogate.regularization
+        moments = self.exact(self.kernel_rows(indices), self.surrogate.prior_variance[indices])
+        return moments.variances / self.surrogate.regularization
 
     def means_at(self, indices: Tensor) -> Tensor:
         """Return the means (y) of some arms (``q``). O(q), O(q m (d + r)) where they are streamed."""
@@ -172,8 +173,8 @@ def arm_posterior(
     if isinstance(surrogate.arms, Tensor) and dictionary.indices is not None and columns.fits(dictionary.m, surrogate.arms):
         columns = columns.grown(surrogate.covariance, surrogate.arms, dictionary.indices)
         block = columns.block(dictionary.indices)
-    state, features = _fit(surrogate, observations, dictionary, block)
-    none = features.new_empty(0)
+    state, K_DX = _fit(surrogate, observations, dictionary, block)
+    none = K_DX.new_empty(0)
     posterior = ArmPosterior(
         surrogate=surrogate,
         dictionary=dictionary,
@@ -190,7 +191,8 @@ def arm_posterior(
     if not surrogate.streams:
         posterior = _swept(posterior)
     if surrogate.streams or posterior.leverage_errors is not None:
-        observed = dtc.variance(state, features, surrogate.prior_variance[observations.indices]) / surrogate.regularization
+        variances = posterior.exact(K_DX, surrogate.prior_variance[observations.indices]).variances
+        observed = variances / surrogate.regularization
     else:
         observed = posterior.leverages[observations.indices]
     d_eff = float(effective_dimension(observed, observations.counts))
@@ -200,7 +202,7 @@ def arm_posterior(
 def _fit(
     surrogate: Surrogate, observations: Observations, dictionary: Dictionary, block: Tensor | None
 ) -> tuple[dtc.DTC, Tensor]:
-    """Return the DTC state and the features of the observed inputs (``n x r``)."""
+    """Return the DTC state and the kernel between dictionary and observed inputs (``m x n``)."""
     indices = observations.indices
     assert indices is not None
     if block is not None:
@@ -213,7 +215,7 @@ def _fit(
     features = factor.features(K_DX)
     scale = 1.0 / surrogate.regularization
     residuals = (observations.sums - observations.counts * surrogate.prior_mean) * scale
-    return dtc.fit(factor, features, observations.counts * scale, residuals, prior_mean=surrogate.prior_mean), features
+    return dtc.fit(factor, features, observations.counts * scale, residuals, prior_mean=surrogate.prior_mean), K_DX
 
 
 _PRODUCT_BYTES = 2**21
