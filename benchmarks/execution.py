@@ -10,6 +10,7 @@ import argparse
 import collections
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     budget, observations = (10_000, 100_000) if arguments.quick else (100_000, 1_000_000)
-    jobs = [
+    jobs: list[Callable[[], dict[str, Any]]] = [
         lambda: measure("one at a time", budget, True, 16),
         lambda: measure("one at a time", budget, False, 16),
         lambda: measure("batches", budget, True, 0),

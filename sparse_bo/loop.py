@@ -360,13 +360,12 @@ class AskTell:
 
     def _replay(self, journal: Journal) -> None:
         """Bring the engine to where the journal ends."""
-        engine, events, rows = self._engine, list(journal.events()), journal.rows()
-        evaluations = evaluations_of(events, journal.about.get("dims"))
+        engine, rows, evaluations = self._engine, journal.rows(), evaluations_of(journal)
         done, snapshot = -1, journal.snapshot()
         if snapshot is not None:
             done, data = snapshot
             engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
-        for event in events[done + 1 :]:
+        for event in journal.events(after=done):
             engine.redo(event)
         for number in range(len(rows), len(engine.rows)):
             journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))

@@ -19,7 +19,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.policies import Policy
 from sparse_bo.policies.describing import describe, fingerprint, rebuild
-from sparse_bo.storage import Event, Journal, Row
+from sparse_bo.storage import Journal, Row
 
 _OF_EVALUATIONS = ("indices", "points", "values", "batch_size", "failed")
 """Fields of a history row that the events say already."""
@@ -132,32 +132,18 @@ def policy_of(journal: Journal, policy: Policy[Any] | None) -> Policy[Any]:
     return policy
 
 
-def evaluations_of(events: Sequence[Event], dims: int | None) -> Evaluations:
+def evaluations_of(journal: Journal) -> Evaluations:
     """Return everything evaluated, by ticket.
 
     Raises:
-        StorageError: If events contradict each other.
+        StorageError: If events are damaged or contradict each other.
     """
-    picks = [event.picks for event in events if event.picks is not None]
-    none = np.empty(0, np.int64) if dims is None else np.empty((0, dims))
-    every = np.concatenate(picks) if picks else none
+    every, told, results, asked = journal.evaluations()
     values, known = np.full(len(every), np.nan), np.zeros(len(every), np.bool_)
-    asked = 0
-    tickets, results = [], []
-    for event in events:
-        if event.kind == "ask" and event.picks is not None:
-            asked += len(event.picks)
-        elif event.kind == "initial" and event.picks is not None and event.results is not None:
-            tickets.append(np.arange(len(event.picks)))
-            results.append(event.results)
-        elif event.kind == "tell" and event.tickets is not None and event.results is not None:
-            tickets.append(event.tickets)
-            results.append(event.results)
-    if tickets:
-        told = np.concatenate(tickets)
-        if len(told) and (told.min() < 0 or told.max() >= len(every) or len(np.unique(told)) != len(told)):
+    if len(told):
+        if told.min() < 0 or told.max() >= len(every) or np.bincount(told, minlength=len(every)).max() > 1:
             raise StorageError("the journal has results of tickets that were never handed out, or two of one: it is damaged")
-        values[told], known[told] = np.concatenate(results), True
+        values[told], known[told] = results, True
     return Evaluations(every, values, known, asked)
 
 
@@ -201,7 +187,7 @@ def read_run(path: str | Path) -> Recorded:
     """
     journal = Journal.read(path)
     try:
-        evaluations = evaluations_of(list(journal.events()), journal.about.get("dims"))
+        evaluations = evaluations_of(journal)
         history = History(tuple(history_rows(journal.rows(), evaluations)), run_info(journal.about))
     finally:
         journal.close()
