@@ -280,5 +280,5 @@ def _host(*values: Tensor) -> list[NDArray[np.float64]]:
     if values[0].device.type == "cpu":
         return [value.numpy() for value in values]
     packed = torch.cat([value.flatten() for value in values]).cpu()
-    parts = packed.split([value.numel() for value in values])
+    parts = packed.split([value.numel() for value in values])  # type: ignore[no-untyped-call]
     return [part.reshape(value.shape).numpy() for part, value in zip(parts, values, strict=True)]
