@@ -208,12 +208,15 @@ class _Picker:
     def _pick(self, at: Tensor, block: Block, floor: float, left: int) -> GreedyPicks:
         """Pick inside the block of the arms at some positions, and lower their bounds."""
         spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
+        means, residual, costs, covariance = _host(
+            self._means(self._arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
+        )
         picked = greedy_picks(
-            _host(self._means(self._arms(at))),
-            _host(block.covariance),
-            _host(block.residual),
+            means,
+            covariance,
+            residual,
             width=self.width,
-            costs=_host(self.stop_rule.costs(block.start)),
+            costs=costs,
             spent=self.spent,
             allowance=math.inf if spent_before else self.stop_rule.allowance,
             floor=floor,
@@ -240,8 +243,7 @@ class _Picker:
         for rows in row_slices(len(best), chunk=chunk):
             at = best[rows]
             indices = self._arms(at)
-            reducible, residual = map(_host, conditioner.leverages(indices))
-            means = _host(self._means(indices))
+            reducible, residual, means = _host(*conditioner.leverages(indices), self._means(indices))
             scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
             self._lower(at, scores)
 
@@ -273,6 +275,10 @@ def _starting_scores(posterior: ArmPosterior, width: float) -> tuple[float, floa
     return resolution(leverage), resolution(max(abs(lowest), abs(best))), scores
 
 
-def _host(values: Tensor) -> NDArray[np.float64]:
-    array: NDArray[np.float64] = values.cpu().numpy()
-    return array
+def _host(*values: Tensor) -> list[NDArray[np.float64]]:
+    """Bring tensors to the host, in one transfer."""
+    if values[0].device.type == "cpu":
+        return [value.numpy() for value in values]
+    packed = torch.cat([value.flatten() for value in values]).cpu()
+    parts = packed.split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+    return [part.reshape(value.shape).numpy() for part, value in zip(parts, values, strict=True)]

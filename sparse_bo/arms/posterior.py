@@ -148,7 +148,7 @@ class ArmPosterior:
             index, mean = self.contenders.best_index, self.contenders.best_mean
         else:
             index = int(self.means.argmax())
-            mean = float(self.means[index])
+            return index, float(self.means[index]), float(self.leverages[index])
         where = torch.tensor([index], device=self.observed_leverages.device)
         return index, mean, float(self.leverages_at(where))
 

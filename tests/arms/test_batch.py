@@ -1,5 +1,6 @@
 """The picks of a batch against picks that recompute every arm densely after each pick."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -392,3 +393,40 @@ def test_a_width_of_zero_picks_the_best_mean(in_batch: str) -> None:
     p = random_problem(1, noise=1.0)
     got = _picks(p, "global", in_batch, width=0.0)
     assert set(got) == {int(p.posterior().means.argmax())}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("in_batch", UPDATES)
+def test_a_gpu_waits_for_the_host_per_block_not_per_pick(in_batch: str) -> None:
+    """The device is synchronised a few times for each block of picks: a batch of 200 picks in few blocks has few of them."""
+    p = random_problem(5, a=64, m=20, pulls=4, noise=50.0, device="cuda")
+    posterior = p.posterior()
+    rule = StopRule("global", 1e6)
+    pick_batch(posterior, width=6.0, stop_rule=rule, in_batch=in_batch, max_q=200)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            picks = pick_batch(posterior, width=6.0, stop_rule=rule, in_batch=in_batch, max_q=200).indices
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchroniz" in str(warning.message) for warning in caught)
+    assert len(picks) == 200
+    assert 0 < waits <= 25  # all 64 arms are one block
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sweep_on_a_gpu_does_not_wait_per_chunk() -> None:
+    counts = []
+    for chunks in (2, 16):
+        p = random_problem(5, a=4096, m=20, pulls=4, device="cuda", memory_bytes=40 * 20 * 4096 // chunks)
+        p.posterior(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                p.posterior(0)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchroniz" in str(warning.message) for warning in caught))
+    assert counts[0] == counts[1]

@@ -229,7 +229,8 @@ def test_runs_on_a_grid_are_those_in_memory(policy: object) -> None:
     assert lazy.history.indices == held.history.indices
     a, b = lazy.result(), held.result()
     assert a.best_index == b.best_index
-    assert (a.best_mean, a.best_sd) == pytest.approx((b.best_mean, b.best_sd), rel=1e-6)
+    assert a.best_mean == pytest.approx(b.best_mean, rel=1e-6)
+    assert a.best_sd == pytest.approx(b.best_sd, rel=1e-4)  # of arms in memory it has the precision of the sweep
     assert torch.equal(a.best_x, b.best_x)
     assert lazy.certificate().factor == pytest.approx(held.certificate().factor, rel=1e-6)
 
