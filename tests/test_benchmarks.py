@@ -1,6 +1,7 @@
 """The GPU benchmark in its tiny form on the CPU: every part runs and is reported."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), *arguments, "--no-record"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_gpu_benchmark_runs_in_its_tiny_form() -> None:

@@ -346,7 +346,7 @@ class EliminationPolicy(ABC):
         confidence = BatchConfidence(
             pulls=observations.pulls,
             batches=len(state.sizes),
-            arms=len(surrogate.arms) if plan.members is None else len(like(state.domain)),
+            arms=len(surrogate.arms) if plan.members is None else len(arms_of(state.domain, policy=self.name)),
             dims=surrogate.arms.shape[1],
             regularization=surrogate.regularization,
             kappa_squared=surrogate.kappa_squared,
