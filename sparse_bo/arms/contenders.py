@@ -41,8 +41,9 @@ class Collector:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.floor, self.held = capacity, -math.inf, 0
-        self.indices: list[Tensor] = []
-        self.upper: list[Tensor] = []
+        # Two buffers that grow a few times: many small tensors kept between large temporaries would fragment the heap.
+        self.indices: Tensor | None = None
+        self.upper: Tensor | None = None
         self.bar: Tensor | None = None  # the highest lower bound so far
 
     def add(self, start: int, upper: Tensor, lower: Tensor) -> None:
@@ -56,25 +57,38 @@ class Collector:
         scale = torch.maximum(bar.abs(), upper.abs().max())
         # An arm that only equals the floor comes after as many as fit: those are of lower index and not below it.
         kept = ((upper >= bar - SLACK * scale) & (upper > self.floor)).nonzero().squeeze(-1)
-        self.indices.append(kept + start)
-        self.upper.append(upper[kept])
-        self.held += len(kept)
+        self._put(self.held, kept + start, upper[kept])
         if self.held > 2 * self.capacity:
             self._compact()
 
     def finish(self) -> tuple[Tensor, Tensor, float]:
         """Return the arms kept (ascending), their upper bounds, and the floor."""
         self._compact()
-        return self.indices[0], self.upper[0], self.floor
+        assert self.indices is not None
+        assert self.upper is not None
+        return self.indices[: self.held].clone(), self.upper[: self.held].clone(), self.floor
+
+    def _put(self, at: int, indices: Tensor, upper: Tensor) -> None:
+        """Write to the buffers from ``at`` on; what stood behind is given up."""
+        end = at + len(indices)
+        if self.indices is None or self.upper is None or end > len(self.indices):
+            size = max(2 * end, 1024)
+            grown_indices, grown_upper = indices.new_empty(size), upper.new_empty(size)
+            if self.indices is not None and self.upper is not None:
+                grown_indices[:at], grown_upper[:at] = self.indices[:at], self.upper[:at]
+            self.indices, self.upper = grown_indices, grown_upper
+        self.indices[at:end], self.upper[at:end] = indices, upper
+        self.held = end
 
     def _compact(self) -> None:
         assert self.bar is not None
-        indices, upper = torch.cat(self.indices), torch.cat(self.upper)
+        assert self.indices is not None
+        assert self.upper is not None
+        indices, upper = self.indices[: self.held], self.upper[: self.held]
         scale = torch.maximum(self.bar.abs(), upper.abs().max())
-        kept = upper >= self.bar - SLACK * scale
-        indices, upper = indices[kept], upper[kept]
-        if len(upper) > self.capacity:
-            kept, outside = highest(upper, self.capacity)
-            indices, upper = indices[kept], upper[kept]
+        kept = (upper >= self.bar - SLACK * scale).nonzero().squeeze(-1)
+        if len(kept) > self.capacity:
+            best, outside = highest(upper[kept], self.capacity)
+            kept = kept[best]
             self.floor = max(self.floor, outside)
-        self.indices, self.upper, self.held = [indices], [upper], len(indices)
+        self._put(0, indices[kept], upper[kept])

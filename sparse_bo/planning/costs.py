@@ -226,7 +226,7 @@ def memory(
     if streamed:
         rows = min(a, TILE_ROWS)
         kept = min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": 2 * CONTENDER_BYTES * kept, "model": small}
+        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, "model": small}
     items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, "model": small}
     if 8 * m * a <= memory_bytes:
         # The old storage and the new while it grows; a block for the old posterior and the new.
