@@ -272,8 +272,9 @@ class Dispatch:
         arguments = (self.evaluate, *arrays, batch.tickets, next(self._numbers))
         try:
             future = pool.submit(evaluate_remotely, *arguments)
-        except (BrokenExecutor, RuntimeError) as error:
-            # A worker has died since the last result; RuntimeError: the executor is shut down.
+        except (BrokenExecutor, RuntimeError, OSError) as error:
+            # A worker has died since the last result; RuntimeError: the executor is shut down; OSError: the standard
+            # library's pool was closing its pipes on a death while it started another worker.
             if not pool.restart():
                 raise EvaluationFailed(
                     f"the executor takes no more evaluations ({type(error).__name__}: {error}); make a new one"
