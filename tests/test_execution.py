@@ -102,7 +102,9 @@ EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask":
 def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous, tmp_path):
     """Exceptions, NaN, hangs and exits: tried again where that helps, dropped where it does not, never told twice."""
     if name == "dask":
-        cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=count, processes=False, dashboard_address="127.0.0.1:0")
+        cluster = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=count, processes=False, dashboard_address="127.0.0.1:0"
+        )
         client = distributed.Client(cluster)
         executor = client.get_executor()
     else:

@@ -20,6 +20,7 @@ from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean
+from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
@@ -41,11 +42,11 @@ from sparse_bo.models.representation import (
     kernel_matrix,
 )
 from sparse_bo.models.selection import checked_dictionary, default_rows, planned_size, sampled, uniform_rows
-from sparse_bo.models.state import Appended, PosteriorCache, Stamp, TrainingData, joined
+from sparse_bo.models.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
 from sparse_bo.models.training import Strategy, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_count
 
-LEARNING_POINTS = 1000
+LEARNING_POINTS = 1024
 """Up to so many training points, the default is to learn hyper-parameters from the exact likelihood of all; ``fit="subset"``,
 the default beyond, learns from so many."""
 
@@ -332,13 +333,20 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         self.__dict__["_learning"] = None
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> SparseGP:
-        cache = self.__dict__.get("prediction_strategy")
-        lasting = cache is not None and cache.representation.extension is not None and cache.stamp.matches(*self._made_from())
-        model = super()._apply(fn, *args, **kwargs)
-        if cache is not None and lasting:  # what fantasies know is nowhere else
+        """Convert data and parameters. BoTorch calls ``.to`` before every analytic acquisition value: then nothing changes."""
+        cache, before = self.prediction_strategy, self._made_from()
+        valid = cache is not None and cache.stamp.matches(*before)
+        model: SparseGP = super(ExactGP, self)._apply(fn, *args, **kwargs)  # ExactGP's own would join rows and drop the cache
+        for name in ("_stored_inputs", "_stored_targets"):
+            if self.__dict__[name] is not None:
+                self.__dict__[name] = mapped(self.__dict__[name], fn)
+        if cache is not None and valid and cache.stamp.matches(*self._made_from()):
+            return model
+        self._clear_cache()
+        if cache is not None and valid and cache.representation.extension is not None:  # what fantasies know is nowhere else
             points = None if cache.points is None else fn(cache.points)
-            mapped = cache.representation.map(fn)
-            self.prediction_strategy = PosteriorCache(mapped, Stamp(*self._made_from()), fn(cache.rows), points)
+            moved = cache.representation.map(fn)
+            self.prediction_strategy = PosteriorCache(moved, Stamp(*self._made_from()), fn(cache.rows), points)
         return model
 
     @classmethod

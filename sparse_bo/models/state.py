@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,8 +49,18 @@ class Appended:
             self._joined = torch.cat(parts, dim=self.dim)
         return self._joined
 
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Appended:
+        """Apply a conversion to both parts, without joining them; what does not change stays the same object."""
+        base, extra = mapped(self.base, fn), fn(self.extra)
+        return self if base is self.base and extra is self.extra else Appended(base, extra, dim=self.dim)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "extra": self.extra.detach(), "_joined": None}
+
+
+def mapped(rows: Tensor | Appended, fn: Callable[[Tensor], Tensor]) -> Tensor | Appended:
+    """Apply a conversion to rows."""
+    return rows.map(fn) if isinstance(rows, Appended) else fn(rows)
 
 
 def joined(rows: Tensor | Appended) -> Tensor:

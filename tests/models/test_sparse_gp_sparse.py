@@ -19,6 +19,7 @@ from gpytorch.settings import prior_mode
 from sparse_bo.models import representation, sparse_gp
 from sparse_bo.models.representation import dtc_representation, kernel_matrix
 from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models.state import Appended
 from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, pair, points
 
 pytestmark = pytest.mark.filterwarnings(
@@ -146,6 +147,30 @@ def test_fantasies_hold_nothing_as_long_as_the_data():
     fantasy.posterior(points(1))
     assert fantasy._stored_inputs._joined is None
     assert fantasy._stored_targets._joined is None
+
+
+def test_moving_to_where_it_is_costs_nothing():
+    """BoTorch's analytic acquisition functions call ``.to`` before every value."""
+    model = sparse("normalized inputs")
+    model.posterior(points(1))
+    fantasy = model.condition_on_observations(points(1), torch.ones(1, 1, dtype=torch.float64))
+    for m in (model, fantasy):
+        cache = m.prediction_strategy
+        m.to(points(1))
+        assert m.prediction_strategy is cache
+    assert fantasy._stored_inputs._joined is None
+    assert fantasy._stored_targets._joined is None
+    model.float()
+    assert model.prediction_strategy is None
+    assert model.train_inputs[0].dtype == model.train_targets.dtype == torch.float32
+
+
+def test_look_ahead_joins_no_data(monkeypatch):
+    model = sparse()
+    acquisition = qKnowledgeGradient(model, num_fantasies=4)
+    monkeypatch.setattr(Appended, "tensor", lambda self: pytest.fail("look-ahead must not touch what is as long as the data"))
+    value = acquisition(points(2, 1 + 4).requires_grad_())
+    assert torch.isfinite(value).all()
 
 
 def test_gradient_through_a_fantasy_is_that_of_finite_differences():
