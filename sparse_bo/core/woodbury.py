@@ -136,8 +136,9 @@ class _GaussianLogLikelihood(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         L, solved = ctx.saved_tensors
         # ∂/∂K = ½ (a aᵀ − K⁻¹) with a = K⁻¹r (Rasmussen & Williams 2006, Eq. 5.9): half the work of differentiating L.
-        outer = solved.unsqueeze(-1) * solved.unsqueeze(-2)
-        to_covariance = 0.5 * gradient[..., None, None] * (outer - torch.cholesky_inverse(L))
+        to_covariance = torch.cholesky_inverse(L)
+        to_covariance.addcmul_(solved.unsqueeze(-1), solved.unsqueeze(-2), value=-1.0)
+        to_covariance.mul_(-0.5 * gradient[..., None, None])
         return to_covariance, -gradient.unsqueeze(-1) * solved
 
 
