@@ -14,6 +14,10 @@ class NumericalWarning(UserWarning):
     """A kernel matrix had to be changed noticeably (large jitter or indefinite) before it could be factorised."""
 
 
+class MemoryWarning(UserWarning):
+    """Memory ran out; the computation went on in smaller tiles, with the same results."""
+
+
 class SamplerError(ValueError):
     """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
 

@@ -15,7 +15,7 @@ from sparse_bo.arms.moments import Evaluator, Precision, evaluator
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.armsets import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.core import dtc
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices, shrinking
 from sparse_bo.core.leverage import effective_dimension
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.data import Observations
@@ -158,7 +158,9 @@ def arm_posterior(
 ) -> tuple[ArmPosterior, KernelColumns]:
     """Fit the posterior on the pulled arms and sweep it over all arms. O(n m² + m³ + a m (d + r)).
 
-    The result does not depend on ``memory_bytes`` beyond round-off. Arms are swept in blocks of columns of ``k(D, arms)``.
+    The result does not depend on ``memory_bytes`` beyond round-off. Arms are swept in blocks of columns of ``k(D, arms)``. If
+    memory runs out, that is said (:class:`sparse_bo.errors.MemoryWarning`) and half the budget is tried; the posterior's
+    surrogate and the columns have the budget that did.
 
     Args:
         surrogate: Prior, λ and precision.
@@ -169,6 +171,19 @@ def arm_posterior(
     Returns:
         The posterior, and the grown columns.
     """
+
+    def attempt(memory_bytes: int) -> tuple[ArmPosterior, KernelColumns]:
+        if memory_bytes == surrogate.memory_bytes:
+            return _arm_posterior(surrogate, observations, dictionary, columns)
+        smaller = replace(surrogate, memory_bytes=memory_bytes)
+        return _arm_posterior(smaller, observations, dictionary, KernelColumns(memory_bytes))
+
+    return shrinking(attempt, memory_bytes=surrogate.memory_bytes)
+
+
+def _arm_posterior(
+    surrogate: Surrogate, observations: Observations, dictionary: Dictionary, columns: KernelColumns
+) -> tuple[ArmPosterior, KernelColumns]:
     block = None
     if isinstance(surrogate.arms, Tensor) and dictionary.indices is not None and columns.fits(dictionary.m, surrogate.arms):
         columns = columns.grown(surrogate.covariance, surrogate.arms, dictionary.indices)

@@ -26,7 +26,7 @@ from sparse_bo.arms.posterior import ArmPosterior, sweep_rows
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.armsets import LazyArms
-from sparse_bo.core.chunking import row_slices
+from sparse_bo.core.chunking import row_slices, shrinking
 
 CONTENDER_BYTES = 128
 """Memory of a contender at the peak, while twice as many are compacted and sorted (measured over 10⁷ arms)."""
@@ -47,6 +47,8 @@ def with_contenders(posterior: ArmPosterior, *, width: float, stop_rule: StopRul
         width: Multiplies √leverage in the coming batch's scores (y), ≥ 0.
         stop_rule: Of the coming batch.
 
+    If memory runs out, that is said and half the budget is tried, as in :func:`sparse_bo.arms.posterior.arm_posterior`.
+
     Raises:
         ValueError: If the rule is the local one, whose ratios need a number for every arm.
     """
@@ -55,8 +57,19 @@ def with_contenders(posterior: ArmPosterior, *, width: float, stop_rule: StopRul
             "stop_rule='local' keeps a ratio for every arm, but these arms do not fit into memory_bytes; "
             "use stop_rule='global', or raise memory_bytes until they do"
         )
-    surrogate = posterior.surrogate
     shrink = 1.0 if stop_rule.kind == "single" else stop_rule.ratio_threshold
+
+    def attempt(memory_bytes: int) -> ArmPosterior:
+        surrogate = posterior.surrogate
+        if memory_bytes == surrogate.memory_bytes:
+            return _with_contenders(posterior, width, shrink)
+        return _with_contenders(replace(posterior, surrogate=replace(surrogate, memory_bytes=memory_bytes)), width, shrink)
+
+    return shrinking(attempt, memory_bytes=posterior.surrogate.memory_bytes)
+
+
+def _with_contenders(posterior: ArmPosterior, width: float, shrink: float) -> ArmPosterior:
+    surrogate = posterior.surrogate
     scores, means = Collector(capacity(surrogate.memory_bytes)), Collector(64)
     extremes = None
     for start, tile_means, leverages, errors in _moments(posterior):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from sparse_bo.errors import MemoryWarning
+
+T = TypeVar("T")
 
 DEFAULT_MEMORY_BYTES = 256 * 2**20
 """Bytes that the temporary blocks of one sweep may take, unless the caller says otherwise."""
+LEAST_MEMORY_BYTES = 2**20
+"""The smallest budget: smaller blocks only cost calls."""
 
 
 def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
@@ -37,3 +47,43 @@ def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:
         raise ValueError(f"expected a chunk of at least one row, got {chunk}")
     for start in range(0, rows, chunk):
         yield slice(start, min(start + chunk, rows))
+
+
+def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
+    """Return ``attempt(memory_bytes)``; where it runs out of memory, try again with half the budget, and say so.
+
+    For computations whose result does not depend on the budget.
+
+    Args:
+        attempt: Called with a budget.
+        memory_bytes: The first budget.
+
+    Raises:
+        torch.OutOfMemoryError, RuntimeError: Torch's own, where the smallest budget is too much as well.
+    """
+    budget = memory_bytes
+    while True:
+        try:
+            result = attempt(budget)
+        except RuntimeError as error:
+            smaller = budget // 2
+            if not _out_of_memory(error) or smaller < LEAST_MEMORY_BYTES:
+                raise
+            message = str(error).splitlines()[0]
+        else:
+            return result
+        # Not before the exception is gone: its traceback holds the tensors of the failed attempt.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"out of memory with memory_bytes={budget:,} ({message}); going on with {smaller:,}: smaller tiles, the same "
+            "results, more time",
+            MemoryWarning,
+            stacklevel=4,
+        )
+        budget = smaller
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch could not allocate: on the CPU that is a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

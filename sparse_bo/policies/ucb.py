@@ -180,7 +180,7 @@ class UCBPolicy(ABC):
         surrogate, learned_at = self._surrogate(state, observations, watch, generator)
         columns = state.columns
         if columns is None or state.posterior is None or surrogate is not state.posterior.surrogate:
-            columns = KernelColumns(self.memory_bytes)
+            columns = KernelColumns(surrogate.memory_bytes)
         with watch.phase("sample"):
             candidates, columns = _candidates(state, surrogate, observations, columns, generator)
             dictionary = parts.sampler.sample(candidates, generator=generator)
@@ -250,7 +250,7 @@ class UCBPolicy(ABC):
             regularization=prior.regularization,
             repeats=data.repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
             sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
     def _width(self, parts: Parts, posterior: ArmPosterior, pulls: int, information: float) -> float:

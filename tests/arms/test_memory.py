@@ -1,0 +1,79 @@
+"""Memory that runs out inside a sweep: smaller tiles, the same picks, and a warning."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from sparse_bo import BBKB, AskTell, ProductGrid
+from sparse_bo.armsets import ArmSet
+from sparse_bo.errors import MemoryWarning
+
+GRID = ProductGrid.linspace(torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64), [400, 400])
+ROOM = {"in memory": (2**25, 140_000), "streamed": (2**21, 30_000)}
+"""The budget of a run, and numbers of the largest block for which there is room: half the budget is needed."""
+
+
+class SmallDevice(RBFKernel):
+    """A kernel on a device that has no room for blocks of more than ``most`` numbers."""
+
+    def __init__(self, most: int, error: RuntimeError) -> None:
+        super().__init__()
+        self.most, self.error = most, error
+
+    def forward(self, x1: torch.Tensor, x2: torch.Tensor, diag: bool = False, **params: Any) -> torch.Tensor:
+        if not diag and x1.shape[-2] * x2.shape[-2] > self.most:
+            raise self.error
+        return super().forward(x1, x2, diag=diag, **params)
+
+
+def kernel(most: int, error: RuntimeError | None = None) -> SmallDevice:
+    made = SmallDevice(most, error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")).double()
+    made.lengthscale = 0.3
+    return made
+
+
+def picks(arms: ArmSet, most: int, memory_bytes: int, error: RuntimeError | None = None) -> tuple[list[int], AskTell]:
+    policy = BBKB(covar_module=kernel(most, error), regularization=0.01, memory_bytes=memory_bytes)
+    loop = AskTell(arms, policy, seed=0)
+    for _ in range(4):
+        batch = loop.ask(20)
+        loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
+    return loop.history.indices, loop
+
+
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
+def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_tiles(where: str, device: torch.device) -> None:
+    arms = (GRID if where == "streamed" else GRID[:]).to(device)
+    memory, most = ROOM[where]
+    expected, _ = picks(arms, 10**9, memory)
+    with pytest.warns(
+        MemoryWarning, match=r"out of memory with memory_bytes=[\d,]+ \(CUDA out of memory.*smaller tiles, the same"
+    ):
+        got, loop = picks(arms, most, memory)
+    assert got == expected
+    assert loop.state.posterior.surrogate.memory_bytes == memory // 2  # what did fit is kept for the next rounds
+
+
+def test_the_allocator_of_the_cpu_counts_as_well() -> None:
+    def allocation() -> RuntimeError:
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(10**16)
+        return caught.value
+
+    memory, most = ROOM["in memory"]
+    expected, _ = picks(GRID[:], 10**9, memory)
+    with pytest.warns(MemoryWarning, match="can't allocate memory"):
+        assert picks(GRID[:], most, memory, allocation())[0] == expected
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.MemoryWarning")  # halved on the way to the error
+def test_what_does_not_fit_in_the_smallest_tiles_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        picks(GRID[:], 100, 2**25)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="a broken kernel"):
+        picks(GRID[:], 100, 2**25, RuntimeError("a broken kernel"))
