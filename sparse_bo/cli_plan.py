@@ -7,11 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.planning import Plan, plan
-from sparse_bo.policies import BBKB
-from sparse_bo.presets import KERNELS, make_kernel, planned_arms, whole_number
-from sparse_bo.validation import check_choice, check_positive
+from sparse_bo.names import KERNELS, PRECISIONS
 
 PLAN_HELP = """Forecast a BBKB run before it is started: dictionary size, memory, time; and settings with which it fits.
 
@@ -33,7 +29,8 @@ def _option(panel: str, text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel)
 
 
-def make_plan(
+def plan(
+    context: typer.Context,
     arms: Annotated[str | None, _option(ARMS, "Number of arms, as in 1000000 or 1e6.")] = None,
     dims: Annotated[int | None, _option(ARMS, "Inputs per arm.")] = None,
     arms_file: Annotated[Path | None, _option(ARMS, "A .npy file of arms (a x d).")] = None,
@@ -51,31 +48,8 @@ def make_plan(
     precision: Annotated[str, _option(MODEL, f"Of a sweep: {', '.join(PRECISIONS)}.")] = "float64",
     oversampling: Annotated[float, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = 2.0,
     ratio_threshold: Annotated[float, _option(POLICY, "C̃ >= 1: how far a batch may go.")] = 2.0,
-) -> Plan:
-    """Return the plan.
+) -> None:
+    """Check everything, forecast, print the plan."""
+    from sparse_bo.cli_run import show_plan
 
-    Raises:
-        ValueError: If an option is out of range, or contradicts another.
-        TypeError: If a file has the wrong dtype.
-        OSError: If a file cannot be read.
-    """
-    if kernel is None and (lengthscale is not None or outputscale is not None):
-        raise ValueError("--lengthscale and --outputscale need a --kernel")
-    policy = BBKB(
-        covar_module=None if kernel is None else make_kernel(kernel, lengthscale=lengthscale, outputscale=outputscale),
-        regularization=regularization,
-        oversampling=oversampling,
-        ratio_threshold=ratio_threshold,
-        sweep_dtype=PRECISIONS[check_choice("precision", precision, tuple(PRECISIONS))],
-    )
-    return plan(
-        planned_arms(arms, arms_file, grid),
-        dims,
-        budget=whole_number("budget", budget),
-        policy=policy,
-        device=device,
-        memory=None if memory is None else int(check_positive("memory", memory) * 2**30),
-        seconds=seconds,
-        pilot_seconds=pilot_seconds,
-        seed=seed,
-    )
+    show_plan(**context.params)

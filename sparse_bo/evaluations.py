@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sparse_bo.answers import some
 from sparse_bo.domain import Box, Domain, no_picks
 from sparse_bo.errors import TicketError
 
@@ -37,6 +37,15 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         """Return some of the evaluations."""
         return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as arrays, and arrive on the CPU: tensors between processes take shared memory and open files."""
+        indices = None if self.indices is None else self.indices.cpu().numpy()
+        return _unpacked, (indices, self.X.cpu().numpy(), self.tickets)
+
+
+def _unpacked(indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int]) -> Batch:
+    return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
 
 
 class Ledger:
@@ -129,30 +138,3 @@ def tickets_of(tickets: Sequence[int] | Tensor) -> list[int]:
     if any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
     return numbers
-
-
-def answers_of(tickets: list[int], y: Sequence[float] | Tensor) -> dict[int, float | None]:
-    """Return one result per ticket; NaN becomes ``None``.
-
-    Raises:
-        ValueError: If the number of values differs from the number of tickets, or a value is infinite.
-        TypeError: If the values are not real numbers.
-    """
-    if not isinstance(y, list) and np.iscomplexobj(y):
-        raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
-    try:
-        values = torch.as_tensor(y, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {error}") from error
-    if values.shape not in ((len(tickets),), (len(tickets), 1)):
-        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {tuple(values.shape)}")
-    numbers = values.flatten().tolist()
-    if any(map(math.isinf, numbers)):
-        raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-    return {ticket: None if math.isnan(v) else v for ticket, v in zip(tickets, numbers, strict=True)}
-
-
-def some(items: Sequence[Any]) -> str:
-    """Return the first few of many items for a message."""
-    shown = ", ".join(map(str, items[:5]))
-    return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"

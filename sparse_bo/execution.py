@@ -8,16 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-import torch
+from typing import Any, Literal, Protocol, get_args
 
 from sparse_bo.errors import PendingBatchError
-from sparse_bo.evaluations import Batch, answers_of
+from sparse_bo.evaluations import Batch
 from sparse_bo.executors import Pool, Submits, check_executor, check_picklable
 from sparse_bo.validation import check_choice, check_count, check_positive
-
-CallWith = Literal["X", "indices", "batch"]
+from sparse_bo.worker import Arrays, CallWith, Evaluate, evaluate_remotely
 
 TASK_SECONDS = 0.05
 """Short evaluations are sent in chunks that take about as long as this, so that sending them costs little beside."""
@@ -113,40 +110,20 @@ class EvaluationFailed(RuntimeError):
     """An evaluation raised, timed out or lost its worker, and that ends the run."""
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """What runs on a worker."""
+def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: bool, arrays: str, *, box: bool) -> Evaluate:
+    """Return how the objective is called.
 
-    objective: Callable[..., Any]
-    call_with: CallWith
-    vectorized: bool
-
-    def __call__(self, batch: Batch) -> list[float]:
-        """Return one value per evaluation, NaN where it failed.
-
-        Raises:
-            ValueError: If the number of values is wrong, or one is infinite.
-            TypeError: If they are not real numbers, or the objective wants indices of a box.
-        """
-        if self.vectorized:
-            y = self.objective(self._argument(batch))
-        else:
-            parts = [batch.part(slice(k, k + 1)) for k in range(len(batch))]
-            y = [self._one(part) for part in parts]
-        answers = answers_of(batch.tickets, y)
-        return [float("nan") if answers[t] is None else float(answers[t] or 0.0) for t in batch.tickets]
-
-    def _argument(self, batch: Batch) -> Any:
-        if self.call_with == "batch":
-            return batch
-        inputs = batch.X if self.call_with == "X" else batch.indices
-        if inputs is None:
-            raise TypeError("call_with='indices' needs arms; on a box the objective is called with points")
-        return inputs
-
-    def _one(self, part: Batch) -> float:
-        argument = part if self.call_with == "batch" else self._argument(part)[0]
-        return float(self.objective(argument))
+    Raises:
+        TypeError: If the objective cannot be called.
+        ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box are wanted.
+    """
+    if not callable(objective):
+        raise TypeError(f"expected objective to be callable, got {type(objective).__name__}")
+    check_choice("call_with", call_with, get_args(CallWith))
+    check_choice("arrays", arrays, get_args(Arrays))
+    if call_with == "indices" and box:
+        raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
+    return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
 
 
 def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress) -> None:
@@ -159,19 +136,12 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
         batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
         start = time.perf_counter()
         try:
-            values = evaluate(batch)
+            values = evaluate(batch if evaluate.arrays == "torch" else evaluate.packed(batch))
         except Exception as error:
             raise EvaluationFailed(f"on a batch of {len(batch)} ({type(error).__name__}: {error})") from error
         progress.evaluated(time.perf_counter() - start)
         loop.tell(batch.tickets, values)
         progress.told()
-
-
-def evaluate_remotely(evaluate: Evaluate, indices: Any, X: Any, tickets: list[int], attempt: int) -> tuple[list[float], float]:
-    """Evaluate a chunk sent as arrays; return its values and the seconds it took. ``attempt`` tells repeats apart."""
-    start = time.perf_counter()
-    batch = Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
-    return evaluate(batch), time.perf_counter() - start
 
 
 @dataclass(eq=False)
@@ -206,7 +176,7 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails for good and that is to end the run; what has finished is told.
             TypeError: If the objective cannot be sent to the workers; nothing is asked then.
         """
-        pool = Pool(self.workers.executor, self.workers.count)
+        pool = Pool(self.workers.executor, self.workers.count, arrays=self.evaluate.arrays)
         try:
             check_picklable(pool, self.evaluate)
             if self.loop.pending:
@@ -268,8 +238,7 @@ class Dispatch:
         return max(1, min(fitting, MAX_CHUNK, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
-        arrays = (None if batch.indices is None else batch.indices.cpu().numpy(), batch.X.cpu().numpy())
-        arguments = (self.evaluate, *arrays, batch.tickets, next(self._numbers))
+        arguments = (self.evaluate, self.evaluate.packed(batch), next(self._numbers))
         try:
             future = pool.submit(evaluate_remotely, *arguments)
         except (BrokenExecutor, RuntimeError, OSError) as error:

@@ -10,17 +10,22 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
-import signal
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 from sparse_bo.validation import check_choice
+from sparse_bo.worker import Arrays, be_a_worker
 
 NAMES = ("threads", "processes", "loky")
 EXTRAS = {"loky": "loky", "dask": "dask", "ray": "ray"}
+PRELOADED: Mapping[Arrays, list[str]] = {
+    "torch": ["torch", "sparse_bo.evaluations", "sparse_bo.worker"],
+    "numpy": ["numpy", "sparse_bo.worker"],
+    "list": ["sparse_bo.worker"],
+}
+"""What the fork server imports for all workers at once."""
 
 
 @runtime_checkable
@@ -35,8 +40,9 @@ class Submits(Protocol):
 class Pool:
     """An executor and the number of evaluations it can run at once."""
 
-    def __init__(self, executor: str | Submits, workers: int | None) -> None:
-        self._given = executor
+    def __init__(self, executor: str | Submits, workers: int | None, *, arrays: Arrays = "torch") -> None:
+        """Start an own pool, or hold the one given; ``arrays``: what the objective takes."""
+        self._given, self._arrays = executor, arrays
         self._workers = workers
         self.owned = isinstance(executor, str)
         self._startup, self._ready = 0.0, 0.0
@@ -89,12 +95,26 @@ class Pool:
         if self._given == "threads":
             return ThreadPoolExecutor(workers)
         started = time.monotonic()
-        if self._given == "loky":
-            pool: Any = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker)
-        else:
-            pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=be_a_worker)
-        # Processes import torch for seconds before their first task; that is not the task's time.
-        wait([pool.submit(os.getpid) for _ in range(workers)])
+        pool = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker) if self._given == "loky" else None
+        gate = None
+        if pool is None:
+            context = _context(self._arrays)
+            gate = context.Event()
+            pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(gate,))
+        # Processes may import torch for seconds before their first task; that is not the task's time. The gate keeps all of
+        # them waiting until the last one is started: the standard library cannot start one while another one dies.
+        try:
+            first = [pool.submit(os.getpid) for _ in range(workers)]
+            if gate is not None:
+                gate.set()
+            for future in first:
+                future.result()
+        except BrokenExecutor as error:
+            raise RuntimeError(
+                f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
+                "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "
+                "(memory), or see what they wrote to stderr"
+            ) from error
         self._ready = time.monotonic()
         self._startup = self._ready - started
         return pool
@@ -173,28 +193,16 @@ def optional(name: str) -> Any:
         raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{EXTRAS[name]}]'") from error
 
 
-def be_a_worker() -> None:
-    """Leave Ctrl-C to the parent, which stops its workers itself; and end when it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _context() -> multiprocessing.context.BaseContext:
+def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:
     """Return a context whose processes share nothing with this one, like ``spawn``, but start in milliseconds where possible.
 
-    A fork server has imported torch once and started nothing; ``fork`` itself copies locks and CUDA contexts in any state.
+    A fork server has imported what they all need once, and started nothing; ``fork`` itself copies locks and CUDA contexts in
+    any state. Which modules those are is settled when the first run of this process starts it.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sparse_bo.evaluations"])
+    context.set_forkserver_preload(PRELOADED[arrays])
     return context
 
 

@@ -11,19 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_bo.answers import answers_of, some
 from sparse_bo.armsets import ArmSet
 from sparse_bo.audit import Certificate
 from sparse_bo.domain import Box, Domain, check_domain, check_picks, like
 from sparse_bo.engine import UNLIMITED, Engine
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
-from sparse_bo.evaluations import Batch, answers_of, some, tickets_of
-from sparse_bo.execution import CallWith, Dispatch, Evaluate, EvaluationFailed, Workers, run_serially
+from sparse_bo.evaluations import Batch, tickets_of
+from sparse_bo.execution import Dispatch, EvaluationFailed, Workers, evaluation_of, run_serially
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.policies import BBKB, Policy, State
 from sparse_bo.recorded import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
 from sparse_bo.result import Result, make_result
 from sparse_bo.storage import Event, Journal, pack, unpack
 from sparse_bo.validation import check_count, check_finite
+from sparse_bo.worker import Arrays, CallWith
 
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
@@ -121,9 +123,8 @@ class AskTell:
         try:
             about = journal.about
             where, bounds = domain_of(journal, arms, device)
-            chosen = policy_of(journal, policy)
             settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
-            loop = cls(where, chosen, bounds=bounds, **settings)
+            loop = cls(where, policy_of(journal, policy), bounds=bounds, **settings)
             loop._replay(journal)
         except BaseException:
             journal.close()
@@ -262,6 +263,7 @@ class AskTell:
         *,
         call_with: CallWith = "X",
         vectorized: bool = True,
+        arrays: Arrays = "torch",
         workers: Workers | None = None,
         callback: Callback | None = None,
     ) -> Result:
@@ -270,9 +272,10 @@ class AskTell:
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
             budget: Evaluations, failed ones included; 0 evaluates what is out.
-            call_with: What the objective is called with: ``"X"``: ``q x d`` points; ``"indices"``: ``q`` arms; ``"batch"``: a
-                :class:`Batch`, whose tickets can seed a random objective, so that it repeats after a resume.
+            call_with: ``"X"``: with ``q x d`` points; ``"indices"``: with ``q`` arms; ``"batch"``: with a :class:`Batch`, whose
+                tickets can seed a random objective, so that it repeats after a resume.
             vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+            arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`.
             workers: Where to evaluate; ``None``: here, batch by batch.
             callback: Called with the loop and the new history row after each update of the state.
 
@@ -283,10 +286,8 @@ class AskTell:
             TypeError: If the objective cannot be sent to the workers.
             StorageError: If the journal cannot be written.
         """
-        check_count("budget", budget, minimum=0)
-        if call_with == "indices" and isinstance(self._domain, Box):
-            raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
-        evaluate, end = Evaluate(objective, call_with, vectorized), self.asked + budget
+        end = self.asked + check_count("budget", budget, minimum=0)
+        evaluate = evaluation_of(objective, call_with, vectorized, arrays, box=isinstance(self._domain, Box))
         progress = _Progress(self, callback)
         try:
             if workers is None:

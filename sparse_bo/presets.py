@@ -10,83 +10,19 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
-from sparse_bo import problems
+from sparse_bo import dictionary, names, policies, problems
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.armsets import ArmSet, MemmapArms, ProductGrid
-from sparse_bo.dictionary import (
-    FirstSampler,
-    GreedyVarianceSampler,
-    IPASampler,
-    IVMSampler,
-    KDPPSampler,
-    KMeansPlusPlusSampler,
-    RecursiveRLSSampler,
-    Sampler,
-    UniformSampler,
-)
-from sparse_bo.policies import (
-    BBKB,
-    BKB,
-    BPE,
-    GPBUCB,
-    GPUCB,
-    GSSBO,
-    QFFTS,
-    REMBO,
-    RSSBO,
-    SBPE,
-    SGPTS,
-    BoTorchUCB,
-    EpsilonGreedy,
-    HeSBO,
-    MiniMETA,
-    Policy,
-    PosteriorEpsilonGreedy,
-    QFFTSArms,
-    RandomSearch,
-    SGPTSArms,
-    SparseUCB,
-    VecchiaUCB,
-)
+from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
+from sparse_bo.names import KERNELS, PROBLEMS, SAMPLERS, TABLES
+from sparse_bo.policies import Policy
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
 
-POLICIES: Mapping[str, type] = {
-    "bbkb": BBKB,
-    "bkb": BKB,
-    "gp-ucb": GPUCB,
-    "gp-bucb": GPBUCB,
-    "sbpe": SBPE,
-    "bpe": BPE,
-    "mini-meta": MiniMETA,
-    "s-gp-ts-arms": SGPTSArms,
-    "qff-ts-arms": QFFTSArms,
-    "epsilon-greedy": EpsilonGreedy,
-    "posterior-epsilon-greedy": PosteriorEpsilonGreedy,
-    "random": RandomSearch,
-    "gssbo": GSSBO,
-    "rssbo": RSSBO,
-    "botorch-ucb": BoTorchUCB,
-    "sparse-ucb": SparseUCB,
-    "vecchia-ucb": VecchiaUCB,
-    "s-gp-ts": SGPTS,
-    "qff-ts": QFFTS,
-    "rembo": REMBO,
-    "hesbo": HeSBO,
-}
-TABLES = ("cadata", "abalone")
-PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
+POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
 SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
-    "uniform": UniformSampler,
-    "first": FirstSampler,
-    "greedy-variance": GreedyVarianceSampler,
-    "ipa": IPASampler,
-    "ivm": IVMSampler,
-    "kmeans++": KMeansPlusPlusSampler,
-    "k-dpp": KDPPSampler,
+    name: getattr(dictionary, kind) for name, kind in names.SIZED_SAMPLERS.items()
 }
-SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
-KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
 
 PUBLISHED = {
     "kernel": "rbf",
@@ -109,7 +45,7 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
     """Return a problem by name.
 
     Args:
-        name: One of :data:`PROBLEMS`.
+        name: One of :data:`sparse_bo.names.PROBLEMS`.
         scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
         noise_sd: Of an evaluation.
         arms: Number of arms of a draw.
@@ -128,7 +64,7 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
         if scaling not in (None, "none", "unit"):
             raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
         return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed)
-    chosen = check_choice("scaling", scaling or "unit", problems.SCALINGS)
+    chosen = check_choice("scaling", scaling or "unit", names.SCALINGS)
     make = problems.cadata if name == "cadata" else problems.abalone
     return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
 
@@ -162,7 +98,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     ``"recursive-rls"`` without a size is the variant with confidence (S-BPE Lemma 3.8, δ = 0.01), which finds its own.
 
     Args:
-        name: One of :data:`SAMPLERS`.
+        name: One of :data:`sparse_bo.names.SAMPLERS`.
         size: Number of points.
 
     Raises:

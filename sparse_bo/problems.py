@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sparse_bo.evaluations import Batch
 from sparse_bo.history import History, HistoryRow
+from sparse_bo.names import SCALINGS
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive
 
 Scaling = Literal["unit", "standardize", "none"]
-SCALINGS = ("unit", "standardize", "none")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from sparse_bo.armsets import ArmSet
-from sparse_bo.execution import CallWith, Workers
+from sparse_bo.execution import Workers
 from sparse_bo.executors import Submits
 from sparse_bo.loop import AskTell, Callback, Objective
 from sparse_bo.policies import Policy
 from sparse_bo.result import Result
 from sparse_bo.validation import check_count
+from sparse_bo.worker import Arrays, CallWith
 
 
 def maximize(
@@ -28,6 +29,7 @@ def maximize(
     initial: tuple[Tensor, Tensor] | None = None,
     call_with: CallWith = "X",
     vectorized: bool = True,
+    arrays: Arrays = "torch",
     executor: str | Submits | Workers | None = None,
     workers: int | None = None,
     storage: str | Path | None = None,
@@ -46,6 +48,8 @@ def maximize(
         initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
         vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+        arrays: What points and indices are: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. If the
+            objective takes those and imports no torch itself, its worker processes load none either.
         executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
             ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here.
         workers: Evaluations at a time; default: as many as the executor has workers.
@@ -72,7 +76,8 @@ def maximize(
     else:
         loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage)
     more = max(budget - loop.asked, 0)
-    result = loop.run(objective, more, call_with=call_with, vectorized=vectorized, workers=spread, callback=callback)
+    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
+    result = loop.run(objective, more, workers=spread, callback=callback, **how)
     loop.close()
     return result
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -46,35 +43,3 @@ def one(x: torch.Tensor) -> float:
 def one_batch(batch: Batch) -> float:
     (ticket,) = batch.tickets
     return float(ticket)
-
-
-@dataclass(frozen=True)
-class Flaky:
-    """Misbehaves by ticket: raises, hangs or exits on the first try, returns NaN or raises always."""
-
-    folder: str
-    exits: str
-    """How a worker ends: ``"process"``, ``"thread"``, or ``"raises"`` where it must not end."""
-    hang_seconds: float = 1.5
-
-    def kind(self, ticket: int) -> str:
-        return {3: "raises", 5: "nan", 7: "hangs", 11: "exits", 13: "always raises"}.get(ticket % 17, "works")
-
-    def __call__(self, batch: Batch) -> list[float]:
-        return [self.one(ticket, x) for ticket, x in zip(batch.tickets, batch.X, strict=True)]
-
-    def one(self, ticket: int, x: torch.Tensor) -> float:
-        marker = Path(self.folder) / str(ticket)
-        first, kind = not marker.exists(), self.kind(ticket)
-        marker.touch()
-        if kind == "nan":
-            return math.nan
-        if kind == "always raises" or (kind == "raises" and first):
-            raise ArithmeticError(f"ticket {ticket}")
-        if kind == "hangs" and first:
-            time.sleep(self.hang_seconds)
-        if kind == "exits" and first:
-            if self.exits == "process":
-                os._exit(3)
-            raise SystemExit(3) if self.exits == "thread" else RuntimeError("lost")
-        return float(smooth(x)) + 0.001 * ticket

@@ -260,7 +260,7 @@ def test_an_ask_that_raises_draws_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("y", "message"), [([1j], "must be real number"), (["high"], "to be 1 numbers"), ([None], "to be 1 numbers")], ids=str
+    ("y", "message"), [([1j], "real values, got complex"), (["high"], "to be 1 numbers"), ([None], "to be 1 numbers")], ids=str
 )
 def test_results_of_the_wrong_kind_are_named_and_nothing_is_recorded(y, message):
     loop = started(bbkb())

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell, ObjectiveError, RandomSearch, RunInterrupted, Workers, maximize
-from sparse_bo.execution import Dispatch, Evaluate
+from sparse_bo.execution import Dispatch
 from sparse_bo.recorded import read_run
-from tests import flaky
+from sparse_bo.worker import Evaluate
+from tests import flaky, light
 
 distributed = pytest.importorskip("distributed")
 loky = pytest.importorskip("loky")
@@ -95,8 +96,14 @@ EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask":
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("threads", 64), ("processes", 16), pytest.param("loky", 2, marks=pytest.mark.slow), ("dask", 64)],
-    ids=["threads", "processes", "loky", "dask"],
+    [
+        ("threads", 64),
+        ("processes", 16),
+        pytest.param("processes", 64, marks=pytest.mark.slow),
+        pytest.param("loky", 64, marks=pytest.mark.slow),
+        ("dask", 64),
+    ],
+    ids=["threads", "processes", "64 processes", "loky", "dask"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["batches", "asynchronous"])
 def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous, tmp_path):
@@ -111,11 +118,12 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
         executor = name
     try:
         workers = Workers(executor=executor, count=count, timeout=0.6, retries=4, on_error="drop", asynchronous=asynchronous)
-        objective = flaky.Flaky(str(tmp_path), exits=EXITS[name])
+        objective = light.Flaky(str(tmp_path), exits=EXITS[name])
         result = run(
             objective,
             executor=workers,
             call_with="batch",
+            arrays="list",
             storage=tmp_path / "run.db",
             budget=52,
             policy=policy(ratio_threshold=1e6, max_batch_size=26),
@@ -139,7 +147,7 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
 
 @pytest.mark.slow
 def test_dask_workers_that_die_are_replaced_and_their_evaluations_repeated(dask_client, tmp_path):
-    objective = flaky.Flaky(str(tmp_path), exits="process", hang_seconds=0.0)
+    objective = light.Flaky(str(tmp_path), exits="process", hang_seconds=0.0)
     workers = Workers(executor=dask_client.get_executor(), retries=4, on_error="drop")
     result = run(
         objective, executor=workers, call_with="batch", budget=30, policy=policy(ratio_threshold=1e6, max_batch_size=15)
@@ -281,7 +289,7 @@ def test_an_executor_shut_down_during_a_run_loses_nothing(tmp_path):
 
 
 def test_a_worker_that_dies_in_the_users_own_pool_is_named(tmp_path):
-    objective = flaky.Flaky(str(tmp_path), exits="process")
+    objective = light.Flaky(str(tmp_path), exits="process")
     with (
         ProcessPoolExecutor(2) as pool,
         pytest.raises(ObjectiveError, match="a worker died and the executor with it.*would be restarted"),
@@ -319,7 +327,7 @@ class Counting(ThreadPoolExecutor):
         self.sizes, self.most, self.now, self.guard = [], 0, 0, threading.Lock()
 
     def submit(self, fn, /, *args, **kwargs):
-        self.sizes.append(len(args[3]))
+        self.sizes.append(len(args[1]))
         with self.guard:
             self.now += 1
             self.most = max(self.most, self.now)

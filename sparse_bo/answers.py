@@ -1,0 +1,74 @@
+"""What an objective returns, as one number per evaluation. Imports nothing heavy: workers run this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float | None]:
+    """Return one result per ticket; NaN becomes ``None``.
+
+    Args:
+        tickets: ``q`` tickets.
+        y: ``q`` or ``q x 1`` real values: a tensor, an array, anything else with ``tolist``, or a list or tuple.
+
+    Raises:
+        ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+        TypeError: If the values are not real numbers.
+    """
+    rows = _rows(tickets, y)
+    if len(rows) != len(tickets):
+        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {_shape(rows)}")
+    numbers = [_number(tickets, y, row) for row in rows]
+    if any(map(math.isinf, numbers)):
+        raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
+    return {ticket: None if math.isnan(v) else v for ticket, v in zip(tickets, numbers, strict=True)}
+
+
+def some(items: Sequence[Any]) -> str:
+    """Return the first few of many items for a message."""
+    shown = ", ".join(map(str, items[:5]))
+    return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"
+
+
+def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
+    """Return what ``y`` holds per evaluation."""
+    plain = y.tolist() if hasattr(y, "tolist") else y
+    if isinstance(plain, (list, tuple)):
+        return list(plain)
+    if isinstance(plain, (int, float)):
+        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape ()")
+    raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
+
+
+def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
+    """Return one value, which may stand in a row of its own."""
+    value = row.tolist() if hasattr(row, "tolist") else row
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1 or isinstance(value[0], (list, tuple)):
+            raise ValueError(
+                f"expected one value for each of {len(tickets)} tickets, got y of shape {_shape(_rows(tickets, y))}"
+            )
+        (value,) = value
+        value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, complex):
+        raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
+    if isinstance(value, (str, bytes, bytearray)):
+        raise _not_numbers(tickets, y, f"it holds {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _not_numbers(tickets, y, str(error)) from error
+
+
+def _not_numbers(tickets: Sequence[int], y: Any, why: str) -> TypeError:
+    return TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {why}")
+
+
+def _shape(rows: Iterable[Any]) -> tuple[int, ...]:
+    """Return the shape of nested lists, as far as it is regular."""
+    rows = list(rows)
+    inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
+    return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)

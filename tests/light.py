@@ -1,0 +1,60 @@
+"""Objectives for workers that import neither torch nor numpy; importable from other processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HEAVY = ("numpy", "torch", "botorch")
+
+
+def smooth(x: Sequence[float]) -> float:
+    """Return the value at a point: a list, an array or a tensor of two numbers."""
+    return math.sin(5.0 * float(x[0])) + math.cos(3.0 * float(x[1]))
+
+
+def smooth_all(X: Sequence[Sequence[float]]) -> list[float]:
+    return [smooth(x) for x in X]
+
+
+def loaded(X: Any) -> list[float]:
+    """Return, for every point, which of the heavy packages this process has loaded, as a binary number."""
+    return [float(sum(2**i for i, name in enumerate(HEAVY) if name in sys.modules))] * len(X)
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Misbehaves by ticket: raises, hangs or exits on the first try, returns NaN or raises always."""
+
+    folder: str
+    exits: str
+    """How a worker ends: ``"process"``, ``"thread"``, or ``"raises"`` where it must not end."""
+    hang_seconds: float = 1.5
+
+    def kind(self, ticket: int) -> str:
+        return {3: "raises", 5: "nan", 7: "hangs", 11: "exits", 13: "always raises"}.get(ticket % 17, "works")
+
+    def __call__(self, batch: Any) -> list[float]:
+        return [self.one(ticket, x) for ticket, x in zip(batch.tickets, batch.X, strict=True)]
+
+    def one(self, ticket: int, x: Sequence[float]) -> float:
+        marker = Path(self.folder) / str(ticket)
+        first, kind = not marker.exists(), self.kind(ticket)
+        marker.touch()
+        if kind == "nan":
+            return math.nan
+        if kind == "always raises" or (kind == "raises" and first):
+            raise ArithmeticError(f"ticket {ticket}")
+        if kind == "hangs" and first:
+            time.sleep(self.hang_seconds)
+        if kind == "exits" and first:
+            if self.exits == "process":
+                os._exit(3)
+            raise SystemExit(3) if self.exits == "thread" else RuntimeError("lost")
+        return smooth(x) + 0.001 * ticket
