@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sparse_bo._version import __version__
-from sparse_bo.cli_plan import PLAN_HELP, make_plan
-from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted, StorageError
-from sparse_bo.execution import Workers
-from sparse_bo.history import HistoryRow
+from sparse_bo.cli_plan import GRID_HELP, PLAN_HELP, make_plan
+from sparse_bo.cli_run import console, described_problem, device_of, errors, go, number_or_name, problem_of, refused, spread
+from sparse_bo.errors import StorageError
 from sparse_bo.loop import AskTell
 from sparse_bo.plotting import plot_history
 from sparse_bo.presets import KERNELS, POLICIES, PROBLEMS, SAMPLERS, make_policy, make_problem
-from sparse_bo.problems import SCALINGS, SYNTHETIC, BoxProblem, Problem, repeatable
-from sparse_bo.recorded import read_run
-from sparse_bo.result import Result
-from sparse_bo.runs import workers_of
-from sparse_bo.tables import plan_table, recorded_summary, summary
+from sparse_bo.problems import SCALINGS, SYNTHETIC
+from sparse_bo.recorded import about_of, read_run
+from sparse_bo.tables import plan_table, recorded_summary
 
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
 
@@ -50,6 +43,15 @@ Examples:
 
   sparse-bo run --problem cadata --executor processes --workers 4 --storage run.db, then, after a crash: sparse-bo resume run.db
 
+An objective of your own: write experiment.py with a function of a q x d tensor that returns q values (higher is better;
+NaN marks a failed evaluation), and say which arms there are:
+
+  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.db
+
+  sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --executor processes --one-by-one
+
+Arms that do not fit into --memory-bytes are streamed (bbkb, bkb). `sparse-bo plan` takes the same --arms-file and --grid.
+
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
 sbpe and bpe differ in regularization (0.01), failure probability (0.05) and width ('tight'); on gp-draw they are given the
@@ -59,12 +61,13 @@ The progress bar shows evaluations, time left, best posterior mean, regret per e
 """
 
 app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_args_is_help=False)
-console = Console(stderr=False)
-errors = Console(stderr=True)
-
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, StorageError)
 
-RUN, PROBLEM, POLICY, MODEL = "Run", "Problem", "Policy", "Model"
+OF_PROBLEM = (
+    *("problem", "objective", "arms_file", "grid", "one_by_one"),
+    *("scaling", "standardize", "noise_sd", "arms", "dims"),
+)
+RUN, PROBLEM, OWN, POLICY, MODEL = "Run", "Built-in problem", "Your own problem", "Policy", "Model"
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -87,9 +90,13 @@ def common(
 @app.command(help=RUN_HELP)
 def run(
     context: typer.Context,
-    problem: Annotated[str, _option(PROBLEM, f"One of {', '.join(PROBLEMS)}.")] = "cadata",
+    problem: Annotated[str | None, _option(PROBLEM, f"One of {', '.join(PROBLEMS)} (default cadata).")] = None,
+    objective: Annotated[str | None, _option(OWN, "package.module:function, called with q x d arms, returns q values.")] = None,
+    arms_file: Annotated[Path | None, _option(OWN, "A .npy file of arms (a x d), read as needed; for --objective.")] = None,
+    grid: Annotated[str | None, _option(OWN, GRID_HELP + " For --objective.")] = None,
+    one_by_one: Annotated[bool, _option(OWN, "The objective takes one arm (d) and returns a number.", "--one-by-one")] = False,
     policy: Annotated[str, _option(POLICY, f"One of {', '.join(POLICIES)}.")] = "bbkb",
-    budget: Annotated[int | None, _option(RUN, "Evaluations to make (default 10,000; on a box 200).")] = None,
+    budget: Annotated[int | None, _option(RUN, "Evaluations to make (default 10,000; on a box or of your own 200).")] = None,
     seed: Annotated[int, _option(RUN, "Decides everything random.")] = 0,
     out: Annotated[Path, _option(RUN, "Folder for the figure and the history.")] = Path("sparse_bo_run"),
     device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
@@ -101,24 +108,20 @@ def run(
     asynchronous: Annotated[bool, _option(RUN, "Do not wait for whole batches, with --executor.", "--asynchronous")] = False,
     scaling: Annotated[str | None, _option(PROBLEM, f"Inputs: {', '.join(SCALINGS)} (default unit).")] = None,
     standardize: Annotated[bool, _option(PROBLEM, "Short for --scaling standardize.", "--standardize")] = False,
-    noise_sd: Annotated[float, _option(PROBLEM, "Standard deviation of an evaluation's noise.")] = 0.1,
-    arms: Annotated[int, _option(PROBLEM, "gp-draw: number of arms.")] = 10_000,
-    dims: Annotated[int, _option(PROBLEM, "gp-draw: inputs per arm.")] = 4,
+    noise_sd: Annotated[float | None, _option(PROBLEM, "Standard deviation of an evaluation's noise (default 0.1).")] = None,
+    arms: Annotated[int | None, _option(PROBLEM, "gp-draw: number of arms (default 10,000).")] = None,
+    dims: Annotated[int | None, _option(PROBLEM, "gp-draw: inputs per arm (default 4).")] = None,
     ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch (sbpe: a dictionary) may go.")] = None,
     stop_rule: Annotated[str | None, _option(POLICY, "global, local, gp-bucb or repeat (bbkb).")] = None,
     in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
     dictionary: Annotated[str | None, _option(POLICY, f"One of {', '.join(SAMPLERS)} (bkb, bbkb; default leverage).")] = None,
-    dictionary_size: Annotated[
-        int | None, _option(POLICY, "Points of the dictionary (all but leverage; recursive-rls finds its own if not given).")
-    ] = None,
+    dictionary_size: Annotated[int | None, _option(POLICY, "Points of the dictionary (leverage finds its own).")] = None,
     width: Annotated[str | None, _option(POLICY, "theory, authors (sbpe: theory, tight, gaussian), or a number of sd.")] = None,
     rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
     failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,
-    on_contradiction: Annotated[
-        str | None, _option(POLICY, "raise or double: when results contradict the bounds (sbpe, bpe).")
-    ] = None,
+    on_contradiction: Annotated[str | None, _option(POLICY, "raise or double, if results break bounds (sbpe, bpe).")] = None,
     epsilon: Annotated[float | None, _option(POLICY, "ε: share of random arms (the two epsilon-greedy).")] = None,
     decay: Annotated[float | None, _option(POLICY, "Evaluation t is random with probability ε·t^-decay.")] = None,
     features: Annotated[int | None, _option(POLICY, "Random Fourier features of a draw (s-gp-ts-arms).")] = None,
@@ -153,8 +156,7 @@ def plan(**options: Any) -> None:
     try:
         made = make_plan(**options)
     except (ValueError, TypeError, OSError) as error:
-        errors.print(f"[red]error:[/] {error}", highlight=False)
-        raise typer.Exit(2) from error
+        raise refused(error) from error
     console.print(plan_table(made))
     for note in made.notes:
         console.print(f"- {note}", highlight=False)
@@ -164,7 +166,6 @@ def plan(**options: Any) -> None:
 
 def _launch(
     *,
-    problem: str,
     policy: str,
     budget: int | None,
     seed: int,
@@ -176,34 +177,22 @@ def _launch(
     executor: str | None,
     workers: int | None,
     asynchronous: bool,
-    scaling: str | None,
-    standardize: bool,
-    noise_sd: float,
-    arms: int,
-    dims: int,
     **options: Any,
 ) -> None:
-    options = {**options, "width": _number_or_name(options["width"]), "buffer": _number_or_name(options["buffer"])}
+    which = {name: options.pop(name) for name in OF_PROBLEM}
+    options = {**options, "width": number_or_name(options["width"]), "buffer": number_or_name(options["buffer"])}
     try:
+        made = described_problem(**which, seed=seed)
+        name = made.get("name", "own")
         if budget is None:
-            budget = 200 if problem in SYNTHETIC else 10_000
+            budget = 200 if name in SYNTHETIC or name == "own" else 10_000
         if budget < 1:
             raise ValueError(f"expected --budget >= 1, got {budget}")
-        if standardize and scaling not in (None, "standardize"):
-            raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
-        made: dict[str, Any] = {
-            "name": problem,
-            "scaling": "standardize" if standardize else scaling,
-            "noise_sd": noise_sd,
-            "arms": arms,
-            "dims": dims,
-            "seed": seed,
-        }
-        chosen = make_problem(**made).to(_device(device))
-        spread = _spread(executor, workers, asynchronous)
+        chosen = problem_of(made).to(device_of(device))
+        spread_over = spread(executor, workers, asynchronous)
         notes = {"problem": made, "budget": budget, "out": str(out), "executor": [executor, workers, asynchronous]}
         loop = AskTell(
-            policy=make_policy(policy, options, problem=problem, budget=budget),
+            policy=make_policy(policy, options, problem=name, budget=budget),
             seed=seed,
             certify_every=certify_every,
             storage=storage,
@@ -212,8 +201,8 @@ def _launch(
         )
         out.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
-        raise _refused(error) from error
-    _go(loop, chosen, budget, spread, out, quiet, by_ticket=storage is not None or spread is not None)
+        raise refused(error) from error
+    go(loop, chosen, budget, spread_over, out, quiet, by_ticket=storage is not None or spread_over is not None)
 
 
 @app.command(help="Go on with an interrupted run from its journal: it ends as if nothing had happened.")
@@ -227,22 +216,22 @@ def resume(
 ) -> None:
     """Open the journal, rebuild problem and policy from it, go on."""
     try:
-        loop = AskTell.resume(storage)
-        notes = loop.about["notes"]
+        about = about_of(storage)
+        notes = about["notes"]
         if "problem" not in notes:
-            loop.close()
             raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
         where, count, asynchronous = notes["executor"]
         changed = executor is not None
         where = (None if executor == "here" else executor) if changed else where
-        spread = _spread(where, workers if changed or workers is not None else count, asynchronous and where is not None)
-        chosen = make_problem(**notes["problem"]).to(_device(loop.about["device"]))
+        spread_over = spread(where, workers if changed or workers is not None else count, asynchronous and where is not None)
+        chosen = problem_of(notes["problem"]).to(device_of(about["device"]))
         folder = Path(notes["out"]) if out is None else out
+        loop = AskTell.resume(storage, arms=chosen.domain.get("arms"))
         folder.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
-    _go(loop, chosen, more, spread, folder, quiet, by_ticket=True)
+    go(loop, chosen, more, spread_over, folder, quiet, by_ticket=True)
 
 
 @app.command(help="Summarise a journal and draw its figure, also while the run goes on.")
@@ -254,134 +243,16 @@ def report(
     try:
         recorded = read_run(storage)
         made = recorded.about["notes"].get("problem")
-        problem = None if made is None else make_problem(**made)
+        problem = None if made is None or "objective" in made else make_problem(**made)
         out.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     console.print(recorded_summary(storage, recorded, problem))
     if recorded.history.rows:
         figure = out / f"{storage.stem}.png"
         regret = None if problem is None else problem.regret_of(recorded.history).tolist()
         plot_history(recorded.history, regret=regret).savefig(figure, dpi=150)
         console.print(f"figure   {figure}", highlight=False)
-
-
-def _spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
-    chosen = workers_of(executor, workers)
-    if asynchronous and chosen is None:
-        raise ValueError("--asynchronous needs --executor (for example processes)")
-    return None if chosen is None else replace(chosen, asynchronous=asynchronous)
-
-
-def _refused(error: Exception) -> typer.Exit:
-    errors.print(f"[red]error:[/] {error}", highlight=False)
-    return typer.Exit(2)
-
-
-def _go(
-    loop: AskTell,
-    problem: Problem | BoxProblem,
-    budget: int,
-    workers: Workers | None,
-    out: Path,
-    quiet: bool,
-    *,
-    by_ticket: bool,
-) -> None:
-    """Run and report; with a journal or workers, the noise of an evaluation depends on its ticket alone."""
-    seed = loop.about["seed"] + 1
-    objective = repeatable(problem, seed=seed) if by_ticket else problem.objective(seed=seed)
-    how: dict[str, Any] = {"call_with": "batch" if by_ticket else problem.call_with, "workers": workers}
-    try:
-        outcome = _evaluate(loop, problem, objective, budget, quiet, how)
-        loop.close()
-    except (StorageError, TypeError) as error:
-        raise _refused(error) from error
-    _finish(outcome, loop, problem, out, quiet)
-
-
-def _evaluate(
-    loop: AskTell,
-    problem: Problem | BoxProblem,
-    objective: Any,
-    budget: int,
-    quiet: bool,
-    how: dict[str, Any],
-) -> tuple[Result, int, float]:
-    """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-        disable=quiet,
-    )
-    start = time.perf_counter()
-    with progress:
-        task = progress.add_task(loop.policy.name, total=loop.asked + budget, status="")
-        status = _Status(progress, task, problem)
-        for row in loop.history.rows:
-            status(loop, row)
-        try:
-            result = loop.run(objective, budget, callback=status, **how)
-        except (RunInterrupted, ObjectiveError) as stopped:
-            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
-            return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
-        except ContradictionError as stopped:
-            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
-            return loop.result(), 1, time.perf_counter() - start
-    return result, 0, time.perf_counter() - start
-
-
-class _Status:
-    """What the progress bar shows, updated after each batch, within 80 columns: m the dictionary, q the batch."""
-
-    def __init__(self, progress: Progress, task: TaskID, problem: Problem | BoxProblem) -> None:
-        self.progress, self.task, self.problem = progress, task, problem
-        self.regret, self.asked = 0.0, 0
-
-    def __call__(self, loop: AskTell, row: HistoryRow) -> None:
-        self.asked += row.batch_size
-        self.regret += float(self.problem.regret_of(row).sum())
-        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
-        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
-        status = f"{best}regret {self.regret / self.asked:.3f} {model}q {row.batch_size:,}"
-        self.progress.update(self.task, completed=self.asked, status=status)
-
-
-def _finish(outcome: tuple[Result, int, float], loop: AskTell, problem: Problem | BoxProblem, out: Path, quiet: bool) -> None:
-    result, code, seconds = outcome
-    if result.history.rows:
-        stem = out / f"{problem.name}-{loop.policy.name}-seed{result.history.info['seed']}"
-        figure, history = stem.with_suffix(".png"), stem.with_suffix(".jsonl")
-        result.history.save(history)
-        result.plot(figure, regret=problem.regret_of(result.history).tolist())
-        if not quiet:
-            console.print(summary(result, loop, problem, seconds))
-            console.print(f"figure   {figure}\nhistory  {history}", highlight=False)
-    if code:
-        raise typer.Exit(code)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"expected --device cpu, cuda or cuda:N, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} was asked for, but torch sees no CUDA device; use --device cpu")
-    return device
-
-
-def _number_or_name(text: str | None) -> float | str | None:
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError:
-        return text
 
 
 def main() -> None:
