@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from sparse_bo._version import __version__
-from sparse_bo.cli_plan import PLAN_HELP, plan
+from sparse_bo.cli_plan import GRID_HELP, PLAN_HELP, plan
 from sparse_bo.names import KERNELS, POLICIES, PROBLEMS, SAMPLERS, SCALINGS
 
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
@@ -39,6 +39,15 @@ Examples:
 
   sparse-bo run --problem cadata --executor processes --workers 4 --storage run.db, then, after a crash: sparse-bo resume run.db
 
+An objective of your own: write experiment.py with a function of a q x d tensor that returns q values (higher is better;
+NaN marks a failed evaluation), and say which arms there are:
+
+  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.db
+
+  sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --executor processes --one-by-one
+
+Arms that do not fit into --memory-bytes are streamed (bbkb, bkb). `sparse-bo plan` takes the same --arms-file and --grid.
+
 On cadata and abalone a policy starts from the published settings (Gaussian kernel of width² 5, regularization 0.2,
 noise variance 0.01, RKHS norm 20, failure probability 1/budget, width 'authors'); every option below overrides one of them.
 sbpe and bpe differ in regularization (0.01), failure probability (0.05) and width ('tight'); on gp-draw they are given the
@@ -51,7 +60,7 @@ app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_arg
 console = Console(stderr=False)
 errors = Console(stderr=True)
 
-RUN, PROBLEM, POLICY, MODEL = "Run", "Problem", "Policy", "Model"
+RUN, PROBLEM, OWN, POLICY, MODEL = "Run", "Built-in problem", "Your own problem", "Policy", "Model"
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -74,9 +83,13 @@ def common(
 @app.command(help=RUN_HELP)
 def run(
     context: typer.Context,
-    problem: Annotated[str, _option(PROBLEM, f"One of {', '.join(PROBLEMS)}.")] = "cadata",
+    problem: Annotated[str | None, _option(PROBLEM, f"One of {', '.join(PROBLEMS)} (default cadata).")] = None,
+    objective: Annotated[str | None, _option(OWN, "package.module:function, called with q x d arms, returns q values.")] = None,
+    arms_file: Annotated[Path | None, _option(OWN, "A .npy file of arms (a x d), read as needed; for --objective.")] = None,
+    grid: Annotated[str | None, _option(OWN, GRID_HELP + " For --objective.")] = None,
+    one_by_one: Annotated[bool, _option(OWN, "The objective takes one arm (d) and returns a number.", "--one-by-one")] = False,
     policy: Annotated[str, _option(POLICY, f"One of {', '.join(POLICIES)}.")] = "bbkb",
-    budget: Annotated[int | None, _option(RUN, "Evaluations to make (default 10,000; on a box 200).")] = None,
+    budget: Annotated[int | None, _option(RUN, "Evaluations to make (default 10,000; on a box or of your own 200).")] = None,
     seed: Annotated[int, _option(RUN, "Decides everything random.")] = 0,
     out: Annotated[Path, _option(RUN, "Folder for the figure and the history.")] = Path("sparse_bo_run"),
     device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
@@ -88,24 +101,20 @@ def run(
     asynchronous: Annotated[bool, _option(RUN, "Do not wait for whole batches, with --executor.", "--asynchronous")] = False,
     scaling: Annotated[str | None, _option(PROBLEM, f"Inputs: {', '.join(SCALINGS)} (default unit).")] = None,
     standardize: Annotated[bool, _option(PROBLEM, "Short for --scaling standardize.", "--standardize")] = False,
-    noise_sd: Annotated[float, _option(PROBLEM, "Standard deviation of an evaluation's noise.")] = 0.1,
-    arms: Annotated[int, _option(PROBLEM, "gp-draw: number of arms.")] = 10_000,
-    dims: Annotated[int, _option(PROBLEM, "gp-draw: inputs per arm.")] = 4,
+    noise_sd: Annotated[float | None, _option(PROBLEM, "Standard deviation of an evaluation's noise (default 0.1).")] = None,
+    arms: Annotated[int | None, _option(PROBLEM, "gp-draw: number of arms (default 10,000).")] = None,
+    dims: Annotated[int | None, _option(PROBLEM, "gp-draw: inputs per arm (default 4).")] = None,
     ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch (sbpe: a dictionary) may go.")] = None,
     stop_rule: Annotated[str | None, _option(POLICY, "global, local, gp-bucb or repeat (bbkb).")] = None,
     in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
     dictionary: Annotated[str | None, _option(POLICY, f"One of {', '.join(SAMPLERS)} (bkb, bbkb; default leverage).")] = None,
-    dictionary_size: Annotated[
-        int | None, _option(POLICY, "Points of the dictionary (all but leverage; recursive-rls finds its own if not given).")
-    ] = None,
+    dictionary_size: Annotated[int | None, _option(POLICY, "Points of the dictionary (leverage finds its own).")] = None,
     width: Annotated[str | None, _option(POLICY, "theory, authors (sbpe: theory, tight, gaussian), or a number of sd.")] = None,
     rkhs_norm: Annotated[float | None, _option(POLICY, "F: bound on the objective's RKHS norm (theory, authors).")] = None,
     failure_probability: Annotated[float | None, _option(POLICY, "δ of the confidence width (theory, authors).")] = None,
-    on_contradiction: Annotated[
-        str | None, _option(POLICY, "raise or double: when results contradict the bounds (sbpe, bpe).")
-    ] = None,
+    on_contradiction: Annotated[str | None, _option(POLICY, "raise or double, if results break bounds (sbpe, bpe).")] = None,
     epsilon: Annotated[float | None, _option(POLICY, "ε: share of random arms (the two epsilon-greedy).")] = None,
     decay: Annotated[float | None, _option(POLICY, "Evaluation t is random with probability ε·t^-decay.")] = None,
     features: Annotated[int | None, _option(POLICY, "Random Fourier features of a draw (s-gp-ts-arms).")] = None,

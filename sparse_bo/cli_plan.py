@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparse_bo.names import KERNELS, PRECISIONS
+from sparse_bo.names import GRID_EXAMPLE, KERNELS, PRECISIONS
 
 PLAN_HELP = """Forecast a BBKB run before it is started: dictionary size, memory, time; and settings with which it fits.
 
@@ -17,11 +17,12 @@ Examples:
 
   sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
 
-  sparse-bo plan --grid 1000x1000x1000 --budget 10000 --device cuda
+  sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
 
 Numbers of arms are taken to be uniform in the unit cube. Short pilot runs of the policy on this machine show how the
 dictionary grows; sweeps are timed with it. Exit code 3: the run does not fit.
 """
+GRID_HELP = f"A product grid, as in {GRID_EXAMPLE}."
 ARMS, RUN, POLICY, MODEL = "Arms", "Run", "Policy", "Model"
 
 
@@ -34,7 +35,7 @@ def plan(
     arms: Annotated[str | None, _option(ARMS, "Number of arms, as in 1000000 or 1e6.")] = None,
     dims: Annotated[int | None, _option(ARMS, "Inputs per arm.")] = None,
     arms_file: Annotated[Path | None, _option(ARMS, "A .npy file of arms (a x d).")] = None,
-    grid: Annotated[str | None, _option(ARMS, "Points per axis of a grid over the unit cube, as in 100x100x50.")] = None,
+    grid: Annotated[str | None, _option(ARMS, GRID_HELP)] = None,
     budget: Annotated[str, _option(RUN, "Evaluations, as in 100000 or 1e5.")] = "10000",
     device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     memory: Annotated[float | None, _option(RUN, "GiB that may be used (default: what is free).")] = None,

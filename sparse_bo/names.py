@@ -43,3 +43,4 @@ SCALINGS = ("unit", "standardize", "none")
 TABLES = ("cadata", "abalone")
 SYNTHETIC = ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100")
 PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
+GRID_EXAMPLE = "0:1:100,-5:5:50 (low:high:points of each axis), or 100x50 for the unit cube"

@@ -7,14 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, names, policies, problems
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.armsets import ArmSet, MemmapArms, ProductGrid
+from sparse_bo.armsets import ArmSet
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.names import KERNELS, PROBLEMS, SAMPLERS, TABLES
+from sparse_bo.own import own_arms
 from sparse_bo.policies import Policy
 from sparse_bo.problems import SYNTHETIC, BoxProblem, Problem
 from sparse_bo.validation import check_choice, check_positive
@@ -179,7 +179,7 @@ def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: s
 
 
 def planned_arms(number: str | None, file: Path | None, grid: str | None) -> int | ArmSet:
-    """Return the arms that a plan is asked for: a number, the rows of a file, or a grid over the unit cube.
+    """Return the arms that a plan is asked for: a number, the rows of a file, or a grid.
 
     Raises:
         ValueError: If not exactly one of the three is given, or it cannot be read.
@@ -191,15 +191,9 @@ def planned_arms(number: str | None, file: Path | None, grid: str | None) -> int
         raise ValueError(f"expected one of --arms, --arms-file and --grid, got {len(given)} of them")
     if number is not None:
         return whole_number("arms", number)
-    if file is not None:
-        return MemmapArms(file)
-    assert grid is not None
-    try:
-        points = [int(part) for part in grid.split("x")]
-    except ValueError as error:
-        raise ValueError(f"expected --grid like 100x100x50, got {grid!r}") from error
-    bounds = torch.tensor([[0.0] * len(points), [1.0] * len(points)], dtype=torch.float64)
-    return ProductGrid.linspace(bounds, points)
+    arms = own_arms(file, grid)
+    assert arms is not None
+    return arms
 
 
 def whole_number(name: str, text: str) -> int:

@@ -99,7 +99,9 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
         if arms is None:
             raise ValueError(f"the {about['arms'][0]:,} arms of {path} were too many to be kept in it; pass arms=")
         return arms.to(where), None
-    if digest(check_arms(arms)) != about["arms_hash"]:
+    checked = check_arms(arms)
+    alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
+    if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
         raise ValueError(
             f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
             f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
@@ -130,6 +132,18 @@ def policy_of(journal: Journal, policy: Policy[Any] | None) -> Policy[Any]:
             + (f": {', '.join(changed)}" if changed else "")
         )
     return policy
+
+
+def about_of(path: str | Path) -> Mapping[str, Any]:
+    """Return what a journal says that its run is, without reading the run.
+
+    Raises:
+        FileNotFoundError: If there is no journal.
+        StorageError: If the file is no journal, damaged, or of a newer version.
+    """
+    journal = Journal.read(path)
+    journal.close()
+    return journal.about
 
 
 def evaluations_of(journal: Journal) -> Evaluations:

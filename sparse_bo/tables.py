@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.table import Table
+from torch import Tensor
 
 from sparse_bo.loop import AskTell
+from sparse_bo.own import OwnProblem
 from sparse_bo.planning import Plan
 from sparse_bo.policies import EliminationState
 from sparse_bo.problems import BoxProblem, Problem
@@ -15,21 +17,22 @@ from sparse_bo.recorded import Recorded
 from sparse_bo.result import Result
 
 
-def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem, seconds: float) -> Table:
+def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnProblem, seconds: float) -> Table:
     """Return what is worth knowing of a run that has ended."""
     rows = result.history.rows
-    regret = problem.regret_of(result.history)
     table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
     sizes = [row.batch_size for row in rows]
     where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
     lines = {
-        "evaluations": f"{len(regret):,} {where}",
+        "evaluations": f"{sum(sizes):,} {where}",
         "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
-        "seconds": f"{seconds:.2f} in all ({1e6 * seconds / len(regret):.0f} µs per evaluation)",
-        "regret": f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000",
-        "best possible": f"{problem.best_value:.4f}",
+        "seconds": f"{seconds:.2f} in all ({1e6 * seconds / sum(sizes):.0f} µs per evaluation)",
     }
-    if isinstance(problem, BoxProblem):
+    if not isinstance(problem, OwnProblem):
+        lines |= {"regret": _of(problem.regret_of(result.history)), "best possible": f"{problem.best_value:.4f}"}
+    if isinstance(problem, OwnProblem):
+        lines.update(_best_own_arm(result))
+    elif isinstance(problem, BoxProblem):
         lines.update(_best_point(result, problem))
     elif result.best_index is not None and result.best_mean is not None:
         sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
@@ -64,8 +67,7 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
             "" if rows[-1].best_index is None else f" (arm {rows[-1].best_index})"
         )
     if rows and problem is not None:
-        regret = problem.regret_of(recorded.history)
-        lines["regret"] = f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000"
+        lines["regret"] = _of(problem.regret_of(recorded.history))
     if rows and rows[-1].dictionary_size is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points"
     return _filled(table, lines)
@@ -82,8 +84,29 @@ def _filled(table: Table, lines: Mapping[str, str]) -> Table:
     return table
 
 
-def _arms_pulled(result: Result, problem: Problem) -> str:
-    return f"on {len(set(result.history.indices)):,} distinct arms of {len(problem.values):,}"
+def _of(regret: Tensor) -> str:
+    return f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000"
+
+
+def _arms_pulled(result: Result, problem: Problem | OwnProblem) -> str:
+    return f"on {len(set(result.history.indices)):,} distinct arms of {problem.arms.shape[0]:,}"
+
+
+def _best_own_arm(result: Result) -> dict[str, str]:
+    if result.best_index is None or result.best_mean is None or result.best_x is None:
+        return {}
+    sd = "" if result.best_sd is None else f" ± {result.best_sd:.4g}"
+    lines = {"best arm": f"{result.best_index} (mean {result.best_mean:.4g}{sd})"}
+    if len(result.best_x) <= 10:
+        lines["at"] = _coordinates(result.best_x)
+    if result.best_observed_index is not None:
+        arm, mean, times = result.best_observed_index, result.best_observed_mean, result.best_observed_count
+        lines["best observed"] = f"arm {arm}: mean {mean:.4g} of {times:,} evaluation{'s' if times != 1 else ''}"
+    return lines
+
+
+def _coordinates(x: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in x.tolist())
 
 
 def _best_point(result: Result, problem: BoxProblem) -> dict[str, str]:
@@ -93,5 +116,5 @@ def _best_point(result: Result, problem: BoxProblem) -> dict[str, str]:
     sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
     lines = {"best point": f"mean {result.best_mean:.4f}{sd}; its true value is {gap:.4f} below the best possible"}
     if len(result.best_x) <= 10:
-        lines["at"] = ", ".join(f"{x:.4g}" for x in result.best_x.tolist())
+        lines["at"] = _coordinates(result.best_x)
     return lines
