@@ -136,6 +136,8 @@ def draw(record: dict[str, Any]) -> str:
                 axis.plot(arms[panel["dictionary"]], np.full(panel["m"], -3.9), "|", color=colour, ms=9, label="dictionary")
                 axis.set_title(f"{name}, t = {panel['t']}, m = {panel['m']}")
                 axis.set_ylim(-4.2, 4.2)
+                if name == "SoR":
+                    axis.set_xlabel("x")
             row[1].legend(loc="upper left", fontsize=7.5)
         figure.savefig(RESULTS / "bkb_fig1.png", dpi=120)
     return "bkb_fig1.png"

@@ -1,4 +1,4 @@
-"""What every benchmark records: versions, device, commit; JSON lines appended to a file under ``results/``."""
+"""What benchmarks share: records of versions, device and commit, appended as JSON lines under ``results/``; plain ticks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import gpytorch
 import torch
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 import sparse_bo
 
@@ -45,6 +47,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, in plain numbers: for ranges of about two decades."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _commit() -> str:

@@ -29,6 +29,7 @@ from botorch.models import SingleTaskGP
 from common import RESULTS, append, environment, read
 from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -65,12 +66,12 @@ SAMPLERS: dict[str, tuple[Callable[[int], Sampler], bool, str]] = {
     "IVM": (lambda m: IVMSampler(size=m), False, "#57b8d8"),
     "IPA": (lambda m: IPASampler(size=m), False, "#d4a017"),
 }
-"""Of a size; whether it draws; its colour."""
+"""Of a size; whether it draws (a solid line); its colour."""
 PANELS = {
     "trace_error": "tr(K − Q) / tr K",
     "ratio": "λ_max(K − Q) / λ",
     "worst_variance_factor": "worst variance factor − 1",
-    "mean_error": "error of the mean (RMSE)",
+    "mean_error": "RMSE of the mean",
 }
 DIMENSION, LEARNING_POINTS = 6, 500
 
@@ -177,33 +178,36 @@ def draw(records: list[dict[str, Any]], n: int) -> str:
     found = newest(records, n)
     names = sorted({key[0] for key in found}, reverse=True)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(15, 3.7 * len(names)), layout="constrained")
+        figure = Figure(figsize=(13.5, 3.6 * len(names)), layout="constrained")
         axes = figure.subplots(len(names), len(PANELS), squeeze=False)
         for row, problem in zip(axes, names, strict=True):
             for axis, (key, title) in zip(row, PANELS.items(), strict=True):
-                for sampler, (_, _, colour) in SAMPLERS.items():
-                    _line(axis, [r for k, r in found.items() if k[:2] == (problem, sampler)], key, sampler, colour)
+                for sampler, (_, draws, colour) in SAMPLERS.items():
+                    records_of = [r for k, r in found.items() if k[:2] == (problem, sampler)]
+                    _line(axis, records_of, key, label=sampler, color=colour, ls="-" if draws else "--")
                 if key == "ratio":
                     axis.axhline(1.0, color="black", lw=0.8, ls=":")
                 sizes = sorted({key[2] for key in found})
                 axis.set_xscale("log")
                 axis.set_xticks(sizes, [str(size) for size in sizes])
                 axis.minorticks_off()
-                axis.set(yscale="log", title=f"{problem.capitalize()}: {title}", xlabel="dictionary points")
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SAMPLERS))
+                axis.set(yscale="log", title=f"{problem.capitalize()}: {title}", xlabel="points in the dictionary")
+        figure.legend(
+            *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SAMPLERS), handlelength=2.6
+        )
         name = f"dictionaries-n{n}.png"
         figure.savefig(RESULTS / name, dpi=100)
     return name
 
 
-def _line(axis: Any, records: list[dict[str, Any]], key: str, label: str, colour: str) -> None:
+def _line(axis: Axes, records: list[dict[str, Any]], key: str, **look: Any) -> None:
     sizes = sorted({r["size"] for r in records})
     if not sizes:
         return
     groups = [[r for r in records if r["size"] == size] for size in sizes]
     at = [np.mean([r["m"] for r in group]) for group in groups]
     values = [np.exp(np.mean([np.log(max(r[key], 1e-16)) for r in group])) for group in groups]
-    axis.plot(at, values, ".-", color=colour, lw=1.4, ms=5, label=label)
+    axis.plot(at, values, marker=".", lw=1.5, ms=5, **look)
 
 
 def summary(records: list[dict[str, Any]], n: int) -> str:

@@ -1,6 +1,6 @@
 """Every policy over finite arms beside the others: regret and time on Abalone, Cadata and a draw of a GP in two dimensions.
 
-    python benchmarks/policies.py            # T = 1,000, 2 seeds
+    python benchmarks/policies.py            # T = 1,000, 5 seeds
     python benchmarks/policies.py --quick    # T = 300, 1 seed
     python benchmarks/policies.py --draw     # only draw, from results/policies.jsonl
 
@@ -23,11 +23,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
-from common import RESULTS, append, environment, read
+from common import RESULTS, append, environment, plain_ticks, read
 from matplotlib.figure import Figure
 
 from sparse_bo import AskTell
-from sparse_bo.plotting import STYLE
+from sparse_bo.plotting import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED, STYLE
 from sparse_bo.presets import make_policy, make_problem
 from sparse_bo.problems import Problem
 
@@ -57,7 +57,21 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "random": ("random", {"batch_size": 10}),
 }
 UCB = ("gp-ucb", "gp-bucb", "mini-meta", "bkb", "bbkb")
-COLOURS = matplotlib.colormaps["tab20"]
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    BLUE: ("GP-UCB", "GP-BUCB", "mini-META"),
+    ORANGE: ("BKB", "BBKB", "BBKB, local rule", "BBKB, local rule, process", "BBKB, repeat rule"),
+    GREEN: ("IVM", "IPA", "k-means++", "First-m", "uniform"),
+    RED: ("S-BPE",),
+    PURPLE: ("S-GP-TS", "QFF-TS"),
+    MUTED: ("ε-greedy", "ε-greedy, ε = 3/√t", "ε-greedy on the posterior", "random"),
+}
+"""Colours: exact posterior, leverage sampling, dictionaries of a fixed size, elimination, Thompson sampling, the rest."""
+LOOKS: tuple[tuple[str, Any], ...] = (
+    ("o", "-"), ("s", (0, (5, 2))), ("^", (0, (1, 1.2))), ("D", "-."), ("v", (0, (6, 1, 1, 1, 1, 1))),
+)  # fmt: skip
+"""Marker and dashes, by place in the family."""
+FIRST_SHOWN = 10
+"""Evaluations from which the regret is drawn."""
 
 
 def applies(problem: str, method: str) -> bool:
@@ -113,37 +127,40 @@ def of(records: Records, problem: str, method: str) -> list[dict[str, Any]]:
 
 
 def draw(records: Records, *, budget: int) -> str:
-    """Draw regret per evaluation so far, and regret against time; return the file name."""
+    """Draw cumulative regret, and regret per evaluation against time (mean and range of the seeds); return the file name."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13, 7.4), layout="constrained")
+        figure = Figure(figsize=(14, 8), layout="constrained")
         axes = figure.subplots(2, 3)
         handles = {}
         for column, problem in enumerate(PROBLEMS):
-            for i, method in enumerate(METHODS):
-                runs = of(records, problem, method)
-                if not runs:
-                    continue
-                at, regret = np.array(runs[0]["at"]), np.mean([r["regret"] for r in runs], axis=0)
-                style = "-" if i % 2 == 0 else "--"
-                (handles[method],) = axes[0, column].plot(at, regret, style, color=COLOURS(i), lw=1.5)
-                seconds = np.mean([r["cpu_seconds"] for r in runs])
-                axes[1, column].plot(seconds, regret[-1] / budget, "o", color=COLOURS(i), ms=7)
-                axes[1, column].annotate(
-                    method, (seconds, regret[-1] / budget), (4, 3), textcoords="offset points", fontsize=6.5
-                )
-            axes[0, column].set(title=f"{problem}: cumulative regret", xlabel="evaluations", yscale="log")
-            axes[1, column].set(title="regret per evaluation", xlabel="processor seconds", xscale="log", yscale="log")
-            axes[1, column].margins(x=0.25)
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
-        figure.savefig(RESULTS / f"policies-T{budget}.png", dpi=120)
+            top, bottom = axes[:, column]
+            for colour, family in FAMILIES.items():
+                for method, (marker, dashes) in zip(family, LOOKS, strict=False):
+                    runs = of(records, problem, method)
+                    if not runs:
+                        continue
+                    look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5}
+                    at, regret = np.array(runs[0]["at"]), np.array([r["regret"] for r in runs])
+                    shown, mean = at >= FIRST_SHOWN, regret.mean(0)
+                    (handles[method],) = top.plot(at[shown], mean[shown], ls=dashes, lw=1.5, markevery=[-1], **look)
+                    seconds, last = np.mean([r["cpu_seconds"] for r in runs]), regret[:, -1] / budget
+                    spread = np.array([[last.mean() - last.min()], [last.max() - last.mean()]])
+                    bottom.errorbar(seconds, last.mean(), spread, lw=0.8, alpha=0.8, **look)
+            top.set(title=f"{problem}: cumulative regret", xlabel="evaluations", xscale="log", yscale="log")
+            top.set_xlim(FIRST_SHOWN, 1.15 * budget)
+            bottom.set(title=f"{problem}: regret per evaluation", xlabel="processor seconds", xscale="log", yscale="log")
+            plain_ticks(bottom.yaxis)
+        ordered = {m: handles[m] for family in FAMILIES.values() for m in family if m in handles}
+        figure.legend(ordered.values(), ordered.keys(), loc="outside lower center", ncols=5, handlelength=3.6)
+        figure.savefig(RESULTS / f"policies-T{budget}.png", dpi=110)
     return f"policies-T{budget}.png"
 
 
 def summary(records: Records, *, budget: int) -> str:
     """Return a Markdown table: regret per evaluation (mean ± sd), gap of the reported arm, seconds, distinct arms, m."""
     lines = [
-        "| problem | method | regret per evaluation | gap of the best arm | CPU seconds | rounds | distinct arms | m |",
-        "|---|---|---|---|---|---|---|---|",
+        "| problem | method | seeds | regret per evaluation | gap of the best arm | CPU seconds | rounds | distinct arms | m |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for problem in PROBLEMS:
         for method in METHODS:
@@ -154,7 +171,7 @@ def summary(records: Records, *, budget: int) -> str:
             mean = {key: np.mean([r[key] for r in runs]) for key in ("gap", "cpu_seconds", "rounds", "distinct_arms")}
             sizes = [r["dictionary_size"] for r in runs if r["dictionary_size"] is not None]
             lines.append(
-                f"| {problem} | {method} | {regret.mean():.3f} ± {regret.std():.3f} | {mean['gap']:.3f} | "
+                f"| {problem} | {method} | {len(runs)} | {regret.mean():.3f} ± {regret.std():.3f} | {mean['gap']:.3f} | "
                 f"{mean['cpu_seconds']:.2g} | {mean['rounds']:,.0f} | {mean['distinct_arms']:,.0f} | "
                 f"{f'{np.mean(sizes):.0f}' if sizes else '–'} |"
             )
@@ -166,7 +183,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="T = 300, 1 seed")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=1000)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
@@ -174,7 +192,7 @@ def main() -> None:
     torch.set_num_threads(1)  # processor seconds of several threads would count their waiting
     seeds, budget = (1, 300) if arguments.quick else (arguments.seeds, arguments.budget)
     if not arguments.draw:
-        for seed in range(seeds):
+        for seed in range(arguments.first_seed, arguments.first_seed + seeds):
             for problem in arguments.problems:
                 for method in (m for m in arguments.methods if applies(problem, m)):
                     record = run_one(problem, method, budget=budget, seed=seed)

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import torch
-from common import RESULTS, append, environment, read
+from common import RESULTS, append, environment, plain_ticks, read
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, SBPETheory, max_variance_design
@@ -38,6 +39,8 @@ COLOURS = {
     "BBKB": "#3a9d6e",
     "GP-UCB": "#8a8a93",
 }
+DASHES = {"BPE": (0, (4, 3)), "S-BPE, m ≤ 64": (0, (1, 1.5))}
+"""S-BPE with the tight constant often *is* BPE: both lines have to be seen."""
 METHODS = tuple(COLOURS)
 NOISE_SD, DELTA, ARMS, CENTRES = 0.1, 0.05, 1000, 20
 CHECKPOINTS = 200
@@ -92,9 +95,9 @@ def run_one(kernel: str, method: str, *, budget: int, seed: int) -> dict[str, An
     task = member(kernel, seed)
     problem = task.problem
     loop = AskTell(problem.arms, make_policy(method, task, budget), seed=seed)
-    start = time.perf_counter()
+    start = time.process_time()
     loop.run(problem.objective(seed=1000 + seed), budget, call_with="indices")
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     history = loop.history
     sizes = np.array(history.column("batch_size"))
     regret = np.cumsum(problem.regret(history.indices).numpy())
@@ -121,7 +124,7 @@ def run_one(kernel: str, method: str, *, budget: int, seed: int) -> dict[str, An
         "dictionary_size": history.rows[-1].dictionary_size,
         "largest_dictionary": max(m or 0 for m in history.column("dictionary_size")),
         "distinct_arms": len(set(history.indices)),
-        "seconds": seconds,
+        "cpu_seconds": round(seconds, 3),
         **environment(),
     }
 
@@ -183,36 +186,46 @@ def draw_regret(records: list[dict[str, Any]], *, budget: int) -> str:
     """Draw cumulative regret, simple regret and surviving arms, a column for each kernel. Return the file's name."""
     runs = newest(records, part="regret", budget=budget)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 9), layout="constrained")
-        axes = figure.subplots(3, len(KERNELS))
+        figure = Figure(figsize=(11, 9.6), layout="constrained")
+        axes = figure.subplots(3, len(KERNELS), sharex="row")
         for column, kernel in enumerate(KERNELS):
-            for method, colour in COLOURS.items():
+            top, middle, bottom = axes[:, column]
+            for method in METHODS:
                 chosen = [r for (k, m, _), r in runs.items() if (k, m) == (kernel, method)]
-                if not chosen:
-                    continue
-                at = chosen[0]["at"]
-                for row, key in enumerate(("regret", "simple")):
-                    values = np.array([[np.nan if v is None else v for v in r[key]] for r in chosen])
-                    seen = ~np.isnan(values).all(axis=0)
-                    axes[row, column].plot(
-                        np.array(at)[seen], np.nanmean(values[:, seen], axis=0), color=colour, lw=1.6,
-                        label=f"{method} ({len(chosen)} seeds)", drawstyle="steps-post" if row else None,
-                    )  # fmt: skip
-                for r in chosen:
-                    if r["survivors"]:
-                        ends = np.cumsum(r["batch_sizes"])
-                        axes[2, column].plot([0, *ends], [ARMS, *r["survivors"]], color=colour, lw=0.9, drawstyle="steps-post")
-            axes[0, column].set_title(f"{kernel}: cumulative regret")
-            axes[1, column].set_title(f"{kernel}: regret of the recommended arm")
-            axes[1, column].set_yscale("symlog", linthresh=1e-3)
-            axes[1, column].set_xscale("log")
-            axes[2, column].set_title(f"{kernel}: arms not eliminated (each seed)")
-            axes[2, column].set_yscale("log")
-            axes[2, column].set_xlabel("evaluations")
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+                if chosen:
+                    _curves(top, middle, bottom, method, chosen)
+            top.set(title=f"{kernel}: cumulative regret", xlabel="evaluations")
+            middle.set(title=f"{kernel}: regret of the recommended arm (mean)", xlabel="evaluations", xscale="log")
+            middle.set_yscale("symlog", linthresh=1e-3)
+            middle.set_ylim(bottom=0.0)
+            bottom.set(
+                title=f"{kernel}: arms not eliminated after each batch", xlabel="evaluations", yscale="log", xscale="log"
+            )
+            plain_ticks(bottom.yaxis)
+            for axis in (middle, bottom):
+                axis.set_xlim(1, 1.1 * budget)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
         name = f"sbpe_regret-N{budget}.png"
         figure.savefig(RESULTS / name, dpi=120)
     return name
+
+
+def _curves(top: Axes, middle: Axes, bottom: Axes, method: str, chosen: list[dict[str, Any]]) -> None:
+    """Draw one method: mean ± sd of the regret, the mean of the simple regret, geometric mean and range of the arms left."""
+    colour, at = COLOURS[method], np.array(chosen[0]["at"])
+    look: dict[str, Any] = {"color": colour, "lw": 1.7, "ls": DASHES.get(method, "-")}
+    regret = np.array([r["regret"] for r in chosen])
+    mean, sd = regret.mean(0), regret.std(0)
+    top.plot(at, mean, label=f"{method} ({len(chosen)} seeds)", **look)
+    top.fill_between(at, mean - sd, mean + sd, color=colour, alpha=0.12, lw=0)
+    simple = np.array([[np.nan if v is None else v for v in r["simple"]] for r in chosen])
+    seen = ~np.isnan(simple).any(axis=0)
+    middle.plot(at[seen], simple[:, seen].mean(0), drawstyle="steps-post", **look)
+    if all(r["survivors"] for r in chosen):
+        ends = np.cumsum([r["batch_sizes"] for r in chosen], axis=1)[0]  # the schedule is the same for every seed
+        left = np.array([r["survivors"] for r in chosen], dtype=float)
+        bottom.plot(ends, np.exp(np.log(left).mean(0)), marker="o", ms=4, **look)
+        bottom.fill_between(ends, left.min(0), left.max(0), color=colour, alpha=0.08, lw=0)
 
 
 def draw_design(records: list[dict[str, Any]], *, budget: int) -> str:
@@ -226,7 +239,7 @@ def draw_design(records: list[dict[str, Any]], *, budget: int) -> str:
         "rate": ("Theorem 4.1, corrected constant", "#2c3e50", ":"),
     }
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        figure = Figure(figsize=(11, 4.6), layout="constrained")
         axes = figure.subplots(1, len(KERNELS), sharey=True)
         for axis, kernel in zip(axes, KERNELS, strict=True):
             chosen = [r["rows"] for (k, _, _), r in runs.items() if k == kernel]
@@ -238,8 +251,9 @@ def draw_design(records: list[dict[str, Any]], *, budget: int) -> str:
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_title(f"{kernel} ({len(chosen)} objectives)")
-            axis.set_xlabel("n")
-        axes[0].legend(fontsize=7)
+            axis.set_xlabel("n, evaluations of the design")
+        axes[0].set_ylabel("sup |f − mean| over the arms")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         name = f"sbpe_design-N{budget}.png"
         figure.savefig(RESULTS / name, dpi=120)
     return name
@@ -250,7 +264,7 @@ def summary(records: list[dict[str, Any]], *, budget: int) -> str:
     runs = newest(records, part="regret", budget=budget)
     lines = [
         "| kernel | method | seeds | regret per evaluation | final simple regret | batches | arms left | best arm kept | "
-        "largest m | seconds |",
+        "largest m | CPU seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kernel in KERNELS:
@@ -266,7 +280,7 @@ def summary(records: list[dict[str, Any]], *, budget: int) -> str:
                 f"| {kernel} | {method} | {len(chosen)} | {regret.mean():.3f} ± {regret.std():.3f} | {simple:.4f} | "
                 f"{np.mean([r['batches'] for r in chosen]):,.0f} | {f'{np.mean(left):,.0f}' if left else '–'} | "
                 f"{f'{sum(kept)} of {len(kept)}' if kept else '–'} | {max(r['largest_dictionary'] for r in chosen)} | "
-                f"{np.mean([r['seconds'] for r in chosen]):.1f} |"
+                f"{np.mean([r['cpu_seconds'] for r in chosen]):.1f} |"
             )
     return "\n".join(lines)
 
@@ -278,21 +292,23 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=1000)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--parts", nargs="+", choices=("regret", "design"), default=["regret", "design"])
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # processor seconds of several threads would count their waiting
     seeds, budget = (2, 400) if arguments.quick else (arguments.seeds, arguments.budget)
     sizes = [50, 100, 200, 400, 800] + ([] if arguments.quick else [1600, 3200])
     if not arguments.draw:
         for seed in range(seeds):
-            for kernel in KERNELS:
+            for kernel in arguments.kernels:
                 if "design" in arguments.parts:
                     append(FILE, run_design(kernel, sizes=sizes, budget=budget, seed=seed))
                     print(f"{kernel} design seed {seed}", flush=True)
                 for method in arguments.methods if "regret" in arguments.parts else ():
                     record = run_one(kernel, method, budget=budget, seed=seed)
                     append(FILE, record)
-                    per_pull, taken = record["regret"][-1] / budget, record["seconds"]
+                    per_pull, taken = record["regret"][-1] / budget, record["cpu_seconds"]
                     print(f"{kernel} {method} seed {seed}: {taken:.1f} s, regret {per_pull:.4f} per evaluation", flush=True)
     records = read(FILE)
     print(summary(records, budget=budget))
