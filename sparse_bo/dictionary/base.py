@@ -106,8 +106,27 @@ class Sampler(Protocol):
         Args:
             candidates: The distinct inputs seen so far, n ≥ 1.
             generator: CPU generator; the sampler documents how many draws it makes.
+
+        Raises:
+            ValueError: If there are no candidates.
         """
         ...
+
+
+def candidate_count(candidates: Candidates, *, needed_by: str) -> int:
+    """Return n.
+
+    Args:
+        candidates: To choose from.
+        needed_by: The sampler's name, for the message.
+
+    Raises:
+        ValueError: If there are none: no dictionary is empty.
+    """
+    n = candidates.X.shape[0]
+    if n == 0:
+        raise ValueError(f"{needed_by} expected at least one candidate to choose from, got none; sample after the first data")
+    return n
 
 
 def chosen(candidates: Candidates, positions: Tensor, probabilities: Tensor) -> Dictionary:

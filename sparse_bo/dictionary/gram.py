@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.dictionary.base import Candidates, Covariance
+from sparse_bo.dictionary.base import Candidates, Covariance, candidate_count
 from sparse_bo.errors import SamplerError
 
 
@@ -56,14 +56,15 @@ def kernel_gram(candidates: Candidates, *, needed_by: str) -> Gram:
 
     Raises:
         SamplerError: If there is no covariance, or ``inputs`` has another number of rows than ``X``.
+        ValueError: If there are no candidates.
     """
+    n = candidate_count(candidates, needed_by=needed_by)
     if candidates.covariance is None:
         raise SamplerError(
             f"{needed_by} needs the prior covariance of the candidates, got covariance=None; "
             "pass candidates_of(..., covariance=...) or Candidates(..., covariance=...)"
         )
     inputs = candidates.X if candidates.inputs is None else candidates.inputs
-    n = candidates.X.shape[0]
     if inputs.shape[-2] != n:
         raise SamplerError(f"expected as many rows of candidates.inputs as of candidates.X, got {inputs.shape[-2]} and {n}")
     return Gram(candidates.covariance, inputs.double(), torch.ones(n, dtype=torch.float64, device=inputs.device))

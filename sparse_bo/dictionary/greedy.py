@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.pivoted import pivoted_cholesky
-from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
+from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.dictionary.gram import kernel_gram, noise_of
 from sparse_bo.dictionary.simple import AllSampler
 from sparse_bo.errors import SamplerError
@@ -84,6 +84,7 @@ class IPASampler:
             ValueError: If the covariance gives NaN.
         """
         name = type(self).__name__
+        candidate_count(candidates, needed_by=name)
         if candidates.leverages is None:
             return _greedy(candidates, self.size, needed_by=name, generator=generator)
         if candidates.means is None or candidates.means.shape != candidates.leverages.shape:

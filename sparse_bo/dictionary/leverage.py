@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sparse_bo.core.leverage import Inclusion, inclusion_probabilities
-from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
+from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.dictionary.simple import AllSampler
 from sparse_bo.validation import check_choice, check_count, check_positive
 
@@ -47,6 +47,7 @@ class LeverageSampler:
         If chance keeps nothing, the input of highest inclusion probability (lowest index on ties) is kept. Before there is a
         posterior (no leverages) everything is kept and nothing drawn: ``S_1 = {x_1}``.
         """
+        candidate_count(candidates, needed_by=type(self).__name__)
         if candidates.leverages is None:
             return AllSampler().sample(candidates, generator=generator)
         probabilities = inclusion_probabilities(

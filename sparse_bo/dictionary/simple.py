@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
+from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.validation import check_count, check_points
 
 
@@ -17,7 +17,7 @@ class AllSampler:
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return all candidates. O(n)."""
-        n = candidates.X.shape[0]
+        n = candidate_count(candidates, needed_by=type(self).__name__)
         return chosen(candidates, torch.arange(n, device=candidates.X.device), torch.ones_like(candidates.counts))
 
 
@@ -36,6 +36,7 @@ class FirstSampler:
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return the ``size`` candidates that were seen first. O(n log n)."""
+        candidate_count(candidates, needed_by=type(self).__name__)
         positions = candidates.first_pull.argsort()[: self.size].sort().values
         return chosen(candidates, positions, torch.ones_like(candidates.counts[positions]))
 
@@ -55,7 +56,7 @@ class UniformSampler:
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one permutation of the candidates. O(n)."""
-        n = candidates.X.shape[0]
+        n = candidate_count(candidates, needed_by=type(self).__name__)
         order = torch.randperm(n, generator=generator).to(candidates.X.device)
         positions = order[: self.size].sort().values
         share = min(1.0, self.size / n)

@@ -180,6 +180,28 @@ def test_a_design_draws_from_its_generator_alone(generator: torch.Generator) -> 
     assert not torch.equal(first.indices, _design(surrogate, 80, sampler, seed=2).indices)
 
 
+def test_it_goes_on_without_sweeps_only_as_far_as_the_sampler_keeps_everything() -> None:
+    """Ten distinct picks fit into the dictionary; from then on C̃ = 1 asks for a new one after each."""
+    surrogate = make_surrogate(_arms(8, 50), kernel=_matern(0.1), noise=1.0)
+    made = _design(surrogate, 20, RecursiveRLSSampler(size=10), ratio_threshold=1.0)
+    assert len(set(made.indices[:10].tolist())) == 10
+    assert made.resparsifications == 11
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kept"),
+    [
+        (RecursiveRLSSampler(failure_probability=0.02), 192 * math.log(50)),
+        (RecursiveRLSSampler(size=7), 7),
+        (AllSampler(), math.inf),
+        (FirstSampler(size=7), 0),
+    ],
+    ids=["confidence", "size", "all", "unknown"],
+)
+def test_how_many_picks_a_sampler_is_known_to_keep(sampler: Sampler, kept: float) -> None:
+    assert sparse_bo.arms.design._keeps_all_up_to(sampler) == pytest.approx(kept)
+
+
 def test_the_sampler_learns_how_many_picks_there_are() -> None:
     seen: list[int] = []
 

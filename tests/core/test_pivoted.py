@@ -57,6 +57,11 @@ def test_it_stops_at_the_numerical_rank() -> None:
     assert len(_run(torch.zeros(9, 9, dtype=torch.float64), 5).rows) == 0
 
 
+def test_rows_above_round_off_are_chosen_however_small() -> None:
+    A = torch.diag(torch.tensor([1.0, 1e-13, 0.0], dtype=torch.float64))
+    assert _run(A, 3).rows.tolist() == [0, 1]
+
+
 def test_rows_of_score_minus_infinity_are_never_chosen() -> None:
     A = _matrix()
     banned = torch.zeros(40, dtype=torch.float64)

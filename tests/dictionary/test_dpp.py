@@ -7,6 +7,7 @@ import torch
 
 from sparse_bo.dictionary import GreedyVarianceSampler, KDPPSampler
 from sparse_bo.dictionary import dpp as module
+from sparse_bo.dictionary.gram import kernel_gram
 from tests.dictionary.builders import candidates, kernel_matrix, tabulated, uniform
 
 
@@ -32,6 +33,33 @@ def test_marginals_are_the_exact_ones(n: int, size: int, repeats: bool) -> None:
     for _ in range(rounds):
         hits[KDPPSampler(size=size, steps=20).sample(of, generator=generator).indices] += 1
     torch.testing.assert_close(hits / rounds, exact, rtol=0, atol=4.5 * (0.25 / rounds) ** 0.5)
+
+
+def test_a_swap_is_accepted_by_the_ratio_of_determinants() -> None:
+    """One proposal at a time, on a smooth kernel whose determinants are small: nothing is added to them that would count."""
+    of = candidates(uniform(14), lengthscale=1.0)
+    gram, A = kernel_gram(of, needed_by="test"), kernel_matrix(of)
+    start = torch.tensor([0, 3, 7, 11])
+    law = module._proposal(gram, gram.diagonal(), start)
+    ends = law.cumsum(0)
+
+    def walk(i: int, j: int, u: float) -> list[int]:
+        draws = torch.tensor([[(i + 0.5) / 4], [float((ends[j] - 0.5 * law[j]) / ends[-1])], [u]], dtype=torch.float64)
+        return module._walk(gram, gram.diagonal(), start, draws).tolist()
+
+    undecided = 0
+    for i, j in itertools.product(range(4), range(14)):
+        if j in start.tolist():
+            assert walk(i, j, 0.0) == start.tolist(), "a member cannot join again"
+            continue
+        swapped = start.clone()
+        swapped[i] = j
+        odds = float(torch.linalg.det(A[swapped][:, swapped]) / torch.linalg.det(A[start][:, start]) * law[start[i]] / law[j])
+        assert walk(i, j, min(0.999 * odds, 0.999)) == swapped.tolist()
+        if odds < 0.99:
+            assert walk(i, j, 1.001 * odds) == start.tolist()
+            undecided += 1
+    assert 10 < undecided < 40
 
 
 def test_a_long_chain_keeps_its_inverse(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:

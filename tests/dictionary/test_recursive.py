@@ -11,7 +11,7 @@ from sparse_bo.dictionary import Candidates, RecursiveRLSSampler, Sampler, Unifo
 from sparse_bo.dictionary.gram import whitened_gram
 from sparse_bo.dictionary.recursive import Sketch, inclusion_of_size, ridge_scores, sketch_tail, systematic
 from sparse_bo.kernels import covariance_function
-from tests.dictionary.builders import candidates, leverage_scores, pulls_matrix, uniform
+from tests.dictionary.builders import candidates, kernel_matrix, leverage_scores, pulls_matrix, uniform
 
 DELTA = 0.03
 
@@ -49,6 +49,53 @@ def test_scores_of_a_weighted_sketch_are_the_papers_formula() -> None:
     torch.testing.assert_close(ridge_scores(gram, gram.diagonal(), Sketch(rows, p), some, ridge=ridge), expected[some])
     values = torch.linalg.eigvalsh(inner)
     assert sketch_tail(gram, Sketch(rows, p), rank=2) == pytest.approx(float(values[:2].sum()) / 2)
+
+
+def _dense_scores(A: torch.Tensor, rows: torch.Tensor, p: torch.Tensor, ridge: float) -> torch.Tensor:
+    columns = A[:, rows] * p.rsqrt()
+    inner = columns[rows] * p.rsqrt().unsqueeze(-1)
+    eye = torch.eye(len(rows), dtype=A.dtype)
+    return (A.diagonal() - (columns * torch.linalg.solve(inner + ridge * eye, columns.T).T).sum(dim=-1)).clamp_min(0.0) / ridge
+
+
+def test_sampling_with_confidence_is_the_algorithm_level_by_level() -> None:
+    """Musco & Musco 2017, Alg. 2 with δ/3 at each level down, dense: three levels, rows left to chance at both upper ones."""
+    n, every = 1900, torch.arange(1900)
+    of = candidates(uniform(n), lengthscale=1.0, regularization=20.0)
+    A, generator = pulls_matrix(of), torch.Generator().manual_seed(5)
+    half = every[torch.rand(n, generator=generator, dtype=torch.float64) < 0.5]
+    quarter = half[torch.rand(len(half), generator=generator, dtype=torch.float64) < 0.5]
+    assert n > 192 * math.log(1 / DELTA)
+    assert len(half) > 192 * math.log(3 / DELTA)
+    assert len(quarter) < 192 * math.log(9 / DELTA)
+    rows, p = quarter, torch.ones(len(quarter), dtype=torch.float64)
+    for depth, level in ((1, half), (0, every)):
+        scores = 1.5 * _dense_scores(A, rows, p, 1.0)[level]
+        chances = (16.0 * math.log(float(scores.sum()) * 3**depth / DELTA) * scores).clamp(max=1.0)
+        kept = torch.rand(len(level), generator=generator, dtype=torch.float64) < chances
+        rows, p = level[kept], chances[kept]
+        assert float((chances < 1.0).double().mean()) > 0.3
+    got = RecursiveRLSSampler(failure_probability=DELTA).sample(of, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(got.indices, rows)
+    torch.testing.assert_close(got.probabilities, p)
+
+
+def test_sampling_of_fixed_size_is_the_algorithm_level_by_level() -> None:
+    """After Musco & Musco 2017, Alg. 3, dense: the ridge is the sample's own tail beyond rank k = ⌈10/(1 + log 10)⌉ = 4."""
+    of, generator = candidates(uniform(40), counts=torch.tensor([1.0, 2.0] * 20).double()), torch.Generator().manual_seed(6)
+    scale = (of.counts / 0.1).sqrt()
+    A = scale.unsqueeze(-1) * kernel_matrix(of) * scale
+    order = torch.randperm(40, generator=generator)
+    rows, p = order[:10], torch.ones(10, dtype=torch.float64)
+    for level in (order[:20], torch.arange(40)):
+        inner = p.rsqrt().unsqueeze(-1) * A[rows][:, rows] * p.rsqrt()
+        ridge = float(torch.linalg.eigvalsh(inner)[:6].sum()) / 4
+        chances = inclusion_of_size(_dense_scores(A, rows, p, ridge)[level], 10)
+        kept = systematic(chances, generator=generator)
+        rows, p = level[kept], chances[kept]
+    got = RecursiveRLSSampler(size=10).sample(of, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(got.indices, rows.sort().values)
+    torch.testing.assert_close(got.probabilities, p[rows.argsort()])
 
 
 def test_inclusion_probabilities_are_at_least_the_exact_leverages_and_the_residual_below_lambda() -> None:

@@ -29,6 +29,13 @@ def test_bound_encloses_the_dense_value_with_counts_and_noise(memory_bytes: int,
     assert bound.lower == pytest.approx(exact, rel=1e-6)
 
 
+def test_the_trace_that_caps_the_bound_is_that_of_what_is_left_out(generator: torch.Generator) -> None:
+    """After one step from a random start Lanczos' own bound is far above the trace, which here is twice the eigenvalue."""
+    of = candidates(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64))
+    alone = Dictionary(of.X[:1], torch.ones(1, dtype=torch.float64), torch.tensor([0]))
+    assert residual_bound(of, alone, steps=1, generator=generator).upper == pytest.approx(2.0 * _dense(of, of.X[:1]))
+
+
 def test_external_points_and_full_dictionaries(generator: torch.Generator) -> None:
     of = candidates(uniform(20))
     points = uniform(5, seed=9)

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from sparse_bo.dictionary import (
+    AllSampler,
+    FirstSampler,
     GreedyVarianceSampler,
     IPASampler,
     IVMSampler,
     KDPPSampler,
     KMeansPlusPlusSampler,
+    LeverageSampler,
     RecursiveRLSSampler,
     Sampler,
     UniformSampler,
@@ -57,6 +60,44 @@ def test_equal_and_far_apart_inputs_work(sampler, generator) -> None:
         dictionary = sampler(size=7).sample(of, generator=generator)
         assert 1 <= dictionary.m <= 7
         _check(dictionary, of)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(
+    "sampler",
+    [*(s(size=3) for s in (*SIZED, FirstSampler)), RecursiveRLSSampler(), LeverageSampler(), AllSampler()],
+    ids=lambda s: type(s).__name__,
+)
+def test_no_candidates_are_refused(sampler, told: bool, generator) -> None:
+    of = candidates(uniform(0))
+    with pytest.raises(ValueError, match=f"{type(sampler).__name__} expected at least one candidate to choose from, got none"):
+        sampler.sample(_told(of) if told else of, generator=generator)
+
+
+class _Rank:
+    """A scaled linear kernel: of rank d, whatever n; of no variance at all with scale 0."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def cross(self, X, Y):
+        return self.scale * (X @ Y.mT)
+
+    def diagonal(self, X):
+        return self.scale * X.square().sum(dim=-1)
+
+
+@everyone
+@pytest.mark.parametrize(("scale", "rank"), [(1.0, 2), (0.0, 0)], ids=["rank two", "no variance"])
+def test_singular_kernel_matrices_work(sampler, scale: float, rank: int, generator) -> None:
+    """Those that stop where nothing is left to explain stop there; none comes back empty or with a point twice."""
+    of = _told(candidates(uniform(30)))._replace(covariance=_Rank(scale))
+    dictionary = sampler(size=7).sample(of, generator=generator)
+    _check(dictionary, of)
+    if sampler in (GreedyVarianceSampler, IPASampler, KDPPSampler):
+        assert dictionary.m == max(rank, 1)
+    else:
+        assert 1 <= dictionary.m <= 7
 
 
 @everyone

@@ -11,7 +11,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo import FirstSampler, SBPETheory, UniformSampler, max_variance_design
+from sparse_bo import FirstSampler, RecursiveRLSSampler, SBPETheory, UniformSampler, max_variance_design
+from sparse_bo.policies.regression import rls_resampling
 from tests.oracles import dtc, exact_gp, nystrom, rbf, residual_ratio
 
 NOISE, LENGTHSCALE = 0.04, 0.3
@@ -78,6 +79,23 @@ def test_the_error_stays_within_both_bounds(record_property: Any) -> None:
     record_property("smallest bound / error", margin)
     assert held == 10
     assert margin < 20.0, "a bound that is never near the error is worth little"
+
+
+def test_the_rate_is_theorem_4_1_with_its_constant_corrected() -> None:
+    """``β √(2 (1+t)³ κ² I/(log(1 + κ²/λ) n))``, of a sparse design and a kernel with κ² = 4."""
+    plan = max_variance_design(50, **settings(covar_module=kernel(4.0), dictionary=UniformSampler(size=6)))
+    width = SBPETheory(rkhs_norm=1.5, noise_variance=NOISE)
+    assert plan.variance_factor > 1.1
+    variance = 2.0 * plan.variance_factor**3 * 4.0 * plan.information_gain / (math.log(1.0 + 4.0 / NOISE) * 50)
+    assert plan.rate_bound(width) == pytest.approx(width.bounds(plan.confidence).width * math.sqrt(variance))
+
+
+@pytest.mark.parametrize(("picks", "batches", "share"), [(1, 4, 0.02), (7, 4, 0.02), (7, 1, 0.02), (1, 1, 0.5)])
+def test_dictionaries_get_the_papers_share_of_the_failure_probability(picks: int, batches: int, share: float) -> None:
+    """``δ_j = 3δ/(π² B j²)``: over all j and B batches at most δ/2; below 1/32 as Lemma 3.8 asks."""
+    sampler = rls_resampling(None, 2.0, failure_probability=share, batches=batches).sampler(picks)
+    assert isinstance(sampler, RecursiveRLSSampler)
+    assert sampler.failure_probability == pytest.approx(min(3 * share / (math.pi**2 * batches * picks**2), 0.03))
 
 
 def test_the_largest_variance_falls_as_the_information_theorem_says() -> None:
