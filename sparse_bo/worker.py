@@ -94,6 +94,11 @@ def evaluate_remotely(evaluate: Evaluate, batch: Batch | PlainBatch, attempt: in
     return evaluate(batch), time.perf_counter() - start
 
 
+def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``fn(*args, **kwargs)``: what a Ray task runs."""
+    return fn(*args, **kwargs)
+
+
 def be_a_worker(gate: Any = None) -> None:
     """Leave Ctrl-C to the parent, which stops its workers itself; end when it is killed; begin when the gate opens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
