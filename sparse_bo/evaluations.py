@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domain import Box, Domain, no_picks
@@ -37,6 +38,64 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         """Return some of the evaluations."""
         return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+
+
+GATHERED = 256
+"""Inputs of picks made ahead that are fetched at a time, at least."""
+
+
+class Handing(NamedTuple):
+    """Evaluations that are about to be handed out; nothing is recorded yet."""
+
+    batch: Batch
+    picks: NDArray[Any]
+    """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
+    ahead: Ahead
+    """Where they come from."""
+
+
+class Ahead:
+    """Picks that a policy has made already, for the next asks as long as the state stays. Owned by the engine.
+
+    They are on the host and on the device at once, so that handing out one of many costs two views and no new tensor.
+
+    Args:
+        domain: The user's.
+        picks: ``q`` arms, or ``q x d`` points.
+    """
+
+    def __init__(self, domain: Domain, picks: Tensor) -> None:
+        self.domain, self._picks, self._at = domain, picks, 0
+        given = picks.to(domain.bounds.dtype).to(picks.dtype) if isinstance(domain, Box) else picks
+        self._host: NDArray[Any] = given.cpu().numpy()
+        self._X, self._start, self._stop = picks[:0], 0, 0  # inputs of the picks from start to stop
+
+    def __len__(self) -> int:
+        return len(self._host) - self._at
+
+    def picks(self) -> Tensor:
+        """Return all of them, as a policy takes them."""
+        return self._picks[self._at :]
+
+    def next(self, q: int, ticket: int) -> Handing:
+        """Return the next q, numbered from ``ticket``; nothing changes. O(q d)."""
+        start, stop = self._at, self._at + q
+        if stop > self._stop:
+            self._gather(start, max(stop, start + GATHERED))
+        X = self._X.narrow(0, start - self._start, q)
+        tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
+        if isinstance(self.domain, Box):
+            return Handing(Batch(None, X, tickets), host, self)
+        return Handing(Batch(self._picks.narrow(0, start, q), X, tickets), host, self)
+
+    def drop(self, q: int) -> None:
+        """Forget the next q: they are handed out."""
+        self._at += q
+
+    def _gather(self, start: int, stop: int) -> None:
+        picks = self._picks[start:stop]
+        self._X = picks.to(self.domain.bounds.dtype) if isinstance(self.domain, Box) else self.domain[picks]
+        self._start, self._stop = start, start + len(picks)
 
 
 class Ledger:
@@ -71,10 +130,13 @@ class Ledger:
             return Batch(None, picks.to(self.domain.bounds.dtype), list(tickets))
         return Batch(picks, self.domain[picks], list(tickets))
 
-    def add(self, batch: Batch) -> None:
-        """Record that a batch is handed out."""
-        picks = list(batch.X) if batch.indices is None else batch.indices.tolist()
-        self._open.update(zip(batch.tickets, picks, strict=True))
+    def add(self, batch: Batch, picks: NDArray[Any] | None = None) -> None:
+        """Record that a batch is handed out; ``picks`` are its arms, where they are known on the host."""
+        if batch.indices is None:
+            self._open.update(zip(batch.tickets, batch.X, strict=True))
+        else:
+            arms = batch.indices if picks is None else picks
+            self._open.update(zip(batch.tickets, arms.tolist(), strict=True))
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
         """Return evaluations again as they were handed out."""
@@ -126,7 +188,7 @@ def tickets_of(tickets: Sequence[int] | Tensor) -> list[int]:
         TicketError: If one is not an integer.
     """
     numbers = tickets.tolist() if isinstance(tickets, Tensor) else list(tickets)
-    if any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
+    if not {int}.issuperset(map(type, numbers)) and any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
     return numbers
 
@@ -138,18 +200,38 @@ def answers_of(tickets: list[int], y: Sequence[float] | Tensor) -> dict[int, flo
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
+    numbers = _floats(y)
+    if numbers is None:
+        numbers = _converted(y, len(tickets))
+    if len(numbers) != len(tickets):
+        raise _wrong_shape(len(tickets), (len(numbers),))
+    if any(map(math.isinf, numbers)):
+        raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
+    return {ticket: None if v != v else v for ticket, v in zip(tickets, numbers, strict=True)}
+
+
+def _floats(y: Any) -> list[float] | None:
+    """Return the numbers of a plain float64 vector or a list of floats without making a tensor; ``None`` of anything else."""
+    if isinstance(y, Tensor):
+        return y.tolist() if y.dtype is torch.float64 and y.dim() == 1 else None
+    return y if type(y) is list and {float}.issuperset(map(type, y)) else None
+
+
+def _converted(y: Any, q: int) -> list[float]:
     if not isinstance(y, list) and np.iscomplexobj(y):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     try:
         values = torch.as_tensor(y, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {error}") from error
-    if values.shape not in ((len(tickets),), (len(tickets), 1)):
-        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {tuple(values.shape)}")
-    numbers = values.flatten().tolist()
-    if any(map(math.isinf, numbers)):
-        raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-    return {ticket: None if math.isnan(v) else v for ticket, v in zip(tickets, numbers, strict=True)}
+        raise TypeError(f"expected y to be {q} numbers, got {type(y).__name__}: {error}") from error
+    if values.shape not in ((q,), (q, 1)):
+        raise _wrong_shape(q, tuple(values.shape))
+    numbers: list[float] = values.flatten().tolist()
+    return numbers
+
+
+def _wrong_shape(q: int, shape: tuple[int, ...]) -> ValueError:
+    return ValueError(f"expected one value for each of {q} tickets, got y of shape {shape}")
 
 
 def some(items: Sequence[Any]) -> str:
