@@ -21,10 +21,11 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float | None]:
     rows = _rows(tickets, y)
     if len(rows) != len(tickets):
         raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {_shape(rows)}")
-    numbers = [_number(tickets, y, row) for row in rows]
+    plain = {float}.issuperset(map(type, rows))  # the usual case, and the one that has to be quick
+    numbers = rows if plain else [_number(tickets, y, row) for row in rows]
     if any(map(math.isinf, numbers)):
         raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-    return {ticket: None if math.isnan(v) else v for ticket, v in zip(tickets, numbers, strict=True)}
+    return {ticket: None if v != v else v for ticket, v in zip(tickets, numbers, strict=True)}
 
 
 def some(items: Sequence[Any]) -> str:

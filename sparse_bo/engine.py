@@ -20,10 +20,10 @@ from torch import Tensor
 from sparse_bo.audit import Certificate, certify
 from sparse_bo.domain import Domain, like, no_picks
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.evaluations import Batch, Ledger
+from sparse_bo.evaluations import Ahead, Batch, Handing, Ledger
 from sparse_bo.history import HistoryRow
 from sparse_bo.policies import BanditState, Policy, State
-from sparse_bo.policies.base import Proposal, keeps_batch_open
+from sparse_bo.policies.base import keeps_batch_open
 from sparse_bo.policies.freezing import Freezing
 from sparse_bo.result import make_row
 from sparse_bo.storage import Event
@@ -46,7 +46,8 @@ class Engine:
         self.seconds = 0.0
         """Spent on picks and updates since the last snapshot, about what a replay would cost."""
         self._open_batches = keeps_batch_open(policy)
-        self._ahead = no_picks(domain)
+        self._ahead = Ahead(domain, no_picks(domain))
+        self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
         self._effort: dict[str, float] = {}
 
     @property
@@ -54,12 +55,22 @@ class Engine:
         """Whether results must be taken in before the policy is asked."""
         return self.ledger.answered > 0 and not (self._open_batches and self.ledger.outstanding)
 
-    def propose(self, limit: int) -> Proposal:
-        """Return the next picks: those made ahead, then what the policy adds. Nothing changes but the generator."""
-        picks = self._ahead[:limit]
-        if len(picks) == limit:
-            return Proposal(picks, ahead=self._ahead[limit:])
+    def picked_ahead(self, limit: int) -> bool:
+        """Whether so many picks are made already: proposing them draws nothing."""
+        return len(self._ahead) >= limit
+
+    def propose(self, limit: int) -> Handing | int:
+        """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but the generator.
+
+        Returns:
+            The evaluations, or how many results the policy needs before there are any.
+        """
+        if self.picked_ahead(limit):
+            return self._ahead.next(limit, self.next_ticket)
+        if self._refused is not None:
+            return self._refused
         start = time.perf_counter()
+        picks = self._ahead.picks()
         pending = torch.cat([self.ledger.picks(), picks])
         before = self.generator.get_state()
         with self.undrawn():
@@ -68,18 +79,22 @@ class Engine:
             self.generator.set_state(before)
         self._work("pick", time.perf_counter() - start)
         self._effort["rechecked"] = self._effort.get("rechecked", 0) + more.rechecked
-        return more._replace(picks=torch.cat([picks, more.picks]))
+        q = len(picks) + len(more.picks)
+        if not q:
+            self._refused = more.needed
+            return more.needed
+        rest = [] if more.ahead is None else [more.ahead]
+        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket)
 
-    def batch(self, proposal: Proposal) -> Batch:
-        """Return a proposal as evaluations to make; nothing changes."""
-        return self.ledger.batch(proposal.picks, range(self.next_ticket, self.next_ticket + len(proposal.picks)))
-
-    def hand_out(self, batch: Batch, ahead: Tensor | None) -> None:
-        """Record that a batch is out."""
-        self.ledger.add(batch)
-        self._ahead = no_picks(self.domain) if ahead is None else ahead
-        self.next_ticket += len(batch)
-        self.asked += len(batch)
+    def hand_out(self, handing: Handing) -> None:
+        """Record that evaluations are out."""
+        q = len(handing.batch)
+        self.ledger.add(handing.batch, handing.picks)
+        self._ahead = handing.ahead
+        self._ahead.drop(q)
+        self._refused = None
+        self.next_ticket += q
+        self.asked += q
 
     def answer(self, answers: Mapping[int, float | None]) -> bool:
         """Record results; once none is out, take them in. Return whether the state changed."""
@@ -111,7 +126,7 @@ class Engine:
                 self.state = self.policy.tell(self.state, batch.picks[kept], y, generator=self.generator)
         else:
             self.state = self.state.without_results()
-        self._ahead = no_picks(self.domain)
+        self._ahead, self._refused = Ahead(self.domain, no_picks(self.domain)), None
         self.seconds += time.perf_counter() - start
         effort, self._effort = self._effort, {}
         rechecked = int(effort.pop("rechecked", 0))
@@ -191,19 +206,19 @@ class Engine:
             self.observe(self._tensor(event.picks), torch.from_numpy(event.results.copy()).to(self.device))
 
     def _redo_ask(self, event: Event) -> None:
-        recorded = self._tensor(event.picks)
+        assert event.picks is not None
         if event.first != self.next_ticket:
             raise StorageError(f"the journal hands out ticket {event.first} after {self.next_ticket - 1}: it is damaged")
-        proposal = self.propose(UNLIMITED if event.max_q is None else event.max_q)
-        if not torch.equal(self.batch(proposal).picks, recorded):
+        handing = self.propose(UNLIMITED if event.max_q is None else event.max_q)
+        if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warnings.warn(
                 f"the picks from ticket {event.first} on, made again, differ from those recorded (other hardware, or other "
                 "versions of torch or sparse_bo); the recorded ones stay, later ones may differ from an uninterrupted run's",
                 ResumeWarning,
                 stacklevel=4,
             )
-            proposal = Proposal(recorded)
-        self.hand_out(self.batch(proposal), proposal.ahead)
+            handing = Ahead(self.domain, self._tensor(event.picks)).next(len(event.picks), event.first)
+        self.hand_out(handing)
 
     def _tensor(self, picks: NDArray[Any] | None) -> Tensor:
         assert picks is not None

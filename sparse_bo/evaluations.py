@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -48,6 +48,64 @@ def _unpacked(indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int])
     return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
 
 
+GATHERED = 256
+"""Inputs of picks made ahead that are fetched at a time, at least."""
+
+
+class Handing(NamedTuple):
+    """Evaluations that are about to be handed out; nothing is recorded yet."""
+
+    batch: Batch
+    picks: NDArray[Any]
+    """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
+    ahead: Ahead
+    """Where they come from."""
+
+
+class Ahead:
+    """Picks that a policy has made already, for the next asks as long as the state stays. Owned by the engine.
+
+    They are on the host and on the device at once, so that handing out one of many costs two views and no new tensor.
+
+    Args:
+        domain: The user's.
+        picks: ``q`` arms, or ``q x d`` points.
+    """
+
+    def __init__(self, domain: Domain, picks: Tensor) -> None:
+        self.domain, self._picks, self._at = domain, picks, 0
+        given = picks.to(domain.bounds.dtype).to(picks.dtype) if isinstance(domain, Box) else picks
+        self._host: NDArray[Any] = given.cpu().numpy()
+        self._X, self._start, self._stop = picks[:0], 0, 0  # inputs of the picks from start to stop
+
+    def __len__(self) -> int:
+        return len(self._host) - self._at
+
+    def picks(self) -> Tensor:
+        """Return all of them, as a policy takes them."""
+        return self._picks[self._at :]
+
+    def next(self, q: int, ticket: int) -> Handing:
+        """Return the next q, numbered from ``ticket``; nothing changes. O(q d)."""
+        start, stop = self._at, self._at + q
+        if stop > self._stop:
+            self._gather(start, max(stop, start + GATHERED))
+        X = self._X.narrow(0, start - self._start, q)
+        tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
+        if isinstance(self.domain, Box):
+            return Handing(Batch(None, X, tickets), host, self)
+        return Handing(Batch(self._picks.narrow(0, start, q), X, tickets), host, self)
+
+    def drop(self, q: int) -> None:
+        """Forget the next q: they are handed out."""
+        self._at += q
+
+    def _gather(self, start: int, stop: int) -> None:
+        picks = self._picks[start:stop]
+        self._X = picks.to(self.domain.bounds.dtype) if isinstance(self.domain, Box) else self.domain[picks]
+        self._start, self._stop = start, start + len(picks)
+
+
 class Ledger:
     """Evaluations of which the state has no result yet, by ticket. Owned and changed by ``AskTell`` alone.
 
@@ -80,10 +138,13 @@ class Ledger:
             return Batch(None, picks.to(self.domain.bounds.dtype), list(tickets))
         return Batch(picks, self.domain[picks], list(tickets))
 
-    def add(self, batch: Batch) -> None:
-        """Record that a batch is handed out."""
-        picks = list(batch.X) if batch.indices is None else batch.indices.tolist()
-        self._open.update(zip(batch.tickets, picks, strict=True))
+    def add(self, batch: Batch, picks: NDArray[Any] | None = None) -> None:
+        """Record that a batch is handed out; ``picks`` are its arms, where they are known on the host."""
+        if batch.indices is None:
+            self._open.update(zip(batch.tickets, batch.X, strict=True))
+        else:
+            arms = batch.indices if picks is None else picks
+            self._open.update(zip(batch.tickets, arms.tolist(), strict=True))
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
         """Return evaluations again as they were handed out."""
@@ -135,6 +196,6 @@ def tickets_of(tickets: Sequence[int] | Tensor) -> list[int]:
         TicketError: If one is not an integer.
     """
     numbers = tickets.tolist() if isinstance(tickets, Tensor) else list(tickets)
-    if any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
+    if not {int}.issuperset(map(type, numbers)) and any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
     return numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ class AskTell:
             self._journal = Journal.create(storage, self._about, self._domain if isinstance(self._domain, Tensor) else None)
         if observed is not None:
             picks, y = observed
-            self._record(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
+            if self._journal is not None:
+                self._journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
             self._engine.observe(picks, y)
             self._save()
 
@@ -319,20 +321,20 @@ class AskTell:
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
         engine = self._engine
-        with engine.undrawn():
-            proposal = engine.propose(limit)
-            if not len(proposal.picks):
-                return None, proposal.needed
-            batch = engine.batch(proposal)
-            max_q = None if limit == UNLIMITED else limit
-            self._record(Event("ask", batch.tickets[0], max_q, batch.picks.cpu().numpy()))
-        engine.hand_out(batch, proposal.ahead)
-        return batch, 0
+        with nullcontext() if engine.picked_ahead(limit) else engine.undrawn():
+            handing = engine.propose(limit)
+            if isinstance(handing, int):
+                return None, handing
+            if self._journal is not None:
+                max_q = None if limit == UNLIMITED else limit
+                self._journal.append(Event("ask", handing.batch.tickets[0], max_q, handing.picks))
+        engine.hand_out(handing)
+        return handing.batch, 0
 
     def _answer(self, answers: dict[int, float | None]) -> None:
-        if answers:
+        if answers and self._journal is not None:
             results = [math.nan if v is None else v for v in answers.values()]
-            self._record(Event("tell", tickets=np.array(list(answers)), results=np.array(results)))
+            self._journal.append(Event("tell", tickets=np.array(list(answers)), results=np.array(results)))
         if self._engine.answer(answers):
             self._save()
 
@@ -341,11 +343,6 @@ class AskTell:
         if self._journal is not None:
             self._journal.queue(Event("update"))
         self._save()
-
-    def _record(self, event: Event) -> None:
-        """Write an event before it happens; if that fails, it does not."""
-        if self._journal is not None:
-            self._journal.append(event)
 
     def _save(self) -> None:
         """Let the journal write the newest row of the history, and a snapshot if it is time, with the next event."""

@@ -17,7 +17,6 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +25,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import StorageError
-from sparse_bo.storage.files import APPLICATION, SCHEMA, checked, connect, existing, locked, storage_errors
+from sparse_bo.storage.files import (
+    APPLICATION,
+    PAGE_BYTES,
+    SCHEMA,
+    checked,
+    connect,
+    existing,
+    locked,
+    storage_errors,
+)
 from sparse_bo.storage.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -47,8 +55,7 @@ CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum IN
 Kind = Literal["initial", "ask", "tell", "update"]
 
 
-@dataclass(frozen=True, eq=False)
-class Event:
+class Event(NamedTuple):
     """Something that happened to a run."""
 
     kind: Kind
@@ -91,6 +98,7 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection | None) -> None:
         self.path = path
         self._connection, self._lock = connection, lock
+        self._cursor = connection.cursor()
         self._queue: list[tuple[str, tuple[Any, ...]]] = []
         with self._readable():
             self.about: dict[str, Any] = json.loads(self._about("run") or b"{}")
@@ -193,8 +201,8 @@ class Journal:
         """
         if event is None and not self._queue:
             return
+        execute = self._cursor.execute
         with storage_errors(self.path, "write"):
-            execute = self._connection.execute
             if event is not None and not self._queue:
                 execute(_INSERT_EVENT, _event_values(self.last + 1, event))  # a transaction of its own
                 self.last += 1
@@ -308,6 +316,7 @@ class Journal:
             yield
 
 
+_INTEGER, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
 _INSERT_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -323,19 +332,16 @@ def _checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs:
 
 def _crc(*parts: bytes | str | None) -> int:
     """Return a checksum; −1, which no record has, if a part is not even of the right kind."""
-    checksum = 0
-    for part in parts:
-        if isinstance(part, str):
-            checksum = zlib.crc32(part.encode(errors="surrogatepass"), checksum)
-        elif part is None or isinstance(part, bytes):
-            checksum = zlib.crc32(part or b"", checksum)
-        else:
-            return -1
-    return checksum
+    try:
+        return zlib.crc32(
+            b"".join([part.encode(errors="surrogatepass") if isinstance(part, str) else part or b"" for part in parts])
+        )
+    except TypeError:
+        return -1
 
 
 def _bytes(array: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(array, "<i8" if array.dtype.kind == "i" else "<f8").tobytes()
+    return array.astype(_INTEGER if array.dtype.kind == "i" else _FLOAT, copy=False).tobytes()
 
 
 def _integers(blob: bytes | None) -> NDArray[np.int64] | None:
@@ -353,6 +359,7 @@ def _write_new(path: Path, about: Mapping[str, Any], arms: Tensor | None) -> Non
     connection = connect(path, "rwc")
     try:
         with storage_errors(path, "write"):
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
