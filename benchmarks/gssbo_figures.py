@@ -13,6 +13,7 @@ of each problem, method and seed with the sizes asked for. Seconds are CPU secon
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,9 +42,11 @@ from sparse_bo import (
     VecchiaUCB,
     gradient_subset,
 )
+from sparse_bo.history import HistoryRow
 from sparse_bo.plotting import STYLE
 from sparse_bo.policies import Policy
 from sparse_bo.policies.gssbo import random_subset
+from sparse_bo.policies.surrogate import SurrogateState
 from sparse_bo.problems import SYNTHETIC, BoxProblem, synthetic
 
 FILE = RESULTS / "gssbo_figures.jsonl"
@@ -66,8 +69,7 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
 EMBEDDINGS = ("REMBO", "HeSBO")
 """Only where the box has more than ten dimensions, the default of the subspace."""
 PROBLEMS = (*SYNTHETIC, "diabetes")
-STANDARD_AT = (50, 100, 200, 400, 700, 1000)
-"""Where --headline measures a round of the standard loop."""
+HEADLINE = ["GP-UCB, warm start", "GSSBO", "RSSBO"]
 
 
 def _size(buffer: int | str) -> int:
@@ -79,61 +81,88 @@ def problem_of(name: str) -> BoxProblem:
     return network_search() if name == "diabetes" else synthetic(name)
 
 
-def run_one(name: str, method: str, *, budget: int, seed: int, initial: int, buffer: Any, slowdown: float) -> dict[str, Any]:
-    """Return the record of one run: regret and CPU seconds after every evaluation."""
+def run_one(
+    name: str,
+    method: str,
+    *,
+    budget: int,
+    seed: int,
+    initial: int,
+    buffer: Any,
+    slowdown: float = 4.0,
+    standard_every: int | None = None,
+) -> dict[str, Any]:
+    """Return the record of one run: regret and CPU seconds after every evaluation.
+
+    What a long run has so far is kept in ``results/…partial.json``, which goes when the run ends.
+
+    Args:
+        name: Problem.
+        method: Key of :data:`METHODS`.
+        budget: Evaluations.
+        seed: Of policy and noise.
+        initial: n₀.
+        buffer: M, or how it is found.
+        slowdown: Z.
+        standard_every: Every so many observations, time a round of the standard loop on the run's data (not on its clock).
+    """
     problem = problem_of(name)
     policy = METHODS[method][0](initial, buffer)
     if slowdown != 4.0:
         policy = replace(policy, slowdown=slowdown)
     loop = AskTell(policy=policy, bounds=problem.bounds, seed=seed)
-    start = time.process_time()
+    partial = RESULTS / f"gssbo-{name}-{method}-{seed}.partial.json".replace(" ", "-")
     clock: list[float] = []
-    loop.run(
-        problem.objective(seed=1000 + seed),
-        budget,
-        callback=lambda _, row: clock.extend([time.process_time() - start] * row.batch_size),
-    )
-    regret = np.cumsum(-np.array([v for row in loop.history.rows for v in row.values]) + problem.best_value)
-    return {
-        **{"problem": name, "method": method, "budget": budget, "seed": seed, "initial": initial, "buffer": buffer},
-        "slowdown": slowdown,
-        "regret": np.round(regret, 4).tolist(),
-        "seconds": np.round(clock, 3).tolist(),
-        "subset": loop.history.rows[-1].dictionary_size,
-        **environment(),
-    }
+    rounds: list[tuple[int, float]] = []
+    start, beside = time.process_time(), 0.0
+
+    def record() -> dict[str, Any]:
+        regret = np.cumsum(-np.array([v for row in loop.history.rows for v in row.values]) + problem.best_value)
+        return {
+            **{"problem": name, "method": method, "budget": budget, "seed": seed, "initial": initial, "buffer": buffer},
+            "slowdown": slowdown,
+            "regret": np.round(regret, 4).tolist(),
+            "seconds": np.round(clock, 3).tolist(),
+            "subset": loop.history.rows[-1].dictionary_size,
+            **({"standard_rounds": rounds} if standard_every else {}),
+            **environment(),
+        }
+
+    def observe(loop: AskTell, row: HistoryRow) -> None:
+        nonlocal beside
+        clock.extend([time.process_time() - start - beside] * row.batch_size)
+        n, since = len(clock), time.process_time()
+        if standard_every and (n == initial or n % standard_every == 0):
+            rounds.append((n, round(standard_round(loop.state, seed=seed), 3)))
+        if n % 50 == 0:
+            partial.write_text(json.dumps(record()), encoding="utf-8")
+        beside += time.process_time() - since
+
+    loop.run(problem.objective(seed=1000 + seed), budget, callback=observe)
+    partial.unlink(missing_ok=True)
+    return record()
 
 
-def headline(budget: int, buffer: Any, seed: int) -> dict[str, Any]:
-    """Return GSSBO's time and regret on Hartmann-6 and the time of the standard loop, measured round by round.
+def standard_round(state: SurrogateState, *, seed: int) -> float:
+    """Return the CPU seconds of one round of the standard loop on a run's data.
 
-    The standard loop (hyper-parameters learned anew every round, all observations) is timed for one round each at the sizes
-    :data:`STANDARD_AT` on the observations of this very run; its total is the integral of the straight lines between them.
+    Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
+    BoTorch's settings, and the acquisition function maximised.
     """
-    problem, policy = synthetic("hartmann6"), GSSBO(buffer=buffer)
-    loop = AskTell(policy=policy, bounds=problem.bounds, seed=seed)
-    start = time.process_time()
-    loop.run(problem.objective(seed=1000 + seed), budget)
-    seconds = time.process_time() - start
-    X, y = loop.state.X, loop.state.y
-    rounds = []
     standard, generator = BoTorchUCB(), torch.Generator().manual_seed(seed)
-    for n in [n for n in STANDARD_AT if n <= budget]:
-        start = time.process_time()
-        state = standard.tell(standard.init(loop.state.box), X[:n], y[:n], generator=generator)
-        standard.ask(state, max_q=1, pending=X[:0], generator=generator)
-        rounds.append((n, time.process_time() - start))
-    sizes, costs = zip(*rounds, strict=True)
-    total = float(np.trapezoid([costs[0], *costs], [policy.initial_design, *sizes]))
-    return {
-        **{"problem": "hartmann6", "method": "headline", "budget": budget, "seed": seed, "initial": 20, "buffer": buffer},
-        "seconds": seconds,
-        "standard_rounds": rounds,
-        "standard_seconds": total,
-        "ratio": seconds / total,
-        "regret": float(problem.regret_of(loop.history).sum()),
-        **environment(),
-    }
+    start = time.process_time()
+    after = standard.tell(standard.init(state.box), state.X, state.y, generator=generator)
+    standard.ask(after, max_q=1, pending=state.X[:0], generator=generator)
+    return time.process_time() - start
+
+
+def headline(*, budget: int, buffer: Any, seed: int, every: int, methods: list[str]) -> None:
+    """Run every method of :data:`HEADLINE` on Hartmann-6, one after the other in this process; append their records."""
+    for method in methods:
+        beside = {"standard_every": every} if method == "GP-UCB, warm start" else {}
+        record = run_one("hartmann6", method, budget=budget, seed=seed, initial=20, buffer=buffer, **beside)
+        append(FILE, record)
+        print(f"{method} seed {seed}: {record['seconds'][-1]:.0f} s, regret {record['regret'][-1]:.1f}", flush=True)
 
 
 def draw(records: list[dict[str, Any]], *, budget: int, initial: int, buffer: Any, problems: list[str]) -> list[str]:
@@ -244,6 +273,7 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
     parser.add_argument("--headline", action="store_true", help="only GSSBO beside the standard loop on Hartmann-6")
     parser.add_argument("--distribution", action="store_true", help="only Fig. 7")
+    parser.add_argument("--every", type=int, default=50, help="with --headline: time the standard loop every so many points")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=1000)
@@ -268,9 +298,9 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = {"budget": chosen.budget, "initial": chosen.initial, "buffer": chosen.buffer}
     if chosen.headline:
-        record = headline(chosen.budget, chosen.buffer, chosen.first_seed)
-        append(FILE, record)
-        print({key: record[key] for key in ("seconds", "standard_rounds", "standard_seconds", "ratio", "regret")})
+        methods = [method for method in HEADLINE if method in chosen.methods]
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
+            headline(budget=chosen.budget, buffer=chosen.buffer, seed=seed, every=chosen.every, methods=methods)
         return
     if chosen.distribution:
         print("figure:", sample_distribution(n=200, size=100, initial=20))
