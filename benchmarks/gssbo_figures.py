@@ -54,9 +54,11 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
     "GP-UCB": (lambda n, m: BoTorchUCB(initial_design=n), "#1b1b1e"),
     "GP-UCB, warm start": (lambda n, m: BoTorchUCB(initial_design=n, warm_start=True), "#8a8a93"),
     "GSSBO": (lambda n, m: GSSBO(initial_design=n, buffer=m), "#e07b39"),
-    "GSSBO, all data": (lambda n, m: GSSBO(initial_design=n, buffer=m, pool="all"), "#c0392b"),
+    "GSSBO, all known": (lambda n, m: GSSBO(initial_design=n, buffer=m, condition_on="all"), "#c0392b"),
+    "GSSBO, pool of all": (lambda n, m: GSSBO(initial_design=n, buffer=m, pool="all"), "#e8a87c"),
     "GSSBO, scalar": (lambda n, m: GSSBO(initial_design=n, buffer=m, gradient="scalar"), "#f2b134"),
     "RSSBO": (lambda n, m: RSSBO(initial_design=n, buffer=m), "#1f6fb4"),
+    "RSSBO, all known": (lambda n, m: RSSBO(initial_design=n, buffer=m, condition_on="all"), "#85b7e2"),
     "VecchiaBO": (lambda n, m: VecchiaUCB(initial_design=n), "#3a9d6e"),
     "LR-First m": (lambda n, m: SparseUCB(initial_design=n, dictionary=FirstSampler(size=_size(m))), "#7d5ba6"),
     "SparseGP (IVM)": (lambda n, m: SparseUCB(initial_design=n, dictionary=IVMSampler(size=_size(m))), "#b07aa1"),
@@ -69,7 +71,7 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
 EMBEDDINGS = ("REMBO", "HeSBO")
 """Only where the box has more than ten dimensions, the default of the subspace."""
 PROBLEMS = (*SYNTHETIC, "diabetes")
-HEADLINE = ["GP-UCB, warm start", "GSSBO", "RSSBO"]
+HEADLINE = ["GP-UCB, warm start", "GSSBO, all known", "GSSBO", "RSSBO"]
 
 
 def _size(buffer: int | str) -> int:
