@@ -2,7 +2,7 @@
 
     python benchmarks/gssbo_figures.py                # the paper's sizes: 20 initial points, 1,000 evaluations: days
     python benchmarks/gssbo_figures.py --budget 120 --initial 10 --buffer 40    # the same experiment, scaled down
-    python benchmarks/gssbo_figures.py --quick        # three problems, 26 evaluations
+    python benchmarks/gssbo_figures.py --quick        # three problems, 20 evaluations
     python benchmarks/gssbo_figures.py --headline     # GSSBO on Hartmann-6 beside the standard loop: time and regret
     python benchmarks/gssbo_figures.py --draw         # only draw, from results/gssbo_figures.jsonl
 
@@ -271,7 +271,7 @@ def summary(records: list[dict[str, Any]], *, budget: int, initial: int, buffer:
 def arguments_of() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three problems, six methods, 26 evaluations, one seed")
+    parser.add_argument("--quick", action="store_true", help="three problems, six methods, 20 evaluations, one seed")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
     parser.add_argument("--headline", action="store_true", help="only GSSBO beside the standard loop on Hartmann-6")
     parser.add_argument("--distribution", action="store_true", help="only Fig. 7")
@@ -286,9 +286,9 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.seeds, arguments.budget, arguments.initial, arguments.buffer = 1, 26, 10, 16
+        arguments.seeds, arguments.budget, arguments.initial, arguments.buffer = 1, 20, 10, 14
         arguments.problems = ["eggholder2", "hartmann6", "diabetes"]
-        arguments.methods = ["GP-UCB", "GSSBO", "RSSBO", "VecchiaBO", "LR-First m", "S-GP-TS"]
+        arguments.methods = ["GP-UCB", "GSSBO", "GSSBO, all known", "RSSBO", "VecchiaBO", "S-GP-TS"]
     if arguments.slowdown != 4.0:
         arguments.methods = ["GSSBO"]
     return arguments
@@ -321,7 +321,7 @@ def main() -> None:
     print(summary(records, problems=chosen.problems, **sizes))
     names = draw(records, problems=chosen.problems, **sizes)
     if chosen.quick:
-        names.append(sample_distribution(n=40, size=20, initial=10))
+        names.append(sample_distribution(n=24, size=16, initial=10))
     print("figures:", ", ".join(names))
 
 
