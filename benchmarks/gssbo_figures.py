@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from common import RESULTS, append, environment, read
 from diabetes import network_search
+from gssbo_headline import HEADLINE, draw_headline, headline_table
 from matplotlib.figure import Figure
 
 from sparse_bo import (
@@ -71,7 +72,6 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
 EMBEDDINGS = ("REMBO", "HeSBO")
 """Only where the box has more than ten dimensions, the default of the subspace."""
 PROBLEMS = (*SYNTHETIC, "diabetes")
-HEADLINE = ["GP-UCB, warm start", "GSSBO, all known", "GSSBO", "RSSBO"]
 
 
 def _size(buffer: int | str) -> int:
@@ -159,7 +159,7 @@ def standard_round(state: SurrogateState, *, seed: int) -> float:
 
 
 def headline(*, budget: int, buffer: Any, seed: int, every: int, methods: list[str]) -> None:
-    """Run every method of :data:`HEADLINE` on Hartmann-6, one after the other in this process; append their records."""
+    """Run methods on Hartmann-6, one after the other in this process; append their records."""
     for method in methods:
         beside = {"standard_every": every} if method == "GP-UCB, warm start" else {}
         record = run_one("hartmann6", method, budget=budget, seed=seed, initial=20, buffer=buffer, **beside)
@@ -190,20 +190,33 @@ def draw(records: list[dict[str, Any]], *, budget: int, initial: int, buffer: An
             figure.savefig(RESULTS / f"gssbo_fig{number}-{suffix}.png", dpi=110)
             names.append(f"gssbo_fig{number}-{suffix}.png")
         by_z = {
-            (r["problem"], r["slowdown"], r["seed"]): r for r in fitting if r["buffer"] == "model" and r["method"] == "GSSBO"
+            (r["problem"], r["slowdown"], r["seed"]): r
+            for r in records
+            if (r["method"], r.get("buffer"), r["initial"]) == ("GSSBO", "model", initial) and len(r["regret"]) >= budget
         }
         if len({z for _, z, _ in by_z}) > 1:
-            names.append(_draw_z(by_z, suffix))
+            names.append(_draw_z(by_z, records, budget, initial, suffix))
     return names
 
 
-def _draw_z(by_z: dict[Any, dict[str, Any]], suffix: str) -> str:
-    shown = sorted({p for p, _, _ in by_z})
-    figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
+def _draw_z(by_z: dict[Any, dict[str, Any]], records: list[dict[str, Any]], budget: int, initial: int, suffix: str) -> str:
+    """Draw Fig. 4. The first evaluations of a longer run are those of a shorter one: the settings do not know the budget."""
+    shown = sorted({p for p, z, _ in by_z if z != 4.0})
+    beside = {
+        (r["problem"], r["method"], r["seed"]): {**r, "regret": r["regret"][:budget]}
+        for r in records
+        if r["method"] in ("GP-UCB, warm start", "RSSBO") and r["initial"] == initial and r["buffer"] == "model"
+    }
+    figure = Figure(figsize=(6 * len(shown), 3.8), layout="constrained")
     for axis, problem in zip(figure.subplots(1, len(shown), squeeze=False).flat, shown, strict=True):
+        for method in ("GP-UCB, warm start", "RSSBO"):
+            runs = [r for (p, m, _), r in beside.items() if (p, m) == (problem, method) and len(r["regret"]) == budget]
+            _band(axis, runs, "regret", method, METHODS[method][1])
         for z, colour in zip(sorted({z for _, z, _ in by_z}), ("#fdd0a2", "#fdae6b", "#e6550d", "#a63603"), strict=False):
-            _band(axis, [r for (p, s, _), r in by_z.items() if (p, s) == (problem, z)], "regret", f"Z = {z:g}", colour)
+            runs = [{**r, "regret": r["regret"][:budget]} for (p, s, _), r in by_z.items() if (p, s) == (problem, z)]
+            _band(axis, runs, "regret", f"GSSBO, Z = {z:g}", colour)
         axis.set_title(f"{problem}: cumulative regret")
+        axis.set_xlabel("evaluations")
         axis.legend()
     figure.savefig(RESULTS / f"gssbo_fig4-{suffix}.png", dpi=110)
     return f"gssbo_fig4-{suffix}.png"
@@ -301,8 +314,12 @@ def main() -> None:
     sizes = {"budget": chosen.budget, "initial": chosen.initial, "buffer": chosen.buffer}
     if chosen.headline:
         methods = [method for method in HEADLINE if method in chosen.methods]
-        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
-            headline(budget=chosen.budget, buffer=chosen.buffer, seed=seed, every=chosen.every, methods=methods)
+        run = {"budget": chosen.budget, "buffer": chosen.buffer}
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds * (not chosen.draw)):
+            headline(**run, seed=seed, every=chosen.every, methods=methods)
+        records = read(FILE)
+        print(headline_table(records, **run))
+        print("figure:", draw_headline(records, colours={name: colour for name, (_, colour) in METHODS.items()}, **run))
         return
     if chosen.distribution:
         print("figure:", sample_distribution(n=200, size=100, initial=20))
