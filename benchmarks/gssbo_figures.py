@@ -2,7 +2,7 @@
 
     python benchmarks/gssbo_figures.py                # the paper's sizes: 20 initial points, 1,000 evaluations: days
     python benchmarks/gssbo_figures.py --budget 120 --initial 10 --buffer 40    # the same experiment, scaled down
-    python benchmarks/gssbo_figures.py --quick        # three problems, 26 evaluations
+    python benchmarks/gssbo_figures.py --quick        # three problems, 20 evaluations
     python benchmarks/gssbo_figures.py --headline     # GSSBO on Hartmann-6 beside the standard loop: time and regret
     python benchmarks/gssbo_figures.py --draw         # only draw, from results/gssbo_figures.jsonl
 
@@ -13,6 +13,7 @@ of each problem, method and seed with the sizes asked for. Seconds are CPU secon
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from common import RESULTS, append, environment, read
 from diabetes import network_search
+from gssbo_headline import HEADLINE, draw_headline, headline_table
 from matplotlib.figure import Figure
 
 from sparse_bo import (
@@ -41,9 +43,11 @@ from sparse_bo import (
     VecchiaUCB,
     gradient_subset,
 )
+from sparse_bo.history import HistoryRow
 from sparse_bo.plotting import STYLE
 from sparse_bo.policies import Policy
 from sparse_bo.policies.gssbo import random_subset
+from sparse_bo.policies.surrogate import SurrogateState
 from sparse_bo.problems import SYNTHETIC, BoxProblem, synthetic
 
 FILE = RESULTS / "gssbo_figures.jsonl"
@@ -51,9 +55,11 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
     "GP-UCB": (lambda n, m: BoTorchUCB(initial_design=n), "#1b1b1e"),
     "GP-UCB, warm start": (lambda n, m: BoTorchUCB(initial_design=n, warm_start=True), "#8a8a93"),
     "GSSBO": (lambda n, m: GSSBO(initial_design=n, buffer=m), "#e07b39"),
-    "GSSBO, all data": (lambda n, m: GSSBO(initial_design=n, buffer=m, pool="all"), "#c0392b"),
+    "GSSBO, all known": (lambda n, m: GSSBO(initial_design=n, buffer=m, condition_on="all"), "#c0392b"),
+    "GSSBO, pool of all": (lambda n, m: GSSBO(initial_design=n, buffer=m, pool="all"), "#e8a87c"),
     "GSSBO, scalar": (lambda n, m: GSSBO(initial_design=n, buffer=m, gradient="scalar"), "#f2b134"),
     "RSSBO": (lambda n, m: RSSBO(initial_design=n, buffer=m), "#1f6fb4"),
+    "RSSBO, all known": (lambda n, m: RSSBO(initial_design=n, buffer=m, condition_on="all"), "#85b7e2"),
     "VecchiaBO": (lambda n, m: VecchiaUCB(initial_design=n), "#3a9d6e"),
     "LR-First m": (lambda n, m: SparseUCB(initial_design=n, dictionary=FirstSampler(size=_size(m))), "#7d5ba6"),
     "SparseGP (IVM)": (lambda n, m: SparseUCB(initial_design=n, dictionary=IVMSampler(size=_size(m))), "#b07aa1"),
@@ -66,8 +72,6 @@ METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
 EMBEDDINGS = ("REMBO", "HeSBO")
 """Only where the box has more than ten dimensions, the default of the subspace."""
 PROBLEMS = (*SYNTHETIC, "diabetes")
-STANDARD_AT = (50, 100, 200, 400, 700, 1000)
-"""Where --headline measures a round of the standard loop."""
 
 
 def _size(buffer: int | str) -> int:
@@ -79,61 +83,88 @@ def problem_of(name: str) -> BoxProblem:
     return network_search() if name == "diabetes" else synthetic(name)
 
 
-def run_one(name: str, method: str, *, budget: int, seed: int, initial: int, buffer: Any, slowdown: float) -> dict[str, Any]:
-    """Return the record of one run: regret and CPU seconds after every evaluation."""
+def run_one(
+    name: str,
+    method: str,
+    *,
+    budget: int,
+    seed: int,
+    initial: int,
+    buffer: Any,
+    slowdown: float = 4.0,
+    standard_every: int | None = None,
+) -> dict[str, Any]:
+    """Return the record of one run: regret and CPU seconds after every evaluation.
+
+    What a long run has so far is kept in ``results/…partial.json``, which goes when the run ends.
+
+    Args:
+        name: Problem.
+        method: Key of :data:`METHODS`.
+        budget: Evaluations.
+        seed: Of policy and noise.
+        initial: n₀.
+        buffer: M, or how it is found.
+        slowdown: Z.
+        standard_every: Every so many observations, time a round of the standard loop on the run's data (not on its clock).
+    """
     problem = problem_of(name)
     policy = METHODS[method][0](initial, buffer)
     if slowdown != 4.0:
         policy = replace(policy, slowdown=slowdown)
     loop = AskTell(policy=policy, bounds=problem.bounds, seed=seed)
-    start = time.process_time()
+    partial = RESULTS / f"gssbo-{name}-{method}-{seed}.partial.json".replace(" ", "-")
     clock: list[float] = []
-    loop.run(
-        problem.objective(seed=1000 + seed),
-        budget,
-        callback=lambda _, row: clock.extend([time.process_time() - start] * row.batch_size),
-    )
-    regret = np.cumsum(-np.array([v for row in loop.history.rows for v in row.values]) + problem.best_value)
-    return {
-        **{"problem": name, "method": method, "budget": budget, "seed": seed, "initial": initial, "buffer": buffer},
-        "slowdown": slowdown,
-        "regret": np.round(regret, 4).tolist(),
-        "seconds": np.round(clock, 3).tolist(),
-        "subset": loop.history.rows[-1].dictionary_size,
-        **environment(),
-    }
+    rounds: list[tuple[int, float]] = []
+    start, beside = time.process_time(), 0.0
+
+    def record() -> dict[str, Any]:
+        regret = np.cumsum(-np.array([v for row in loop.history.rows for v in row.values]) + problem.best_value)
+        return {
+            **{"problem": name, "method": method, "budget": budget, "seed": seed, "initial": initial, "buffer": buffer},
+            "slowdown": slowdown,
+            "regret": np.round(regret, 4).tolist(),
+            "seconds": np.round(clock, 3).tolist(),
+            "subset": loop.history.rows[-1].dictionary_size,
+            **({"standard_rounds": rounds} if standard_every else {}),
+            **environment(),
+        }
+
+    def observe(loop: AskTell, row: HistoryRow) -> None:
+        nonlocal beside
+        clock.extend([time.process_time() - start - beside] * row.batch_size)
+        n, since = len(clock), time.process_time()
+        if standard_every and (n == initial or n % standard_every == 0):
+            rounds.append((n, round(standard_round(loop.state, seed=seed), 3)))
+        if n % 50 == 0:
+            partial.write_text(json.dumps(record()), encoding="utf-8")
+        beside += time.process_time() - since
+
+    loop.run(problem.objective(seed=1000 + seed), budget, callback=observe)
+    partial.unlink(missing_ok=True)
+    return record()
 
 
-def headline(budget: int, buffer: Any, seed: int) -> dict[str, Any]:
-    """Return GSSBO's time and regret on Hartmann-6 and the time of the standard loop, measured round by round.
+def standard_round(state: SurrogateState, *, seed: int) -> float:
+    """Return the CPU seconds of one round of the standard loop on a run's data.
 
-    The standard loop (hyper-parameters learned anew every round, all observations) is timed for one round each at the sizes
-    :data:`STANDARD_AT` on the observations of this very run; its total is the integral of the straight lines between them.
+    Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
+    BoTorch's settings, and the acquisition function maximised.
     """
-    problem, policy = synthetic("hartmann6"), GSSBO(buffer=buffer)
-    loop = AskTell(policy=policy, bounds=problem.bounds, seed=seed)
-    start = time.process_time()
-    loop.run(problem.objective(seed=1000 + seed), budget)
-    seconds = time.process_time() - start
-    X, y = loop.state.X, loop.state.y
-    rounds = []
     standard, generator = BoTorchUCB(), torch.Generator().manual_seed(seed)
-    for n in [n for n in STANDARD_AT if n <= budget]:
-        start = time.process_time()
-        state = standard.tell(standard.init(loop.state.box), X[:n], y[:n], generator=generator)
-        standard.ask(state, max_q=1, pending=X[:0], generator=generator)
-        rounds.append((n, time.process_time() - start))
-    sizes, costs = zip(*rounds, strict=True)
-    total = float(np.trapezoid([costs[0], *costs], [policy.initial_design, *sizes]))
-    return {
-        **{"problem": "hartmann6", "method": "headline", "budget": budget, "seed": seed, "initial": 20, "buffer": buffer},
-        "seconds": seconds,
-        "standard_rounds": rounds,
-        "standard_seconds": total,
-        "ratio": seconds / total,
-        "regret": float(problem.regret_of(loop.history).sum()),
-        **environment(),
-    }
+    start = time.process_time()
+    after = standard.tell(standard.init(state.box), state.X, state.y, generator=generator)
+    standard.ask(after, max_q=1, pending=state.X[:0], generator=generator)
+    return time.process_time() - start
+
+
+def headline(*, budget: int, buffer: Any, seed: int, every: int, methods: list[str]) -> None:
+    """Run methods on Hartmann-6, one after the other in this process; append their records."""
+    for method in methods:
+        beside = {"standard_every": every} if method == "GP-UCB, warm start" else {}
+        record = run_one("hartmann6", method, budget=budget, seed=seed, initial=20, buffer=buffer, **beside)
+        append(FILE, record)
+        print(f"{method} seed {seed}: {record['seconds'][-1]:.0f} s, regret {record['regret'][-1]:.1f}", flush=True)
 
 
 def draw(records: list[dict[str, Any]], *, budget: int, initial: int, buffer: Any, problems: list[str]) -> list[str]:
@@ -159,20 +190,33 @@ def draw(records: list[dict[str, Any]], *, budget: int, initial: int, buffer: An
             figure.savefig(RESULTS / f"gssbo_fig{number}-{suffix}.png", dpi=110)
             names.append(f"gssbo_fig{number}-{suffix}.png")
         by_z = {
-            (r["problem"], r["slowdown"], r["seed"]): r for r in fitting if r["buffer"] == "model" and r["method"] == "GSSBO"
+            (r["problem"], r["slowdown"], r["seed"]): r
+            for r in records
+            if (r["method"], r.get("buffer"), r["initial"]) == ("GSSBO", "model", initial) and len(r["regret"]) >= budget
         }
         if len({z for _, z, _ in by_z}) > 1:
-            names.append(_draw_z(by_z, suffix))
+            names.append(_draw_z(by_z, records, budget, initial, suffix))
     return names
 
 
-def _draw_z(by_z: dict[Any, dict[str, Any]], suffix: str) -> str:
-    shown = sorted({p for p, _, _ in by_z})
-    figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
+def _draw_z(by_z: dict[Any, dict[str, Any]], records: list[dict[str, Any]], budget: int, initial: int, suffix: str) -> str:
+    """Draw Fig. 4. The first evaluations of a longer run are those of a shorter one: the settings do not know the budget."""
+    shown = sorted({p for p, z, _ in by_z if z != 4.0})
+    beside = {
+        (r["problem"], r["method"], r["seed"]): {**r, "regret": r["regret"][:budget]}
+        for r in records
+        if r["method"] in ("GP-UCB, warm start", "RSSBO") and r["initial"] == initial and r["buffer"] == "model"
+    }
+    figure = Figure(figsize=(6 * len(shown), 3.8), layout="constrained")
     for axis, problem in zip(figure.subplots(1, len(shown), squeeze=False).flat, shown, strict=True):
+        for method in ("GP-UCB, warm start", "RSSBO"):
+            runs = [r for (p, m, _), r in beside.items() if (p, m) == (problem, method) and len(r["regret"]) == budget]
+            _band(axis, runs, "regret", method, METHODS[method][1])
         for z, colour in zip(sorted({z for _, z, _ in by_z}), ("#fdd0a2", "#fdae6b", "#e6550d", "#a63603"), strict=False):
-            _band(axis, [r for (p, s, _), r in by_z.items() if (p, s) == (problem, z)], "regret", f"Z = {z:g}", colour)
+            runs = [{**r, "regret": r["regret"][:budget]} for (p, s, _), r in by_z.items() if (p, s) == (problem, z)]
+            _band(axis, runs, "regret", f"GSSBO, Z = {z:g}", colour)
         axis.set_title(f"{problem}: cumulative regret")
+        axis.set_xlabel("evaluations")
         axis.legend()
     figure.savefig(RESULTS / f"gssbo_fig4-{suffix}.png", dpi=110)
     return f"gssbo_fig4-{suffix}.png"
@@ -240,10 +284,11 @@ def summary(records: list[dict[str, Any]], *, budget: int, initial: int, buffer:
 def arguments_of() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three problems, six methods, 26 evaluations, one seed")
+    parser.add_argument("--quick", action="store_true", help="three problems, six methods, 20 evaluations, one seed")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
     parser.add_argument("--headline", action="store_true", help="only GSSBO beside the standard loop on Hartmann-6")
     parser.add_argument("--distribution", action="store_true", help="only Fig. 7")
+    parser.add_argument("--every", type=int, default=50, help="with --headline: time the standard loop every so many points")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=1000)
@@ -254,9 +299,9 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.seeds, arguments.budget, arguments.initial, arguments.buffer = 1, 26, 10, 16
+        arguments.seeds, arguments.budget, arguments.initial, arguments.buffer = 1, 20, 10, 14
         arguments.problems = ["eggholder2", "hartmann6", "diabetes"]
-        arguments.methods = ["GP-UCB", "GSSBO", "RSSBO", "VecchiaBO", "LR-First m", "S-GP-TS"]
+        arguments.methods = ["GP-UCB", "GSSBO", "GSSBO, all known", "RSSBO", "VecchiaBO", "S-GP-TS"]
     if arguments.slowdown != 4.0:
         arguments.methods = ["GSSBO"]
     return arguments
@@ -268,9 +313,13 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = {"budget": chosen.budget, "initial": chosen.initial, "buffer": chosen.buffer}
     if chosen.headline:
-        record = headline(chosen.budget, chosen.buffer, chosen.first_seed)
-        append(FILE, record)
-        print({key: record[key] for key in ("seconds", "standard_rounds", "standard_seconds", "ratio", "regret")})
+        methods = [method for method in HEADLINE if method in chosen.methods]
+        run = {"budget": chosen.budget, "buffer": chosen.buffer}
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds * (not chosen.draw)):
+            headline(**run, seed=seed, every=chosen.every, methods=methods)
+        records = read(FILE)
+        print(headline_table(records, **run))
+        print("figure:", draw_headline(records, colours={name: colour for name, (_, colour) in METHODS.items()}, **run))
         return
     if chosen.distribution:
         print("figure:", sample_distribution(n=200, size=100, initial=20))
@@ -289,7 +338,7 @@ def main() -> None:
     print(summary(records, problems=chosen.problems, **sizes))
     names = draw(records, problems=chosen.problems, **sizes)
     if chosen.quick:
-        names.append(sample_distribution(n=40, size=20, initial=10))
+        names.append(sample_distribution(n=24, size=16, initial=10))
     print("figures:", ", ".join(names))
 
 

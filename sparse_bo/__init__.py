@@ -48,6 +48,7 @@ _MODULES = {
     "LeverageSampler": "sparse_bo.dictionary",
     "MemmapArms": "sparse_bo.armsets",
     "MiniMETA": "sparse_bo.policies",
+    "MemoryWarning": "sparse_bo.errors",
     "NumericalWarning": "sparse_bo.errors",
     "ObjectiveError": "sparse_bo.errors",
     "PendingBatchError": "sparse_bo.errors",
@@ -82,6 +83,7 @@ _MODULES = {
     "Workers": "sparse_bo.execution",
     "botorch_beta": "sparse_bo.widths",
     "certify": "sparse_bo.audit",
+    "condition_on_all": "sparse_bo.models",
     "core": "sparse_bo.core",
     "gradient_subset": "sparse_bo.models.gradient_subset",
     "max_variance_design": "sparse_bo.policies",
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
     from sparse_bo.dictionary import UniformSampler as UniformSampler
     from sparse_bo.dictionary import residual_bound as residual_bound
     from sparse_bo.errors import ContradictionError as ContradictionError
+    from sparse_bo.errors import MemoryWarning as MemoryWarning
     from sparse_bo.errors import NumericalWarning as NumericalWarning
     from sparse_bo.errors import ObjectiveError as ObjectiveError
     from sparse_bo.errors import PendingBatchError as PendingBatchError
@@ -135,6 +138,7 @@ if TYPE_CHECKING:
     from sparse_bo.loop import AskTell as AskTell
     from sparse_bo.models import SparseGP as SparseGP
     from sparse_bo.models import VecchiaGP as VecchiaGP
+    from sparse_bo.models import condition_on_all as condition_on_all
     from sparse_bo.models.gradient_subset import gradient_subset as gradient_subset
     from sparse_bo.planning import Plan as Plan
     from sparse_bo.planning import plan as plan

@@ -126,6 +126,7 @@ def run(
     slowdown: Annotated[float | None, _option(POLICY, "Z > 1: how slow a round may get (gssbo, rssbo).")] = None,
     gradient: Annotated[str | None, _option(POLICY, "column or scalar (gssbo).")] = None,
     pool: Annotated[str | None, _option(POLICY, "all or buffer (gssbo).")] = None,
+    condition_on: Annotated[str | None, _option(POLICY, "subset or all: what the model knows (gssbo, rssbo).")] = None,
     perturbation: Annotated[float | None, _option(POLICY, "Variance of the noise on gradients (gssbo).")] = None,
     neighbors: Annotated[int | None, _option(POLICY, "m of a conditional (vecchia-ucb).")] = None,
     target_dims: Annotated[int | None, _option(POLICY, "Dimensions of the subspace (rembo, hesbo).")] = None,

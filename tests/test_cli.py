@@ -82,6 +82,7 @@ def test_quiet_prints_nothing(tmp_path):
         (["--policy", "gssbo"], "searches a box, got an arm set"),
         (["--policy", "gssbo", "--buffer", "15"], "buffer=15 for initial_design=20"),
         (["--policy", "gssbo", "--buffer", "big"], "'model', 'clock'"),
+        (["--policy", "gssbo", "--condition-on", "some"], "'subset', 'all'"),
         (["--standardize", "--scaling", "unit"], "contradicts"),
         (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
         (["--precision", "float16"], "'float64', 'float32'"),

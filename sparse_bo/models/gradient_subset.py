@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.models.sparse_gp import SparseGP
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
 Gradient = Literal["column", "scalar"]
@@ -37,9 +38,10 @@ def gradient_subset(
     one whose gradient has the smallest summed cosine to the gradients of those already in (the greedy form of Eq. 1).
     Gradients are those of the log likelihood in the observations (Eq. 3), in the model's own standardised units.
 
-    The gradients of all n observations need ``K_y⁻¹`` over all of them. Without ``pool`` it has Woodbury's form on the points
-    the model was trained on (the last subset) and the newest ones: O(n m²) time, O(n m) memory. With a ``pool`` of p rows it
-    is exact over these: O(p³), whatever n is.
+    The gradients of all n observations need ``K_y⁻¹`` over all of them. Without ``pool`` it has Woodbury's form on the m points
+    the model was trained on (the last subset; the dictionary of a :class:`sparse_bo.SparseGP`) and the newest ones: O(n m²)
+    time, O(n m) memory, exact if the model was trained on all others. With a ``pool`` of p rows it is exact over these: O(p³),
+    whatever n is.
 
     Args:
         model: A fitted BoTorch model of one output with ``covar_module``, ``mean_module`` and a Gaussian likelihood with one
@@ -68,10 +70,10 @@ def gradient_subset(
         >>> subset = gradient_subset(model, X, Y, size=100, initial=20, generator=generator)
         >>> model = SingleTaskGP(X[subset], Y[subset])
     """
-    X, y = _checked_data(X, Y)
+    X, y = checked_data(X, Y)
     n = len(X)
     _check_sizes(size, initial, newest, n)
-    noise = _checked_model(model)
+    noise = checked_gp(model)
     check_choice("gradient", gradient, ("column", "scalar"))
     if check_number("perturbation", perturbation) < 0.0:
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
@@ -121,7 +123,8 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
     inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
     if trained:
-        dictionary = torch.cat([model.train_inputs[0], dictionary])
+        known = model.representation().points if isinstance(model, SparseGP) else model.train_inputs[0]
+        dictionary = torch.cat([known, dictionary])
     Y = y.unsqueeze(-1)
     if getattr(model, "outcome_transform", None) is not None:
         Y = model.outcome_transform(Y)[0]
@@ -131,7 +134,13 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - model.mean_module(inputs)
 
 
-def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+def checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``n x d`` inputs and ``n`` observations, checked.
+
+    Raises:
+        TypeError: If a tensor has the wrong kind, dtype or device.
+        ValueError: If shapes do not fit, or values are not finite.
+    """
     check_points("X", X)
     if not isinstance(Y, Tensor) or Y.shape not in ((len(X),), (len(X), 1)):
         got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
@@ -155,8 +164,13 @@ def _check_sizes(size: int, initial: int, newest: int, n: int) -> None:
         )
 
 
-def _checked_model(model: Model) -> float:
-    """Return the model's noise variance."""
+def checked_gp(model: Model) -> float:
+    """Return the noise variance of a model that is a GP of one output, without batch and with one noise variance.
+
+    Raises:
+        TypeError: If parts are missing, or the likelihood is another.
+        ValueError: If there are several outputs, or a batch.
+    """
     parts = ("covar_module", "mean_module", "likelihood", "train_inputs")
     missing = [part for part in parts if not hasattr(model, part)]
     if not isinstance(model, Model) or missing:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from botorch.models.model import Model
 from torch import Tensor
 
+from sparse_bo.models.conditioning import condition_on_all
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
 from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState
 from sparse_bo.validation import check_choice, check_count, check_number
@@ -32,13 +34,18 @@ class BufferedPolicy(SurrogatePolicy):
             ``"clock"``: M is the number of observations when an update first takes longer than Z times the mean of the first
             ten (wall clock, as in the paper: such runs do not repeat exactly).
         slowdown: Z > 1 of both.
+        condition_on: What the acquisition function's model knows. ``"subset"``: the M observations, as in the paper; what
+            is left out is forgotten. ``"all"``: every observation (:func:`sparse_bo.condition_on_all`); only the
+            hyper-parameters are learned from the M, which is nearly all of a round's cost.
     """
 
     buffer: int | Literal["model", "clock"] = "model"
     slowdown: float = 4.0
+    condition_on: Literal["subset", "all"] = "subset"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("condition_on", self.condition_on, ("subset", "all"))
         if isinstance(self.buffer, str):
             check_choice("buffer", self.buffer, ("model", "clock"))
         else:
@@ -58,11 +65,21 @@ class BufferedPolicy(SurrogatePolicy):
         after = super().tell(state, picks, y, generator=generator)
         if after.surrogate is None or after.buffer is not None:
             return after
-        took = after.seconds["sample"] + after.seconds["learn"]
+        took = after.seconds["sample"] + after.seconds["learn"] + after.seconds["fit"]
         if len(after.first_seconds) < CLOCK_ROUNDS:
             return replace(after, first_seconds=(*after.first_seconds, took))
         slow = took > self.slowdown * sum(after.first_seconds) / CLOCK_ROUNDS
         return replace(after, buffer=max(len(after.y), self.initial_design + self.batch_size)) if slow else after
+
+    def _predictor(self, state: SurrogateState, learned: Model, subset: Tensor) -> Model:
+        if self.condition_on == "subset" or len(subset) == len(state.y):
+            return learned
+        return condition_on_all(learned, state.box.to_unit(state.X), state.y)
+
+    def _known(self, state: SurrogateState) -> Tensor:
+        if self.condition_on == "subset":
+            return super()._known(state)
+        return torch.arange(len(state.y), device=state.y.device)
 
     @property
     def fixed_buffer(self) -> int:
@@ -84,19 +101,21 @@ class GSSBO(BufferedPolicy):
 
     Attributes:
         gradient: ``"column"`` or ``"scalar"``, see :func:`sparse_bo.gradient_subset`.
-        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix;
-            ``"all"``: among all, with its low-rank form on the last subset.
+        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix, O(M³);
+            ``"all"``: among all, with its low-rank form on what the last model knew: the last subset, O(n M²), or with
+            ``condition_on="all"`` everything, O(n³) and exact. Default: as ``condition_on``.
         perturbation: Variance σ_d² of the noise on the gradients.
     """
 
     gradient: Gradient = "column"
-    pool: Literal["all", "buffer"] = "buffer"
+    pool: Literal["all", "buffer"] | None = None
     perturbation: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("gradient", self.gradient, ("column", "scalar"))
-        check_choice("pool", self.pool, ("all", "buffer"))
+        if self.pool is not None:
+            check_choice("pool", self.pool, ("all", "buffer"))
         if check_number("perturbation", self.perturbation) < 0.0:
             raise ValueError(f"expected perturbation >= 0 (a variance), got {self.perturbation!r}")
 
@@ -110,14 +129,16 @@ class GSSBO(BufferedPolicy):
         everything = torch.arange(n, device=state.y.device)
         if size is None or n <= size:
             return everything
-        if state.surrogate is None:  # many observations were given at the start: no model yet that could rank them
+        if state.learned is None:  # many observations were given at the start: no model yet that could rank them
             return random_subset(n, size=size, initial=self.initial_design, newest=0, generator=generator).to(everything)
+        assert state.surrogate is not None
+        assert state.subset is not None
         newest = min(newest, size - self.initial_design)
-        pool = None
-        if self.pool == "buffer" and state.subset is not None:
-            pool = torch.cat([state.subset, everything[-newest:]])
+        pool, model = None, state.surrogate
+        if self.pool == "buffer" or (self.pool is None and self.condition_on == "subset"):
+            pool, model = torch.cat([state.subset, everything[-newest:]]), state.learned
         return gradient_subset(
-            state.surrogate,
+            model,
             state.box.to_unit(state.X),
             state.y,
             size=size,
@@ -146,7 +167,7 @@ class RSSBO(BufferedPolicy):
         n, size = len(state.y), state.buffer
         if size is None or n <= size:
             return torch.arange(n, device=state.y.device)
-        newest = 0 if state.surrogate is None else min(newest, size - self.initial_design)
+        newest = 0 if state.learned is None else min(newest, size - self.initial_design)
         subset = random_subset(n, size=size, initial=self.initial_design, newest=newest, generator=generator)
         return subset.to(state.y.device)
 

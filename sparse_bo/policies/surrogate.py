@@ -88,15 +88,17 @@ class SurrogateState(BoxState):
     """What a :class:`SurrogatePolicy` knows between two batches. ``model`` is an :class:`InBox`. A value."""
 
     subset: Tensor | None = None
-    """Rows of ``X`` that the model was fitted to, ascending; ``None`` before there is a model."""
+    """Rows of ``X`` that ``learned`` was fitted to, ascending; ``None`` before there is a model."""
     buffer: int | None = None
     """M: how many observations the model may see; ``None`` as long as there is no limit."""
     first_seconds: tuple[float, ...] = ()
     """Seconds of the first updates with a model, of a buffer that goes by the clock."""
+    learned: Model | None = None
+    """The model of the unit cube that was fitted, to the subset; ``None`` before there is one."""
 
     @property
     def surrogate(self) -> Model | None:
-        """The model of the unit cube."""
+        """The model of the unit cube that predicts: ``learned``, or its kernel conditioned on more than the subset."""
         return None if self.model is None else self.model.model
 
     def without_results(self) -> SurrogateState:
@@ -185,12 +187,23 @@ class SurrogatePolicy(ABC):
         with watch.phase("sample"):
             subset = self._subset(base, len(picks), generator)
         with watch.phase("learn"), seeded(generator):
-            model = self._fitted(base, subset)
-        return replace(base, model=InBox(model, base.box), subset=subset, seconds=watch.seconds)
+            learned = self._fitted(base, subset)
+        with watch.phase("fit"):
+            model = self._predictor(base, learned, subset)
+        return replace(base, model=InBox(model, base.box), learned=learned, subset=subset, seconds=watch.seconds)
 
     def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
         """Return the rows that the next model sees, ascending; ``state`` has all data and the last model."""
         return torch.arange(len(state.y), device=state.y.device)
+
+    def _predictor(self, state: SurrogateState, learned: Model, subset: Tensor) -> Model:
+        """Return the model that the acquisition function sees, given the one fitted to the subset; ``state`` has all data."""
+        return learned
+
+    def _known(self, state: SurrogateState) -> Tensor:
+        """Return the rows that the model in ``state`` is conditioned on, ascending."""
+        assert state.subset is not None
+        return state.subset
 
     def _default_surrogate(self, X: Tensor, Y: Tensor) -> Model:
         """Return the model of ``surrogate=None``."""
@@ -209,12 +222,11 @@ class SurrogatePolicy(ABC):
         return best
 
     def _acquisition(self, state: SurrogateState, q: int, pending: Tensor) -> AcquisitionFunction:
-        model, subset = state.surrogate, state.subset
-        assert subset is not None
-        X = state.box.to_unit(state.X[subset])
+        model = state.surrogate
         alone = q == 1 and not len(pending)
         if self.acquisition is not None:
-            function = self.acquisition(model, X, state.y[subset])
+            known = self._known(state)
+            function = self.acquisition(model, state.box.to_unit(state.X[known]), state.y[known])
             if not isinstance(function, AcquisitionFunction):
                 raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
         elif alone:
@@ -235,7 +247,7 @@ class SurrogatePolicy(ABC):
         model = (self.surrogate or self._default_surrogate)(X, Y)
         if not isinstance(model, Model):
             raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
-        warm = self.warm_start and state.surrogate is not None and _copy_parameters(state.surrogate, model)
+        warm = self.warm_start and state.learned is not None and _copy_parameters(state.learned, model)
         try:
             if self.fit is None:
                 fit_likelihood(model, tolerance=WARM_TOLERANCE if warm else None)

@@ -62,6 +62,17 @@ def test_woodbury_on_the_last_subset_is_the_rule_with_its_low_rank_kernel(device
     assert gradient_subset(gp, X, Y, size=7, initial=2, perturbation=0.0).tolist() == sorted(chosen)
 
 
+def test_a_sparse_model_ranks_by_its_dictionary(device):
+    X, Y = _data(device=device)
+    rows = torch.tensor([0, 2, 3, 5, 8], device=device)
+    whole, few = _model(X, Y, SparseGP, dictionary=rows), _model(X[rows], Y[rows])
+    few.input_transform = whole.input_transform
+    assert (
+        gradient_subset(whole, X, Y, size=7, perturbation=0.0).tolist()
+        == gradient_subset(few, X, Y, size=7, perturbation=0.0).tolist()
+    )
+
+
 def test_scalar_gradients_are_balanced_in_the_models_units(device, generator):
     X, Y = _data(n=20, device=device)
     gp = _model(X, Y)
