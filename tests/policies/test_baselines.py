@@ -27,6 +27,14 @@ def test_epsilon_zero_stays_with_the_first_arm_and_one_explores():
     assert len(set(explorer.indices)) > 25
 
 
+def test_the_greedy_arm_is_that_of_the_highest_mean_not_of_the_highest_sum(generator):
+    policy = EpsilonGreedy(epsilon=0.0, batch_size=3)
+    state = policy.init(arms())
+    y = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    state = policy.tell(state, torch.tensor([3, 3, 3, 5]), y, generator=generator)
+    assert policy.ask(state, max_q=3, pending=torch.empty(0, dtype=torch.int64), generator=generator).picks.tolist() == [5] * 3
+
+
 def test_epsilon_greedy_explores_as_often_as_it_says():
     X = arms(10_000)
     history = AskTell(X, EpsilonGreedy(epsilon=0.3, batch_size=2000), seed=0).run(lambda X: X[:, 0], 6000).history

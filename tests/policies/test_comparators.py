@@ -22,6 +22,7 @@ from sparse_bo import (
 )
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.policies.baselines import with_exploration
+from sparse_bo.widths import BBKBAuthors, BBKBTheory
 from tests import oracles
 
 NOISE = 0.05
@@ -46,10 +47,10 @@ def noisy(X: torch.Tensor, seed: int = 1, sd: float = 0.1):
     return lambda i: truth[i] + sd * torch.randn(len(i), generator=generator, dtype=torch.float64).to(truth)
 
 
-def dense_posterior(X: torch.Tensor, history, *, lengthscale: float = 0.3) -> oracles.Gaussian:
+def dense_posterior(X: torch.Tensor, history, *, scale: float = 1.0) -> oracles.Gaussian:
     """The exact GP over the arms after all pulls of a run."""
     pulls, y = X[history.indices], torch.tensor([v for row in history.rows for v in row.values], dtype=X.dtype)
-    K = [oracles.rbf(*pair, lengthscale=lengthscale) for pair in ((pulls, pulls), (pulls, X), (X, X))]
+    K = [oracles.rbf(*pair, lengthscale=0.3, scale=scale) for pair in ((pulls, pulls), (pulls, X), (X, X))]
     return oracles.exact_gp(*K, y, noise=NOISE)
 
 
@@ -83,13 +84,21 @@ def test_same_seed_same_picks_for_any_memory_budget_and_the_global_generator_is_
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("policy", [SGPTSArms(**SETTINGS), QFFTSArms(**SETTINGS)], ids=["s-gp-ts", "qff-ts"])
+def scaled(outputscale: float) -> gpytorch.kernels.Kernel:
+    kernel = ScaleKernel(rbf()).double()
+    kernel.outputscale = outputscale
+    return kernel.requires_grad_(False)
+
+
+@pytest.mark.parametrize("policy", [SGPTSArms, QFFTSArms], ids=["s-gp-ts", "qff-ts"])
 def test_an_arm_is_drawn_as_often_as_it_is_the_best_of_a_draw_of_the_exact_gp(policy, device):
-    """Thompson's rule itself; with every pulled arm in the dictionary the posterior is the exact GP's."""
+    """Thompson's rule itself; with every pulled arm in the dictionary the posterior is the exact GP's. One arm has repeats."""
     X = arms(12).to(device)
-    loop = AskTell(X, replace(policy, dictionary=AllSampler()), seed=0)
-    loop.run(noisy(X), 8, call_with="indices")
-    dense = dense_posterior(X, loop.history)
+    policy = policy(covar_module=scaled(0.5), regularization=NOISE)
+    repeats = torch.zeros(4, dtype=torch.int64, device=device)
+    loop = AskTell(X, replace(policy, dictionary=AllSampler()), seed=0, initial=(repeats, noisy(X, seed=7)(repeats)))
+    loop.run(noisy(X), 6, call_with="indices")
+    dense = dense_posterior(X, loop.history, scale=0.5)
     g = torch.Generator().manual_seed(5)
     root = torch.linalg.cholesky(dense.covariance + 1e-10 * torch.eye(12, dtype=X.dtype, device=X.device))
     draws = dense.mean + torch.randn(40_000, 12, generator=g, dtype=X.dtype).to(device) @ root.mT
@@ -154,6 +163,12 @@ def test_mini_meta_evaluates_one_arm_per_batch_until_its_variance_has_halved():
             half = variance(pulls, arm) / 2
             assert variance(pulls + batch, arm) < half <= variance(pulls + batch[:-1], arm) * (1 + 1e-9)
         pulls += batch
+
+
+@pytest.mark.parametrize(("name", "width"), [("theory", BBKBTheory), ("authors", BBKBAuthors)])
+def test_mini_metas_named_widths_are_bbkbs(name, width):
+    policy = MiniMETA(width=name, rkhs_norm=2.0, noise_variance=0.3, failure_probability=0.1, **SETTINGS)
+    assert policy.parts.width == width(rkhs_norm=2.0, noise_variance=0.3, failure_probability=0.1)
 
 
 def test_the_repeat_rule_on_a_full_dictionary_is_mini_meta():

@@ -24,6 +24,7 @@ from sparse_bo import (
     UniformSampler,
     maximize,
 )
+from sparse_bo.arms.design import Resampling
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.policies import Policy
 from sparse_bo.widths import SBPEOnBox
@@ -121,6 +122,91 @@ def test_a_policy_is_one_and_finds_the_best_arm(policy: type) -> None:
     assert left == sorted(left, reverse=True)
     assert left[-1] == len(result.survivors) < 100
     assert result.state.describe() == f"{left[-1]} of 150 arms can still be optimal at confidence 0.95"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_that_is_left(seed: int) -> None:
+    X, member = arms(seed=seed), Member(seed)
+    loop = AskTell(X, BPE(**settings(member, noise_variance=1e-4)))
+    result = loop.run(member.evaluate, 200)
+    assert loop.state.sizes == (15, 55, 105, 25)
+    finding = loop.state.findings[2]
+    means = {arm: float(mean) for arm, mean in zip(finding.members.tolist(), finding.posterior.means, strict=True)}
+    left = {arm: means[arm] for arm in result.survivors.tolist()}
+    assert result.best_index == max(left, key=left.__getitem__)
+    assert result.best_mean == pytest.approx(left[result.best_index])
+    position = finding.members.tolist().index(result.best_index)
+    assert result.best_sd == pytest.approx(float(finding.deviations()[position]))
+
+
+def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def everything(policy: SBPE, batches: int) -> Resampling:
+        asked.append(batches)
+        return Resampling(sampler=lambda picks: AllSampler())
+
+    monkeypatch.setattr(SBPE, "resampling", everything)
+    AskTell(arms(), SBPE(**settings(Member()))).run(Member().evaluate, 200)
+    assert asked == [4, 4, 4, 4]
+
+
+class TestEdges:
+    """What must work, however little there is to choose from."""
+
+    POLICIES = pytest.mark.parametrize("policy", [SBPE, BPE])
+
+    @POLICIES
+    @pytest.mark.parametrize("horizon", [1, 20])
+    def test_one_arm_is_evaluated_and_never_eliminated(self, policy: type, horizon: int) -> None:
+        result = AskTell(arms(1), policy(**settings(Member(), horizon=horizon))).run(Member().evaluate, horizon)
+        assert result.history.indices == [0] * horizon
+        assert result.survivors.tolist() == [0]
+        assert result.best_sd == pytest.approx(math.sqrt(NOISE / (NOISE + max(result.history.column("batch_size")))), rel=1e-6)
+
+    @POLICIES
+    def test_repeated_arms_are_one_arm(self, policy: type) -> None:
+        """None of the copies is ever picked, and a copy of an arm that is left is left."""
+        X, member = arms(6), Member()
+        result = AskTell(X.repeat(3, 1), policy(**settings(member, horizon=120))).run(member.evaluate, 120)
+        assert max(result.history.indices) < 6
+        left = set(result.survivors.tolist())
+        assert left == {arm % 6 + 6 * copy for arm in left for copy in range(3)}
+        assert int(member.values(X).argmax()) in left
+
+    @POLICIES
+    def test_a_constant_kernel_leaves_every_arm(self, policy: type) -> None:
+        constant = gpytorch.kernels.ConstantKernel().double()
+        result = AskTell(arms(20), policy(**settings(Member(), horizon=30, covar_module=constant))).run(
+            lambda X: X.new_zeros(len(X)), 30
+        )
+        assert set(result.history.indices) == {0}, "all arms have the same value: ties go to the first"
+        assert result.survivors.tolist() == list(range(20))
+
+    @POLICIES
+    def test_an_arm_without_prior_variance_is_known_from_the_start(self, policy: type) -> None:
+        """A linear kernel at x = 0: f = 0 there, never worth an evaluation, eliminated once another arm is surely higher."""
+        X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), arms(10) + 0.5])
+        linear = gpytorch.kernels.LinearKernel().double()
+        linear.variance = 1.0
+        changes = {"covar_module": linear, "rkhs_norm": 1.5, "horizon": 60}
+        loop = AskTell(X, policy(**settings(Member(), **changes)))
+        result = loop.run(lambda X: X.sum(dim=-1), 60)
+        assert 0 not in result.history.indices
+        assert float(loop.state.findings[0].posterior.leverages[0]) == 0.0
+        assert 0 not in result.survivors.tolist()
+        assert result.best_index == int(X.sum(dim=-1).argmax())
+
+    @POLICIES
+    def test_float32_arms_are_computed_with_in_float64(self, policy: type) -> None:
+        X, member = arms(40).float(), Member()
+        runs = []
+        for domain in (X, X.double()):
+            member.noise.manual_seed(1)
+            runs.append(AskTell(domain, policy(**settings(member))).run(lambda x: member.evaluate(x.double()), 200))
+        assert runs[0].history.indices == runs[1].history.indices
+        assert torch.equal(runs[0].survivors, runs[1].survivors)
+        assert torch.equal(runs[0].best_x, X[runs[0].best_index]), "and are given back as they came"
 
 
 def test_a_batch_is_handed_out_at_once_and_depends_on_no_result() -> None:
