@@ -138,7 +138,8 @@ def answers_of(tickets: list[int], y: Sequence[float] | Tensor) -> dict[int, flo
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
-    if not isinstance(y, list) and np.iscomplexobj(y):
+    # NumPy would copy a tensor, and cannot where it is on a GPU or has a gradient.
+    if y.is_complex() if isinstance(y, Tensor) else not isinstance(y, list) and np.iscomplexobj(y):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     try:
         values = torch.as_tensor(y, dtype=torch.float64).detach().cpu()
