@@ -59,6 +59,13 @@ def test_results_may_come_in_parts_and_in_any_order():
     assert parts.ask().indices.tolist() == whole.ask().indices.tolist()
 
 
+def test_values_may_be_on_the_device_of_the_arms_or_have_gradients(device):
+    loop = AskTell(arms().to(device), policy(), seed=0)
+    batch = loop.ask()
+    loop.tell(batch.tickets, f(batch.X).requires_grad_())
+    assert loop.history.rows[0].values == f(batch.X).tolist()
+
+
 def test_failed_evaluations_are_dropped_whether_told_as_nan_or_failed():
     one, batch = loop_with_a_batch()
     y = f(batch.X)

@@ -13,6 +13,7 @@ This is BKB Eq. 4 / BBKB Eq. 1–2 (times λ) with the misprints corrected; with
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ class DTC:
     def weights(self) -> Tensor:
         """``batch_shape x r``: ``w = B⁻¹ Zᵀ e``. O(r²)."""
         return torch.cholesky_solve(self.projected.unsqueeze(-1), self.gram_cholesky).squeeze(-1)
+
+    @cached_property
+    def trace(self) -> float:
+        """``tr B``, the largest of the batch. O(r), one read of the device."""
+        return float(self.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax())
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +206,7 @@ def one_product_error(state: DTC) -> float:
 
     The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of size 1 that are known to ``eps · κ(B)``.
     """
-    trace = float(state.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax())
-    return 2.0 * torch.finfo(state.gram.dtype).eps * trace
+    return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace
 
 
 def one_product(state: DTC) -> OneProduct:

@@ -51,8 +51,9 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
     """
-    factor = try_cholesky(A, jitter=0.0)
-    if factor is not None and math.isfinite(float(factor.detach().diagonal(dim1=-2, dim2=-1).sum())):
+    factor, info = torch.linalg.cholesky_ex(A)
+    # Both questions in one read of the device.
+    if bool((info == 0).all() & factor.detach().diagonal(dim1=-2, dim2=-1).sum().isfinite()):
         return JitteredCholesky(factor, 0.0)
     unit = round_off(A)
     if not math.isfinite(unit):
@@ -60,9 +61,9 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
     jitter = 0.0
     for attempt in range(tries - 1):
         jitter = unit * 10.0 ** (2 * attempt + 1)
-        factor = try_cholesky(A, jitter=jitter)
-        if factor is not None:
-            return JitteredCholesky(factor, jitter)
+        jittered = try_cholesky(A, jitter=jitter)
+        if jittered is not None:
+            return JitteredCholesky(jittered, jitter)
     raise ValueError(
         f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {jitter:.1e}; "
         "check that the kernel is positive definite and that inputs are finite"

@@ -1,0 +1,154 @@
+"""Everything numeric on a second device: nothing stays on the CPU by accident, and results and draws are the same."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from torch import Tensor
+
+from sparse_bo import (
+    BBKB,
+    BPE,
+    GPUCB,
+    SBPE,
+    AskTell,
+    EpsilonGreedy,
+    MiniMETA,
+    PosteriorEpsilonGreedy,
+    ProductGrid,
+    QFFTSArms,
+    RandomSearch,
+    SGPTSArms,
+    max_variance_design,
+)
+from tests.pretend_device import PRETEND, PretendTensor, Waits, pretend_device
+
+CPU = torch.device("cpu")
+NOISE = 0.05
+
+
+def rbf(lengthscale: float = 0.3) -> RBFKernel:
+    kernel = RBFKernel().double()
+    kernel.lengthscale = lengthscale
+    return kernel
+
+
+PRIOR = {"covar_module": rbf(), "regularization": NOISE}
+
+
+def arms(device: torch.device, a: int = 60) -> Tensor:
+    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def grid(device: torch.device) -> ProductGrid:
+    corners = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64, device=device)
+    return ProductGrid.linspace(corners, [140, 140])
+
+
+def objective(X: Tensor) -> Tensor:
+    """Values on the device of the arms, as a user's own function gives them."""
+    noise = torch.randn(len(X), generator=torch.Generator().manual_seed(len(X)), dtype=torch.float64)
+    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, -1]) + 0.1 * noise.to(X)
+
+
+def loop(policy, *, n: int = 20, domain: Callable[[torch.device], object] = arms) -> Callable[[torch.device], list[Tensor]]:
+    """Return what runs a policy by ask and tell, and gives its picks, values and estimate."""
+
+    def run(device: torch.device) -> list[Tensor]:
+        result = AskTell(domain(device), policy, seed=3).run(objective, n)
+        values = [value for row in result.history.rows for value in row.values]
+        return [torch.tensor(result.history.indices), torch.tensor(values), result.best_x]
+
+    return run
+
+
+def design(device: torch.device) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    chosen = max_variance_design(12, arms=arms(device), generator=generator, **PRIOR)
+    return [chosen.indices, chosen.points, torch.tensor([chosen.largest_sd, chosen.variance_factor])]
+
+
+RUNS: dict[str, Callable[[torch.device], list[Tensor]]] = {
+    "bbkb": loop(BBKB(**PRIOR)),
+    "bbkb, local rule": loop(BBKB(stop_rule="local", **PRIOR)),
+    "bbkb, process": loop(BBKB(in_batch="process", **PRIOR)),
+    "bbkb, float32 sweeps": loop(BBKB(sweep_dtype=torch.float32, **PRIOR)),
+    "bbkb, tf32 sweeps": loop(BBKB(sweep_dtype="tf32", **PRIOR)),
+    "bbkb, repeats": loop(BBKB(stop_rule="repeat", **PRIOR)),
+    "bbkb, streamed": loop(BBKB(memory_bytes=2**20, initial_design=4, **PRIOR), n=8, domain=grid),
+    "bbkb, learned": loop(BBKB(), n=12),
+    "gp-ucb": loop(GPUCB(initial_design=15, **PRIOR)),
+    "mini-meta": loop(MiniMETA(**PRIOR)),
+    "epsilon-greedy": loop(EpsilonGreedy(epsilon=0.5)),
+    "posterior epsilon-greedy": loop(PosteriorEpsilonGreedy(epsilon=2.0, decay=0.5, initial_design=12, **PRIOR)),
+    "random": loop(RandomSearch(), n=8),
+    "s-gp-ts": loop(SGPTSArms(batch_size=3, **PRIOR)),
+    "qff-ts": loop(QFFTSArms(batch_size=3, **PRIOR)),
+    "s-bpe": loop(SBPE(horizon=30, rkhs_norm=2.0, **PRIOR), n=30),
+    "bpe": loop(BPE(horizon=30, rkhs_norm=2.0, **PRIOR), n=30),
+    "design": design,
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_a_run_is_the_same_on_another_device(run):
+    expected = run(CPU)
+    with pretend_device():
+        got = [value.cpu() for value in run(PRETEND)]
+    for value, other in zip(expected, got, strict=True):
+        assert torch.equal(value, other)
+
+
+@pytest.fixture
+def waits() -> Iterator[Waits]:
+    with pretend_device() as counted:
+        yield counted
+
+
+def test_mixing_devices_fails_as_on_cuda(waits):
+    x = torch.ones(3, dtype=torch.float64).to(PRETEND)
+    assert isinstance(x, PretendTensor)
+    assert x.device == PRETEND
+    for mixed in (
+        lambda: x + torch.ones(3, dtype=torch.float64),
+        lambda: x @ torch.ones(3, dtype=torch.float64),
+        lambda: torch.cat([x, torch.ones(1, dtype=torch.float64)]),
+        lambda: torch.ones(3, dtype=torch.float64).add_(x),
+        lambda: x.index_add_(0, torch.arange(3), x),
+    ):
+        with pytest.raises(RuntimeError, match="same device"):
+            mixed()
+    torch.testing.assert_close((x + torch.tensor(1.0)).cpu(), torch.full((3,), 2.0, dtype=torch.float64))
+    with pytest.raises(TypeError, match="numpy"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.rand(2, device=PRETEND, generator=torch.Generator())
+
+
+def test_waits_are_counted(waits):
+    x = torch.arange(4.0).to(PRETEND)
+    assert waits == {"upload": 1}
+    for act, kind in (
+        (lambda: float(x[1]), "read"),
+        (lambda: bool((x > 0).any()), "read"),
+        (lambda: x.tolist(), "download"),
+        (lambda: x.nonzero(), "sized by data"),
+        (lambda: x[x > 1.0], "sized by data"),
+        (lambda: x[torch.tensor([1, 2])], "upload"),
+    ):
+        waits.reset()
+        act()
+        assert waits == {kind: 1}
+    waits.reset()
+    (x.square().sum() * math.pi + x[2:]).sort().values.clone()
+    assert not waits
+
+
+def test_gradients_pass_through(waits):
+    x = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64, requires_grad=True)
+    moved = x.detach().to(PRETEND).requires_grad_()
+    for A in (x, moved):
+        torch.linalg.solve_triangular(torch.linalg.cholesky(A), A.mT, upper=False).square().sum().backward()
+    torch.testing.assert_close(moved.grad.cpu(), x.grad)
