@@ -88,7 +88,7 @@ def launch(
         out.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
         raise _refused(error) from error
-    _go(loop, chosen, budget, spread, out, quiet, by_ticket=storage is not None or spread is not None)
+    _go(loop, chosen, budget, spread, out, quiet, storage=storage)
 
 
 def go_on(
@@ -115,7 +115,7 @@ def go_on(
     except INPUT_ERRORS as error:
         raise _refused(error) from error
     more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
-    _go(loop, chosen, more, spread, folder, quiet, by_ticket=True)
+    _go(loop, chosen, more, spread, folder, quiet, storage=storage)
 
 
 def summarise(storage: Path, out: Path) -> None:
@@ -159,14 +159,14 @@ def _go(
     out: Path,
     quiet: bool,
     *,
-    by_ticket: bool,
+    storage: Path | None,
 ) -> None:
     """Run and report; with a journal or workers, the noise of an evaluation depends on its ticket alone."""
-    seed = loop.about["seed"] + 1
+    seed, by_ticket = loop.about["seed"] + 1, storage is not None or workers is not None
     objective = repeatable(problem, seed=seed) if by_ticket else problem.objective(seed=seed)
     how: dict[str, Any] = {"call_with": "batch" if by_ticket else problem.call_with, "workers": workers}
     try:
-        outcome = _evaluate(loop, problem, objective, budget, quiet, how)
+        outcome = _evaluate(loop, problem, objective, budget, quiet, how, storage)
         loop.close()
     except (StorageError, TypeError) as error:
         raise _refused(error) from error
@@ -180,6 +180,7 @@ def _evaluate(
     budget: int,
     quiet: bool,
     how: dict[str, Any],
+    storage: Path | None,
 ) -> tuple[Result, int, float]:
     """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
     progress = Progress(
@@ -200,8 +201,11 @@ def _evaluate(
         try:
             result = loop.run(objective, budget, callback=status, **how)
         except (RunInterrupted, ObjectiveError) as stopped:
-            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
-            return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
+            interrupted = isinstance(stopped, RunInterrupted)
+            what = f"interrupted after {loop.asked - len(loop.pending)} evaluations" if interrupted else stopped
+            how_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {storage}"
+            errors.print(f"[yellow]stopped:[/] {what}{how_on}", highlight=False, soft_wrap=True)
+            return stopped.result, 130 if interrupted else 1, time.perf_counter() - start
         except ContradictionError as stopped:
             errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
             return loop.result(), 1, time.perf_counter() - start
