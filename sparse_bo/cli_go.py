@@ -105,10 +105,10 @@ def go(
     out: Path,
     quiet: bool,
     *,
-    by_ticket: bool,
+    storage: Path | None,
 ) -> None:
     """Run and report; with a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone."""
-    seed = loop.about["seed"] + 1
+    seed, by_ticket = loop.about["seed"] + 1, storage is not None or workers is not None
     how: dict[str, Any] = {"call_with": problem.call_with, "workers": workers}
     objective: Any
     if isinstance(problem, OwnProblem):
@@ -118,7 +118,7 @@ def go(
     else:
         objective = problem.objective(seed=seed)
     try:
-        outcome = _evaluate(loop, problem, objective, budget, quiet, how)
+        outcome = _evaluate(loop, problem, objective, budget, quiet, how, storage)
         loop.close()
     except (StorageError, TypeError) as error:
         raise refused(error) from error
@@ -132,6 +132,7 @@ def _evaluate(
     budget: int,
     quiet: bool,
     how: dict[str, Any],
+    storage: Path | None,
 ) -> tuple[Result, int, float]:
     """Return the result, the exit code and the seconds; an interrupted or failed run keeps what it has."""
     progress = Progress(
@@ -152,8 +153,11 @@ def _evaluate(
         try:
             result = loop.run(objective, budget, callback=status, **how)
         except (RunInterrupted, ObjectiveError) as stopped:
-            errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
-            return stopped.result, 130 if isinstance(stopped, RunInterrupted) else 1, time.perf_counter() - start
+            interrupted = isinstance(stopped, RunInterrupted)
+            what = f"interrupted after {loop.asked - len(loop.pending)} evaluations" if interrupted else stopped
+            how_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {storage}"
+            errors.print(f"[yellow]stopped:[/] {what}{how_on}", highlight=False, soft_wrap=True)
+            return stopped.result, 130 if interrupted else 1, time.perf_counter() - start
         except ContradictionError as stopped:
             errors.print(f"[yellow]stopped:[/] {stopped}", highlight=False)
             return loop.result(), 1, time.perf_counter() - start

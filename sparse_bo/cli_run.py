@@ -72,7 +72,7 @@ def launch(
         out.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    go(loop, chosen, budget, spread_over, out, quiet, by_ticket=storage is not None or spread_over is not None)
+    go(loop, chosen, budget, spread_over, out, quiet, storage=storage)
 
 
 def go_on(
@@ -99,7 +99,7 @@ def go_on(
     except INPUT_ERRORS as error:
         raise refused(error) from error
     more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
-    go(loop, chosen, more, spread_over, folder, quiet, by_ticket=True)
+    go(loop, chosen, more, spread_over, folder, quiet, storage=storage)
 
 
 def summarise(storage: Path, out: Path) -> None:

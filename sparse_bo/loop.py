@@ -297,7 +297,7 @@ class AskTell:
             else:
                 Dispatch(self, evaluate, workers, end, progress).run()
         except KeyboardInterrupt as interrupt:
-            message = f"interrupted after {self.state.pulls} evaluations; they are in .result and .loop"
+            message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
             raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
         except EvaluationFailed as error:
             message = (

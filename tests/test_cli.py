@@ -1,9 +1,12 @@
 """The command line, as a user types it."""
 
 import gc
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -122,7 +125,54 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(AskTell, "run", interrupted)
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 130
+    assert "stopped: interrupted after 10 evaluations\n" in done.output
     assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) == 10
+    path = tmp_path / "run.db"
+    done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
+    assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
+
+
+PLAIN = ["--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "40", "--policy", "random", "--seed", "1"]
+SLOWLY = """
+import sys, time
+from sparse_bo import cli, problems
+noise = problems.ticket_noise
+def slow(tickets, *, seed):
+    time.sleep(0.2)
+    return noise(tickets, seed=seed)
+problems.ticket_noise = slow
+if __name__ == "__main__":
+    cli.main()
+"""
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
+    """The signal reaches the whole process group, workers too, as a terminal sends it."""
+    script, path = tmp_path / "slowly.py", tmp_path / "run.db"
+    script.write_text(SLOWLY)
+    command = [sys.executable, str(script), "run", *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
+    command += ["--executor", executor, "--workers", "2", "--asynchronous"]
+    with (tmp_path / "stderr").open("w") as stderr:
+        child = subprocess.Popen(command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr)
+        deadline = time.monotonic() + 240.0
+        while time.monotonic() < deadline and not (path.exists() and read_run(path).told >= 3):
+            assert child.poll() is None, (tmp_path / "stderr").read_text()
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGINT)
+        child.wait(timeout=60)
+    said = (tmp_path / "stderr").read_text()
+    assert child.returncode == 130
+    assert said.startswith("stopped: interrupted after ")
+    assert said.endswith(f"Go on with: python -m sparse_bo resume {path}\n")
+    assert "Traceback" not in said
+    assert 3 <= read_run(path).told < 40
+    done = invoke("resume", str(path), "--executor", "here", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert read_run(path).told == 40
+    whole = tmp_path / "whole.db"
+    assert invoke("run", *PLAIN, "--storage", str(whole), "--out", str(tmp_path / "b"), "--quiet").exit_code == 0
+    assert sorted(read_run(whole).history.indices) == sorted(read_run(path).history.indices)
 
 
 def test_help_names_problems_and_policies():

@@ -25,7 +25,8 @@ from sparse_bo.acquisition.picking import (
     cost,
     pick_until,
 )
-from sparse_bo.acquisition.posteriors import BatchPosterior, InBatch, batch_posterior
+from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, InBatch, batch_posterior
+from sparse_bo.acquisition.sampled import SampledBox, is_sampled
 from sparse_bo.arms import StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 
@@ -137,7 +138,12 @@ def optimize_batch(
         chooser: Chooser = _upper_confidence(posterior, feasible, domain, math.sqrt(beta), search)
         return pick_until(posterior, chooser, condition=True, **end)
     with Pending(function, X_pending) as pending:
-        chooser = AcquisitionChoices(pending, domain) if feasible is None else AcquisitionBox(pending, feasible, **search)
+        if feasible is None:
+            chooser = AcquisitionChoices(pending, domain)
+        elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
+            chooser = SampledBox(pending, posterior, feasible, **search)
+        else:
+            chooser = AcquisitionBox(pending, feasible, **search)
         return pick_until(posterior, chooser, condition=False, **end)
 
 

@@ -133,7 +133,7 @@ class UpperConfidenceBox:
         """See :class:`Chooser`."""
         scores = self.scores
         if self.last is not None:
-            self._add(posterior, self._around(self.last))
+            self._add(posterior, around(self.feasible, self.last, generator=self.generator))
         starts = self._starts(posterior)
         with torch.enable_grad():
             ends = self.feasible.ascend(lambda X: self._score(posterior, X), starts, self.options)
@@ -141,7 +141,7 @@ class UpperConfidenceBox:
         row = scores.highest(posterior, 1)
         point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
         if self.post_processing is not None:
-            point = posterior.prepare(self._processed(point.X))
+            point = posterior.prepare(processed(self.post_processing, point.X))
             value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
         self.last = point.X
         return Chosen(point, value)
@@ -157,29 +157,40 @@ class UpperConfidenceBox:
         if len(X):
             self.scores.add(posterior, posterior.prepare(X))
 
-    def _around(self, X: Tensor) -> Tensor:
-        """Return feasible points around a pick."""
-        box = self.feasible.box
-        noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=self.generator, dtype=torch.float64).to(X)
-        near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
-        near = self.feasible.settle(near.clamp(box.lower, box.upper))
-        return near[self.feasible.contains(near)]
-
     def _starts(self, posterior: BatchPosterior) -> Tensor:
         """Return up to ``num_restarts`` of the best points of the pool, apart from one another."""
         best = self.scores.X[self.scores.highest(posterior, max(BLOCK, 4 * self.num_restarts))]
-        unit = self.feasible.to_unit(best)
-        near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
-        rows: list[int] = []
-        for i in range(len(best)):
-            if len(rows) < self.num_restarts and not bool(near[i, rows].any()):
-                rows.append(i)
-        return best[rows]
+        return best[apart(self.feasible, best, self.num_restarts)]
 
-    def _processed(self, X: Tensor) -> Tensor:
-        assert self.post_processing is not None
-        processed = self.post_processing(X.unsqueeze(-2))
-        if not isinstance(processed, Tensor) or processed.numel() != X.numel():
-            shape = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
-            raise ValueError(f"expected post_processing_func to return points of shape 1 x 1 x {X.shape[-1]}, got {shape}")
-        return processed.detach().reshape(X.shape).to(X)
+
+def around(feasible: Feasible, X: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Return feasible points around a pick (``1 x d``). Draws ``LOCAL_SAMPLES x d`` normals."""
+    box = feasible.box
+    noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=generator, dtype=torch.float64).to(X)
+    near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
+    near = feasible.settle(near.clamp(box.lower, box.upper))
+    return near[feasible.contains(near)]
+
+
+def apart(feasible: Feasible, best: Tensor, count: int) -> list[int]:
+    """Return up to ``count`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
+    unit = feasible.to_unit(best)
+    near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
+    rows: list[int] = []
+    for i in range(len(best)):
+        if len(rows) < count and not bool(near[i, rows].any()):
+            rows.append(i)
+    return rows
+
+
+def processed(post_processing: PostProcessing, X: Tensor) -> Tensor:
+    """Return a pick (``1 x d``) after post-processing.
+
+    Raises:
+        ValueError: If what comes back is not one point.
+    """
+    changed = post_processing(X.unsqueeze(-2))
+    if not isinstance(changed, Tensor) or changed.numel() != X.numel():
+        shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+        raise ValueError(f"expected post_processing_func to return points of shape 1 x 1 x {X.shape[-1]}, got {shape}")
+    return changed.detach().reshape(X.shape).to(X)

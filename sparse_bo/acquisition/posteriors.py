@@ -63,6 +63,17 @@ class Points:
     def __getitem__(self, rows: Tensor | slice) -> Points:
         return Points(self.X[rows], self.mean[rows], self.variance[rows], tuple(c[rows] for c in self.columns))
 
+    def joined(self, *others: Points) -> Points:
+        """Return these points and others."""
+        parts = (self, *others)
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return Points(
+            torch.cat([part.X for part in parts]),
+            torch.cat([part.mean for part in parts]),
+            torch.cat([part.variance for part in parts]),
+            tuple(torch.cat(column) for column in columns),
+        )
+
 
 class BatchPosterior(Protocol):
     """A posterior at a batch start and the picks so far. A value."""
@@ -144,6 +155,10 @@ class ClosedForm:
             return kernel_matrix(self.kernel, F, inputs) - h_F @ h.mT
         (h_F, z_F), (h, z) = self.chosen, columns
         return z_F @ z.mT - h_F @ h.mT
+
+    def between(self, left: Points, right: Points) -> Tensor:
+        """Return the covariances (y²) of ``p`` and ``b`` points at the batch start, ``p x b``. O(p b r)."""
+        return self.scale**2 * replace(self, chosen=left.columns)._covariance(right.columns)
 
     def _gains(self, columns: tuple[Tensor, ...]) -> Tensor:
         """Return ``L⁻¹ C(F, x)``, ``q x b``."""

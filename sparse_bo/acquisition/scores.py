@@ -45,7 +45,7 @@ class Scores:
         scale = max(float(self.score.abs().max()), torch.finfo(torch.float32).tiny)
         self.unit = RESOLUTION * 2.0 ** math.ceil(math.log2(scale))
         self.score = self._rounded(self.score)
-        self.kept = _joined(parts) if parts else None
+        self.kept = parts[0].joined(*parts[1:]) if parts else None
 
     def __len__(self) -> int:
         return len(self.X)
@@ -56,7 +56,7 @@ class Scores:
         self.score = torch.cat([self.score, self._rounded(self._fresh(points, posterior))])
         self.stamp = torch.cat([self.stamp, torch.full_like(points.mean, posterior.picks, dtype=torch.long)])
         if self.kept is not None:
-            self.kept = _joined([self.kept, points])
+            self.kept = self.kept.joined(points)
 
     def points(self, posterior: BatchPosterior, rows: Tensor) -> Points:
         """Return what the batch start knows of some rows."""
@@ -84,13 +84,3 @@ class Scores:
 
     def _rounded(self, score: Tensor) -> Tensor:
         return (score / self.unit).round() * self.unit
-
-
-def _joined(parts: list[Points]) -> Points:
-    columns = zip(*(part.columns for part in parts), strict=True)
-    return Points(
-        torch.cat([part.X for part in parts]),
-        torch.cat([part.mean for part in parts]),
-        torch.cat([part.variance for part in parts]),
-        tuple(torch.cat(list(column)) for column in columns),
-    )
