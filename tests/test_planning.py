@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
 from sparse_bo.cli import app
 from sparse_bo.planning import costs
-from sparse_bo.planning.pilot import _continued, _Trace
+from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
 
 
 def kernel(lengthscale=0.4):
@@ -39,6 +39,7 @@ def test_a_plan_of_a_small_run_is_near_the_run(generator):
     last = loop.history.rows[-1]
     assert made.dictionary_size == pytest.approx(last.dictionary_size, rel=1.0)
     assert 0.4 < made.batches / last.round < 2.5
+    assert made.batches_range[0] <= made.batches <= made.batches_range[1]
     assert made.fits
     assert made.notes == ()
     assert made.settings == {"memory_bytes": 2**28, "sweep_dtype": torch.float64, "max_dictionary": None}
@@ -172,6 +173,54 @@ def test_growth_is_continued_between_logarithm_and_power(law, low, high):
     trace = _Trace([_Row(t, law(t)) for t in range(2, 1001)], 1.0)
     assert low <= _continued(trace, lambda row: row.value, 10_000) <= high
     assert _continued(trace, lambda row: row.value, 1000) == law(1000)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 6])
+def test_growth_in_the_number_of_arms_ends_as_their_distances_do(d):
+    def law(a):
+        return 40.0 - 12.0 * (500 / a) ** (2.0 / d)
+
+    found = {
+        a: law(2000) * saturating(law(2000) / law(500), quarter=500, most=2000, arms=a, d=d) for a in (2000, 20_000, 10**9)
+    }
+    for a, value in found.items():
+        assert value == pytest.approx(min(law(a), law(2000) * (a / 2000) ** 0.1), rel=1e-12)
+    assert saturating(0.8, quarter=500, most=2000, arms=10**6, d=d) == 1.0  # less on more arms: noise
+    assert saturating(9.0, quarter=500, most=2000, arms=200_000, d=d) <= 100**0.1
+
+
+def test_distinct_arms_grow_by_a_power():
+    assert powered(2.0, quarter=500, most=2000, arms=32_000, d=3) == pytest.approx(4.0)
+    assert powered(0.9, quarter=500, most=2000, arms=32_000, d=3) == 1.0
+    assert powered(5.0, quarter=500, most=2000, arms=200_000, d=3) == 10.0
+
+
+def test_a_pilot_with_fewer_arms_has_the_same_function(generator):
+    """The two pilots of a draw see the same values: with all arms equal in value they differ in nothing but their number."""
+    from sparse_bo.planning.pilot import _pilots
+
+    seen = []
+
+    class Spy(BBKB):
+        def tell(self, state, picks, y, *, generator):
+            seen.append((state.arms.shape[0], dict(zip(map(tuple, state.arms[picks].tolist()), y.tolist(), strict=False))))
+            return super().tell(state, picks, y, generator=generator)
+
+    X = torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    policy = Spy(covar_module=kernel(), regularization=1e-6, initial_design=10)
+    traces = _pilots(X, [10, 40], policy, 30, 100.0, generator)
+    assert [len(of_draw) for of_draw in traces] == [2] * 5
+    first_draw = seen[: sum(len(trace.rows) for trace in traces[0])]
+    small = {x: y for size, values in first_draw if size == 10 for x, y in values.items()}
+    large = {x: y for size, values in first_draw if size == 40 for x, y in values.items()}
+    both = set(small) & set(large)
+    assert len(small) == 10
+    assert both
+    assert all(abs(small[x] - large[x]) < 0.02 for x in both)
+    for trace in (trace for of_draw in traces for trace in of_draw):
+        assert trace.rows[-1].pulls == 30
+        assert trace.rows[-1].batches == len(trace.rows)
+        assert 1 <= trace.rows[-1].distinct <= 40
 
 
 def test_available_bytes_are_those_of_the_machine():

@@ -41,6 +41,8 @@ class Plan:
     dictionary_size: int
     """Points in the last dictionary."""
     batches: int
+    batches_range: tuple[int, int]
+    """Of the pilot objectives with the fewest and the most batches: yours is one like them."""
     memory: Mapping[str, int]
     """Bytes at the peak by what for, beside Python, torch and what the process holds already."""
     available_bytes: int
@@ -69,11 +71,12 @@ class Plan:
 
     def lines(self) -> dict[str, str]:
         """Return the plan as rows of a table: what, how much."""
+        low, high = self.batches_range
         precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
         parts = ", ".join(f"{name} {_bytes(size)}" for name, size in self.memory.items() if size >= 2**20)
         return {
             "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
-            "evaluations": f"{self.budget:,} in about {self.batches:,} batches",
+            "evaluations": f"{self.budget:,} in about {self.batches:,} batches ({low:,} to {high:,} in the pilots)",
             "dictionary": f"about {self.dictionary_size:,} points",
             "memory": f"{_bytes(self.memory_bytes)} of {_bytes(self.available_bytes)} free" + (f" ({parts})" if parts else ""),
             "per sweep": _seconds(self.seconds_per_sweep),
@@ -227,11 +230,8 @@ def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
 def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[Growth, float]:
     per_pick = costs.seconds_per_pick()
 
-    def sample(size: int) -> Tensor:
-        return _sample(request, size, generator)
-
     growth = run_pilots(
-        sample,
+        lambda size: _sample(request, size, generator),
         policy,
         arms=request.count,
         budget=request.budget,
@@ -366,6 +366,7 @@ def _plan(
         device=str(request.device),
         dictionary_size=round(size),
         batches=round(batches),
+        batches_range=(round(growth.batches_range[0]), round(growth.batches_range[1])),
         memory=items,
         available_bytes=request.available,
         seconds_per_sweep=sweep,

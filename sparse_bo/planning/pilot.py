@@ -6,23 +6,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.history import HistoryRow
 from sparse_bo.kernels import covariance_function
 from sparse_bo.loop import AskTell
 from sparse_bo.policies.ucb import UCBPolicy
 
 PILOT_ARMS = 2048
 """Arms of a pilot; another with a quarter of them shows how the dictionary grows with their number."""
-DRAWS = 3
-"""Objectives per size: one draw of a Gaussian process is not like another."""
-SHRINKING = 0.5
-"""Growth with the number of arms slows down beyond the pilots: share of their exponent that is believed."""
+DRAWS = 5
+"""Objectives: one draw of a Gaussian process is not like another."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class Growth:
     mean_size: float
     """Root mean square over the batches."""
     batches: float
+    batches_range: tuple[float, float]
+    """Of the draw with the fewest and the one with the most."""
     distinct: float
     """Distinct arms pulled."""
     overhead: float
@@ -42,14 +42,23 @@ class Growth:
     """That the pilots took."""
 
 
+class _Step(NamedTuple):
+    """A pilot after one of its batches."""
+
+    pulls: float
+    batches: float
+    size: float
+    distinct: float
+
+
 @dataclass(frozen=True)
 class _Trace:
     """One pilot."""
 
-    rows: Sequence[HistoryRow]
+    rows: Sequence[_Step]
     seconds: float
 
-    def at(self, pulls: float, of: Callable[[HistoryRow], float]) -> float:
+    def at(self, pulls: float, of: Callable[[_Step], float]) -> float:
         return next((of(row) for row in self.rows if row.pulls >= pulls), of(self.rows[-1]))
 
 
@@ -66,7 +75,9 @@ def run_pilots(
     """Run the policy on prior draws over samples of the arms and extrapolate in the number of arms and evaluations.
 
     Every pilot runs the whole budget if it can in its share of the time; else batches and dictionary are continued from its
-    last three quarters, halfway between a straight line in log T (smooth kernels) and a power law (rough ones).
+    last three quarters, halfway between a straight line in log T (smooth kernels) and a power law (rough ones). Growth with
+    the number of arms is read off the same draws restricted to a quarter of the arms: what differs between draws cancels.
+    Of several draws the geometric mean counts, for a forecast is judged by its ratio to the run.
 
     Args:
         sample: Draws ``p x d`` arms.
@@ -78,64 +89,104 @@ def run_pilots(
         generator: CPU generator.
     """
     start = time.perf_counter()
-    most = min(PILOT_ARMS, arms)
+    X = sample(min(PILOT_ARMS, arms))
+    most, d = X.shape
     sizes = [most] if most == arms else [max(most // 4, 1), most]
-    traces = {size: _pilots(sample(size), policy, budget, seconds / len(sizes), generator) for size in sizes}
-    whole = traces[most]
+    traces = _pilots(X, sizes, policy, budget, seconds, generator)
+    whole = [of_draw[-1] for of_draw in traces]
 
-    def forecast(of: Callable[[HistoryRow], float]) -> float:
-        value = fmean([_continued(trace, of, budget) for trace in whole])
-        if most == arms:
-            return value
-        smaller = fmean([trace.at(budget, of) for trace in traces[sizes[0]]])
-        larger = fmean([trace.at(min(budget, traces[sizes[0]][0].rows[-1].pulls), of) for trace in whole])
-        exponent = min(max(math.log(larger / smaller) / math.log(most / sizes[0]), 0.0), 0.2)
-        return value * (arms / most) ** (SHRINKING * exponent)
+    def growth(of: Callable[[_Step], float]) -> float:
+        """Return how much more it is on all arms of a pilot than on a quarter of them."""
+        pairs = [(small, large, min(small.rows[-1].pulls, large.rows[-1].pulls)) for small, large in traces]
+        return geometric_mean([large.at(pulls, of) / small.at(pulls, of) for small, large, pulls in pairs])
 
-    size = forecast(lambda row: float(row.dictionary_size or 1))
-    squares = [fmean([float(row.dictionary_size or 1) ** 2 for row in trace.rows]) ** 0.5 for trace in whole]
-    last = fmean([float(trace.rows[-1].dictionary_size or 1) for trace in whole])
-    batches = sum(len(trace.rows) for trace in whole)
+    def forecast(of: Callable[[_Step], float], law: Callable[..., float] = saturating) -> float:
+        value = geometric_mean([_continued(trace, of, budget) for trace in whole])
+        return value if most == arms else value * law(growth(of), quarter=sizes[0], most=most, arms=arms, d=d)
+
+    size = forecast(lambda row: row.size)
+    squares = fmean([fmean([row.size**2 for row in trace.rows]) ** 0.5 for trace in whole])
+    mean_size = min(size, squares * size / fmean([trace.rows[-1].size for trace in whole]))
+    batches = min(forecast(lambda row: row.batches), float(budget))
+    each = [_continued(trace, lambda row: row.batches, budget) for trace in whole]
     busy = sum(trace.seconds - seconds_per_pick * trace.rows[-1].pulls for trace in whole)
-    mean_size = min(size, fmean(squares) * size / last)
     return Growth(
         dictionary_size=size,
         mean_size=mean_size,
-        batches=min(forecast(lambda row: float(row.round)), float(budget)),
-        distinct=min(forecast(_distinct), float(budget), float(arms)),
-        overhead=max(busy / batches, 1e-4) * max(1.0, mean_size / fmean(squares)),
+        batches=batches,
+        batches_range=(batches * min(each) / geometric_mean(each), min(batches * max(each) / geometric_mean(each), budget)),
+        distinct=min(forecast(lambda row: row.distinct, powered), float(budget), float(arms)),
+        overhead=max(busy / sum(len(trace.rows) for trace in whole), 1e-4) * max(1.0, mean_size / squares),
         seconds=time.perf_counter() - start,
     )
 
 
-def _distinct(row: HistoryRow) -> float:
-    """Return about how many distinct arms stand behind a dictionary: leverage sampling keeps most of them."""
-    return float(row.dictionary_size or 1) * 1.5
+def saturating(growth: float, *, quarter: int, most: int, arms: int, d: int) -> float:
+    """Return by how much dictionary and batches grow from ``most`` to ``arms`` arms.
+
+    They are those of the cube (arms everywhere) less what a finite set misses: its nearest arm to the maximum of a smooth score
+    is at a distance ``h ~ a^{-1/d}``, and ``h²`` is lost there. So ``v(a) = v(∞) − c a^{-2/d}``, and two sizes give both
+    constants (Richardson). At most ``(arms/most)^0.1``, which bounds what noise does in many dimensions.
+
+    Args:
+        growth: ``v(most)/v(quarter)``.
+        quarter: The smaller number of arms.
+        most: The larger.
+        arms: Of the run.
+        d: Inputs.
+    """
+    per_step = (most / quarter) ** (2.0 / d) - 1.0
+    missing = (1.0 - (most / arms) ** (2.0 / d)) / per_step
+    factor = 1.0 + max(1.0 - 1.0 / growth, 0.0) * missing
+    return min(factor, (arms / most) ** 0.1)
 
 
-def _pilots(X: Tensor, policy: UCBPolicy, budget: int, seconds: float, generator: torch.Generator) -> list[_Trace]:
+def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> float:
+    """Return by how much the distinct arms pulled grow: among ever more arms near the best ones it does not end.
+
+    Args:
+        growth: ``v(most)/v(quarter)``.
+        quarter: The smaller number of arms.
+        most: The larger.
+        arms: Of the run.
+        d: Inputs; not needed.
+    """
+    exponent = min(max(math.log(growth) / math.log(most / quarter), 0.0), 0.5)
+    return (arms / most) ** exponent
+
+
+def _pilots(
+    X: Tensor, sizes: Sequence[int], policy: UCBPolicy, budget: int, seconds: float, generator: torch.Generator
+) -> list[list[_Trace]]:
+    """Return the traces of each draw, by size; a smaller pilot has a random part of the arms and the same function."""
     assert policy.covar_module is not None
     assert policy.regularization is not None
     covariance = covariance_function(policy.covar_module, like=X)
     L = safe_cholesky(covariance.cross(X, X)).factor
     noise_sd = (policy.noise_variance or policy.regularization) ** 0.5
+    order = torch.randperm(len(X), generator=generator).to(X.device)
 
     def normal(n: int) -> Tensor:
         return torch.randn(n, generator=generator, dtype=X.dtype).to(X.device)
 
+    def pilot(draw: int, f: Tensor, some: Tensor) -> _Trace:
+        loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[_Step]()
+        while loop.asked < budget and time.perf_counter() - start < seconds / (DRAWS * len(sizes)):
+            batch = loop.ask(max_q=budget - loop.asked)
+            assert batch.indices is not None
+            pulled.update(batch.indices.tolist())
+            loop.tell(batch.tickets, f[some[batch.indices]] + noise_sd * normal(len(batch)))
+            steps.append(_Step(loop.asked, len(steps) + 1.0, float(loop.history.rows[-1].dictionary_size or 1), len(pulled)))
+        return _Trace(steps, time.perf_counter() - start)
+
     traces = []
     for draw in range(DRAWS):
         f = L @ normal(len(X)) + (policy.prior_mean or 0.0)
-        loop, start = AskTell(X, policy, seed=draw), time.perf_counter()
-        while loop.asked < budget and time.perf_counter() - start < seconds / DRAWS:
-            batch = loop.ask(max_q=budget - loop.asked)
-            assert batch.indices is not None
-            loop.tell(batch.tickets, f[batch.indices] + noise_sd * normal(len(batch)))
-        traces.append(_Trace(loop.history.rows, time.perf_counter() - start))
+        traces.append([pilot(draw, f, order[:size].sort().values) for size in sizes])
     return traces
 
 
-def _continued(trace: _Trace, of: Callable[[HistoryRow], float], budget: int) -> float:
+def _continued(trace: _Trace, of: Callable[[_Step], float], budget: int) -> float:
     end = trace.rows[-1]
     if end.pulls >= budget or end.pulls < 8:
         return of(end)
