@@ -333,11 +333,15 @@ def _checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs:
 def _crc(*parts: bytes | str | None) -> int:
     """Return a checksum; −1, which no record has, if a part is not even of the right kind."""
     try:
-        return zlib.crc32(
-            b"".join([part.encode(errors="surrogatepass") if isinstance(part, str) else part or b"" for part in parts])
-        )
+        return zlib.crc32(b"".join([_encoded(part) for part in parts]))
     except TypeError:
         return -1
+
+
+def _encoded(part: Any) -> Any:
+    if part is None:
+        return b""
+    return part.encode(errors="surrogatepass") if isinstance(part, str) else part
 
 
 def _bytes(array: NDArray[Any]) -> bytes:

@@ -1,0 +1,130 @@
+"""Every policy of the command line, on arms and on boxes: an interrupted run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import sparse_bo.loop
+from sparse_bo import AskTell, PendingBatchError
+from sparse_bo.engine import Engine
+from sparse_bo.presets import POLICIES, make_policy
+from tests.storage.runs import arms
+
+KERNEL = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "width": 2.0}
+POSTERIOR = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "batch_size": 2}
+SURROGATE = {"initial_design": 4, "num_restarts": 1, "raw_samples": 8}
+BATCHES = {"batch_size": 2}
+ELIMINATION = {**KERNEL, "regularization": 0.01, "width": "gaussian"}
+ON_ARMS: dict[str, dict[str, Any]] = {
+    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
+    "bkb": KERNEL,
+    "gp-ucb": KERNEL,
+    "gp-bucb": KERNEL,
+    "sbpe": ELIMINATION,
+    "bpe": ELIMINATION,
+    "mini-meta": {**KERNEL, "ratio_threshold": 4.0},
+    "s-gp-ts-arms": POSTERIOR,
+    "qff-ts-arms": POSTERIOR,
+    "epsilon-greedy": BATCHES,
+    "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
+    "random": BATCHES,
+}
+ON_BOXES: dict[str, dict[str, Any]] = {
+    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
+    "bkb": KERNEL,
+    "gp-ucb": KERNEL,
+    "gp-bucb": KERNEL,
+    "sbpe": {**ELIMINATION, "candidates": 64},
+    "bpe": {**ELIMINATION, "candidates": 64},
+    "random": BATCHES,
+    "gssbo": {**SURROGATE, "buffer": 6},
+    "rssbo": {**SURROGATE, "buffer": 6},
+    "botorch-ucb": {**SURROGATE, **BATCHES},
+    "sparse-ucb": SURROGATE,
+    "vecchia-ucb": {**SURROGATE, "neighbors": 3},
+    "s-gp-ts": {**SURROGATE, **BATCHES},
+    "qff-ts": {**SURROGATE, **BATCHES},
+    "rembo": {"target_dims": 1},
+    "hesbo": {"target_dims": 1},
+}
+RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
+BUDGET = {"arms": 24, "box": 9}
+
+
+def bounds() -> torch.Tensor:
+    return torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
+
+
+def started(domain: str, name: str, **settings: Any) -> AskTell:
+    options = (ON_ARMS if domain == "arms" else ON_BOXES)[name]
+    policy = make_policy(name, options, problem="hartmann6" if domain == "box" else "gp-draw", budget=BUDGET[domain])
+    where = {"arms": arms()} if domain == "arms" else {"bounds": bounds()}
+    return AskTell(policy=policy, seed=4, **where, **settings)
+
+
+def step(loop: AskTell, budget: int, log: list[Any]) -> None:
+    """Ask, or tell one of what is out, not the oldest first; the loop alone decides which. Every eleventh fails."""
+    pending = loop.pending
+    if loop.asked < budget and len(pending) < 4:
+        try:
+            batch = loop.ask(min(1 + loop.asked % 2, budget - loop.asked))
+        except PendingBatchError as error:
+            log.append(error.needed)
+            pending = loop.pending
+        else:
+            log.append((batch.tickets, batch.X.tolist()))
+            return
+    ticket = pending[(7 * loop.asked) % len(pending)]
+    x = loop.reissue([ticket]).X[0]
+    told = math.nan if ticket % 11 == 6 else float(torch.sin(5.0 * x[0]) + torch.cos(3.0 * x[1])) + 0.1 * (ticket * 7919 % 101 / 50)
+    log.append((ticket, repr(told)))
+    loop.tell([ticket], [told])
+
+
+def finished(loop: AskTell, budget: int, log: list[Any]) -> AskTell:
+    while loop.asked < budget or loop.pending:
+        step(loop, budget, log)
+    return loop
+
+
+@functools.cache
+def uninterrupted(domain: str, name: str) -> tuple[AskTell, list[Any]]:
+    log: list[Any] = []
+    return finished(started(domain, name), BUDGET[domain], log), log
+
+
+def test_every_policy_is_here():
+    assert {name for _, name in RUNS} == set(POLICIES)
+
+
+@pytest.mark.parametrize("often", [True, False], ids=["snapshots", "replay"])
+@pytest.mark.parametrize(("domain", "name"), RUNS, ids=["-".join(run) for run in RUNS])
+def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(domain, name, often, tmp_path, monkeypatch):
+    monkeypatch.setattr(sparse_bo.loop, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+    reference, expected = uninterrupted(domain, name)
+    loop, log = started(domain, name, storage=tmp_path / "run.db"), []
+    interruptions = [int(share * len(expected)) for share in (0.5, 0.7, 0.9)]
+    updates = []
+    update = Engine.update
+    monkeypatch.setattr(Engine, "update", lambda self, *args: (updates.append(1), update(self, *args))[1])
+    for steps in interruptions:
+        while len(log) < steps:
+            step(loop, BUDGET[domain], log)
+        loop.close()
+        before = len(updates)
+        loop = AskTell.resume(tmp_path / "run.db")
+        assert (len(updates) == before) == often  # with a snapshot of the last update, none is made again
+        assert loop.pending == loop.reissue().tickets
+    finished(loop, BUDGET[domain], log)
+    loop.close()
+    assert log == expected
+    assert loop.history.indices == reference.history.indices
+    assert loop.history.points == reference.history.points
+    assert loop.history.column("values") == reference.history.column("values")
+    assert loop.history.column("best_mean") == pytest.approx(reference.history.column("best_mean"), rel=1e-9)
+    assert torch.equal(loop._engine.generator.get_state(), reference._engine.generator.get_state())
