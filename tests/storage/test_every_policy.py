@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import sparse_bo.loop
-from sparse_bo import AskTell, PendingBatchError
+from sparse_bo import AskTell, BoTorchUCB, PendingBatchError
 from sparse_bo.engine import Engine
+from sparse_bo.policies import box_ucb
 from sparse_bo.presets import POLICIES, make_policy
 from tests.storage.runs import arms
 
@@ -49,8 +50,8 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "vecchia-ucb": {**SURROGATE, "neighbors": 3},
     "s-gp-ts": {**SURROGATE, **BATCHES},
     "qff-ts": {**SURROGATE, **BATCHES},
-    "rembo": {"target_dims": 1},
-    "hesbo": {"target_dims": 1},
+    "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
+    "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
 }
 RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
 BUDGET = {"arms": 24, "box": 9}
@@ -81,7 +82,8 @@ def step(loop: AskTell, budget: int, log: list[Any]) -> None:
             return
     ticket = pending[(7 * loop.asked) % len(pending)]
     x = loop.reissue([ticket]).X[0]
-    told = math.nan if ticket % 11 == 6 else float(torch.sin(5.0 * x[0]) + torch.cos(3.0 * x[1])) + 0.1 * (ticket * 7919 % 101 / 50)
+    noise = 0.1 * (ticket * 7919 % 101 / 50)
+    told = math.nan if ticket % 11 == 6 else float(torch.sin(5.0 * x[0]) + torch.cos(3.0 * x[1])) + noise
     log.append((ticket, repr(told)))
     loop.tell([ticket], [told])
 
@@ -90,6 +92,12 @@ def finished(loop: AskTell, budget: int, log: list[Any]) -> AskTell:
     while loop.asked < budget or loop.pending:
         step(loop, budget, log)
     return loop
+
+
+@pytest.fixture(autouse=True)
+def small_searches(monkeypatch):
+    quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8)
+    monkeypatch.setattr(box_ucb, "optimize_batch", quick)
 
 
 @functools.cache
