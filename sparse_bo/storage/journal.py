@@ -126,8 +126,13 @@ class Journal:
                 )
             partial = path.with_name(path.name + ".partial")
             partial.unlink(missing_ok=True)
-            _write_new(partial, about, arms)
-            partial.replace(path)
+            try:
+                with storage_errors(path, "create"):
+                    _write_new(partial, about, arms)
+                partial.replace(path)
+            finally:
+                for end in ("", "-wal", "-shm"):  # of a failed attempt
+                    partial.with_name(partial.name + end).unlink(missing_ok=True)
             return Journal(path, connect(path, "rw"), lock)
         except BaseException:
             lock.close()
@@ -362,13 +367,12 @@ def _write_new(path: Path, about: Mapping[str, Any], arms: Tensor | None) -> Non
         parts["arms"] = pack({"arms": arms})
     connection = connect(path, "rwc")
     try:
-        with storage_errors(path, "write"):
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            connection.executescript("BEGIN;" + _TABLES + "COMMIT;")
-            for name, value in parts.items():
-                connection.execute("INSERT INTO about VALUES (?, ?, ?)", (name, value, _crc(value)))
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.executescript("BEGIN;" + _TABLES + "COMMIT;")
+        for name, value in parts.items():
+            connection.execute("INSERT INTO about VALUES (?, ?, ?)", (name, value, _crc(value)))
     finally:
         connection.close()
