@@ -31,10 +31,9 @@ from sparse_bo.worker import Arrays, CallWith
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
-SNAPSHOT_SECONDS = 0.5
-"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than this, …"""
-SNAPSHOT_BYTES = 2**20
-"""… and so much longer again for each of these that the last snapshot had: large ones are rare, small ones frequent."""
+SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
+"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
+and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
 
 
 class AskTell:
@@ -329,8 +328,8 @@ class AskTell:
             if isinstance(handing, int):
                 return None, handing
             if self._journal is not None:
-                max_q = None if limit == UNLIMITED else limit
-                self._journal.append(Event("ask", handing.batch.tickets[0], max_q, handing.picks))
+                wanted = None if limit == UNLIMITED else limit
+                self._journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
         engine.hand_out(handing)
         return handing.batch, 0
 
