@@ -44,7 +44,7 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "bpe": {**ELIMINATION, "candidates": 64},
     "random": BATCHES,
     "gssbo": {**SURROGATE, "buffer": 6},
-    "gssbo, the subset alone": {**SURROGATE, "buffer": 6, "condition_on": "subset"},
+    "gssbo, all known": {**SURROGATE, "buffer": 6, "condition_on": "all"},
     "rssbo": {**SURROGATE, "buffer": 6},
     "botorch-ucb": {**SURROGATE, **BATCHES},
     "sparse-ucb": SURROGATE,
