@@ -27,7 +27,7 @@ from sparse_bo.presets import make_policy, make_problem
 FILE = RESULTS / "bbkb_figures.jsonl"
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "BBKB": ("bbkb", {}, "#e07b39"),
-    "BBKB, local rule": ("bbkb", {"stop_rule": "local"}, "#c0392b"),
+    "BBKB, local rule": ("bbkb", {"stop_rule": "local", "in_batch": "fixed"}, "#c0392b"),
     "BKB": ("bkb", {}, "#1f6fb4"),
     "GP-UCB": ("gp-ucb", {}, "#3a9d6e"),
     "ε-greedy": ("epsilon-greedy", {}, "#8a8a93"),

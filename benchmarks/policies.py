@@ -40,7 +40,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mini-META": ("mini-meta", {}),
     "BKB": ("bkb", {}),
     "BBKB": ("bbkb", {}),
-    "BBKB, local rule": ("bbkb", {"stop_rule": "local"}),
+    "BBKB, local rule": ("bbkb", {"stop_rule": "local", "in_batch": "fixed"}),
     "BBKB, local rule, process": ("bbkb", {"stop_rule": "local", "in_batch": "process"}),
     "BBKB, repeat rule": ("bbkb", {"stop_rule": "repeat"}),
     "IVM": ("bkb", {"dictionary": "ivm", "dictionary_size": SIZE}),

@@ -31,8 +31,9 @@ from sparse_bo.worker import Arrays, CallWith
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
-SNAPSHOT_SECONDS = 0.5
-"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than this."""
+SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
+"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
+and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
 
 
 class AskTell:
@@ -84,6 +85,7 @@ class AskTell:
         observed = None if initial is None else _checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
         self._journal: Journal | None = None
+        self._snapshot_bytes = 0
         if storage is not None:
             self._journal = Journal.create(storage, self._about, self._domain if isinstance(self._domain, Tensor) else None)
         if observed is not None:
@@ -326,8 +328,8 @@ class AskTell:
             if isinstance(handing, int):
                 return None, handing
             if self._journal is not None:
-                max_q = None if limit == UNLIMITED else limit
-                self._journal.append(Event("ask", handing.batch.tickets[0], max_q, handing.picks))
+                wanted = None if limit == UNLIMITED else limit
+                self._journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
         engine.hand_out(handing)
         return handing.batch, 0
 
@@ -350,11 +352,12 @@ class AskTell:
         if journal is None:
             return
         journal.queue_row(len(engine.rows) - 1, row_of(engine.rows[-1], engine.row_tickets[-1]))
-        if engine.seconds > SNAPSHOT_SECONDS:
+        if engine.seconds > SNAPSHOT_SECONDS * (1.0 + self._snapshot_bytes / SNAPSHOT_BYTES):
             frozen = engine.freeze()
             if frozen is not None:
-                journal.queue_snapshot(pack(frozen))
-                engine.seconds = 0.0
+                data = pack(frozen)
+                journal.queue_snapshot(data)
+                engine.seconds, self._snapshot_bytes = 0.0, len(data)
 
     def _replay(self, journal: Journal) -> None:
         """Bring the engine to where the journal ends."""
@@ -362,6 +365,7 @@ class AskTell:
         done, snapshot = -1, journal.snapshot()
         if snapshot is not None:
             done, data = snapshot
+            self._snapshot_bytes = len(data)
             engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
         for event in journal.events(after=done):
             engine.redo(event)
@@ -390,8 +394,7 @@ def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Te
     picks = check_picks("initial inputs", where, domain)
     values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
     if len(values) != len(picks) or not len(picks):
-        raise ValueError(
-            f"expected as many initial values as inputs, at least one, got {len(values)} values and {len(picks)} inputs"
-        )
+        got = f"{len(values)} values and {len(picks)} inputs"
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values

@@ -31,8 +31,9 @@ PUBLISHED = {
     "noise_variance": 0.01,
     "rkhs_norm": 20.0,
     "width": "authors",
+    "in_batch": "fixed",
 }
-"""BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1²; δ = 1/T is set from the budget."""
+"""BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1², its in-batch update; δ = 1/T is set from the budget."""
 ELIMINATING = ("sbpe", "bpe")
 ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_probability": 0.05}
 """S-BPE and BPE on tables: kernel, F and ξ² of BBKB §4, but λ = ξ² (free in S-BPE) and the tight constant of F: with λ = 0.2

@@ -101,6 +101,9 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
 def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy[Any] | None, seed: int) -> AskTell:
     loop = AskTell.resume(storage, arms=arms, policy=policy)
     about = loop.about
+    if bounds is not None and "bounds" not in about:
+        loop.close()
+        raise ValueError(f"the run in {storage} is among arms, this call searches a box; pass arms=, or another storage=")
     if about["seed"] != seed or (bounds is not None and bounds.tolist() != about.get("bounds")):
         loop.close()
         what = f"seed {about['seed']}" if about["seed"] != seed else f"bounds {about.get('bounds')}"

@@ -31,7 +31,10 @@ class BBKB(UCBPolicy):
         stop_rule: ``"global"`` (the paper), ``"local"`` (larger batches), ``"gp-bucb"`` (smaller) or ``"repeat"`` (one arm
             per batch: mini-META on a sparse posterior), see :class:`sparse_bo.arms.StopRule`.
         in_batch: ``"fixed"``: fixed-dictionary update (the paper); ``"process"``: picked arms join the representation, so
-            their residual shrinks too and batches are more diverse. Every stop rule is valid with both.
+            their residual shrinks too and batches are more diverse. Every stop rule is valid with both. ``None``:
+            ``"process"`` with the local rule, else ``"fixed"``. The fixed update leaves the residual of a picked arm as it
+            is, and where that is most of its variance (a dictionary far from it, a small λ) neither its score nor any local
+            ratio moves: a local batch could be one arm, thousands of times. The global sum ends such a batch.
         inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
         dictionary: Another sampler in place of leverage sampling.
         max_dictionary: Leverage sampling keeps at most so many points; see :func:`sparse_bo.plan`.
@@ -40,7 +43,7 @@ class BBKB(UCBPolicy):
     oversampling: float = 2.0
     ratio_threshold: float = 2.0
     stop_rule: Literal["global", "local", "gp-bucb", "repeat"] = "global"
-    in_batch: InBatch = "fixed"
+    in_batch: InBatch | None = None
     inclusion: Inclusion = "union"
     dictionary: Sampler | None = None
     max_dictionary: int | None = None
@@ -53,12 +56,13 @@ class BBKB(UCBPolicy):
     @property
     def parts(self) -> Parts:
         """Leverage sampling, the stop rule and the in-batch update."""
-        check_choice("in_batch", self.in_batch, ("fixed", "process"))
+        if self.in_batch is not None:
+            check_choice("in_batch", self.in_batch, ("fixed", "process"))
         check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb", "repeat"))
         return Parts(
             sampler=self.dictionary
             or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary),
             stop_rule=StopRule(self.stop_rule, self.ratio_threshold),
-            in_batch=self.in_batch,
+            in_batch=self.in_batch or ("process" if self.stop_rule == "local" else "fixed"),
             width=named_width(self, theory=BBKBTheory, authors=BBKBAuthors),
         )

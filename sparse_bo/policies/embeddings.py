@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparse_bo.domain import Box, Domain
 from sparse_bo.policies.base import Policy, Proposal, box_of
+from sparse_bo.policies.freezing import Freezing, Frozen
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
 from sparse_bo.policies.surrogate import BoTorchUCB
 from sparse_bo.validation import check_count
@@ -209,6 +210,22 @@ class EmbeddingPolicy(ABC):
         base = told(state, picks, y)
         assert isinstance(base, EmbeddedState)
         return replace(base, inner=inner, seconds=inner.seconds)
+
+    def freeze(self, state: EmbeddedState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`; ``None`` where the inner policy has no snapshots."""
+        inner = self.searcher.freeze(state.inner) if isinstance(self.searcher, Freezing) else None
+        if inner is None:
+            return None
+        kept = {"X": state.X, "y": state.y, "round": state.round}
+        return kept | {f"inner.{name}": value for name, value in inner.items()}
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`; the embedding is drawn again from its seed."""
+        empty = self.init(domain)
+        parts = {name.removeprefix("inner."): value for name, value in frozen.items() if name.startswith("inner.")}
+        inner = self.searcher.thaw(empty.embedding.box, parts)
+        X, y = frozen["X"].to(empty.X.device), frozen["y"].to(empty.X.device)
+        return replace(empty, X=X, y=y, round=frozen["round"], inner=inner)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from sparse_bo.domain import Box, Domain, like
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models.hyperparameters import Prior, learn_prior
-from sparse_bo.policies.base import Proposal, Stopwatch, arms_of, random_arms
+from sparse_bo.policies.base import Proposal, Stopwatch, arms_of
 from sparse_bo.policies.elimination import (
     Finding,
     contradiction,
@@ -30,10 +30,11 @@ from sparse_bo.policies.elimination import (
     surviving_arms,
     with_norm,
 )
+from sparse_bo.policies.freezing import Frozen
 from sparse_bo.policies.regression import certified_ratio
-from sparse_bo.policies.sbpe_state import EliminationState, Plan
+from sparse_bo.policies.sbpe_frozen import freeze_elimination, thaw_elimination
+from sparse_bo.policies.sbpe_state import EliminationState, Plan, random_picks, seed_of
 from sparse_bo.policies.schedule import checked_schedule
-from sparse_bo.policies.states import BanditState
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPEOnBox, SBPETheory
 
@@ -177,7 +178,7 @@ class EliminationPolicy(ABC):
             missing = self._design_size(state.domain) - state.pulls - len(pending)
             if missing <= 0:
                 return Proposal(pending[:0], needed=len(pending))
-            return Proposal(_random_picks(state, min(max_q, missing), generator=generator))
+            return Proposal(random_picks(state, min(max_q, missing), generator=generator))
         state = self._current(state, generator)
         if state.contradiction is not None:
             raise ContradictionError(state.contradiction, state=state)
@@ -216,6 +217,16 @@ class EliminationPolicy(ABC):
                 told = self._concluded(told, plan)
         return replace(told, seconds=watch.seconds)
 
+    def freeze(self, state: EliminationState) -> Frozen:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        return freeze_elimination(state)
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> EliminationState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        return thaw_elimination(
+            self.init(domain), frozen, given=self.covar_module, surrogate_of=self._surrogate, plan_of=self._plan
+        )
+
     def _learns(self) -> bool:
         return self.covar_module is None or self.regularization is None
 
@@ -243,7 +254,7 @@ class EliminationPolicy(ABC):
             state = self._concluded(state, state.plan)
         if state.plan is not None or len(state.findings) == len(state.sizes) or state.contradiction is not None:
             return state
-        seed = _seed_of(generator) if state.seed is None else state.seed
+        seed = seed_of(generator) if state.seed is None else state.seed
         batch = len(state.findings)
         if (batch, seed) not in state.memo:
             state.memo[batch, seed] = self._plan(state, torch.Generator().manual_seed(seed + batch))
@@ -382,19 +393,3 @@ def named_batch_width(policy: EliminationPolicy) -> BatchWidth:
     if not isinstance(width, BatchWidth):
         raise TypeError(f"expected width to be a number, a name or a BatchWidth, got {type(width).__name__}")
     return width
-
-
-def _random_picks(state: EliminationState, q: int, *, generator: torch.Generator) -> Tensor:
-    """Return ``q`` distinct random arms, or Sobol points of the box."""
-    domain = state.domain
-    if isinstance(domain, Box):
-        return domain.sobol(q, generator=generator) if q else domain.bounds[:0]
-    seen = data.add(data.no_observations(domain), domain, state.picks, state.y)
-    return random_arms(BanditState(domain, seen), q, generator=generator)
-
-
-def _seed_of(generator: torch.Generator) -> int:
-    """Return a seed that the generator's present state decides, without advancing it."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return int(torch.randint(2**62, (1,), generator=copy))

@@ -14,8 +14,9 @@ from sparse_bo.arms.design import Design
 from sparse_bo.data import Observations
 from sparse_bo.domain import Box, Domain
 from sparse_bo.models.hyperparameters import Prior
+from sparse_bo.policies.base import random_arms
 from sparse_bo.policies.elimination import Finding, surviving
-from sparse_bo.policies.states import Report
+from sparse_bo.policies.states import BanditState, Report
 from sparse_bo.widths import BatchWidth, ConstantWidth
 
 
@@ -220,3 +221,19 @@ class EliminationState:
         mean, position = seen.means.max(dim=0)
         row = None if seen.indices is None else int(seen.indices[position])
         return row, seen.X[position], float(mean), int(seen.counts[position])
+
+
+def random_picks(state: EliminationState, q: int, *, generator: torch.Generator) -> Tensor:
+    """Return ``q`` distinct random arms, or Sobol points of the box."""
+    domain = state.domain
+    if isinstance(domain, Box):
+        return domain.sobol(q, generator=generator) if q else domain.bounds[:0]
+    seen = data.add(data.no_observations(domain), domain, state.picks, state.y)
+    return random_arms(BanditState(domain, seen), q, generator=generator)
+
+
+def seed_of(generator: torch.Generator) -> int:
+    """Return a seed that the generator's present state decides, without advancing it."""
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return int(torch.randint(2**62, (1,), generator=copy))

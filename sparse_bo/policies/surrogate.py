@@ -22,11 +22,14 @@ from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scal
 from botorch.optim import optimize_acqf
 from botorch.posteriors import Posterior
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from sparse_bo.domain import Box, Domain
 from sparse_bo.errors import NumericalWarning
+from sparse_bo.models.vecchia import VecchiaGP
 from sparse_bo.policies.base import Proposal, Stopwatch, box_of
+from sparse_bo.policies.freezing import Frozen
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count, check_positive
@@ -81,6 +84,9 @@ class InBox(Model):  # type: ignore[misc]  # the base class ships no types
 WARM_TOLERANCE = 1e-7
 """Of a fit that starts from the last parameters. Noise-free data have long flat valleys: on 102 points of Hartmann-6 a fit
 ends within 0.002 of the log likelihood per point that BoTorch's tolerance reaches, in a quarter of the steps."""
+
+KEPT = ("X", "y", "width", "round", "subset", "buffer", "first_seconds")
+"""Fields of a state that are frozen as they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +198,36 @@ class SurrogatePolicy(ABC):
             model = self._predictor(base, learned, subset)
         return replace(base, model=InBox(model, base.box), learned=learned, subset=subset, seconds=watch.seconds)
 
+    def freeze(self, state: SurrogateState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`. O(n d), and the model's parameters.
+
+        Exact GPs and those of this package are what data and parameters make them; a ``surrogate`` of your own that is
+        neither may hold more, so such a run has no snapshots: a resume fits all rounds again.
+        """
+        frozen: dict[str, Any] = {name: getattr(state, name) for name in KEPT}
+        model = state.learned
+        if model is None:
+            return frozen
+        if not isinstance(model, (ExactGP, VecchiaGP)) or len(model.batch_shape):
+            return None
+        return frozen | {f"model.{name}": value.detach() for name, value in model.named_parameters()}
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> SurrogateState:
+        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`. The model gets its parameters back and is not fitted."""
+        empty = self.init(domain)
+        arrays = {name: v.to(empty.X.device) if isinstance(v, Tensor) else v for name, v in frozen.items()}
+        state = replace(empty, **{name: arrays[name] for name in KEPT})
+        state = replace(state, first_seconds=tuple(state.first_seconds))
+        if state.subset is None:
+            return state
+        model = self._unfitted(state, state.subset)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(arrays[f"model.{name}"])
+        model.eval()
+        predictor = self._predictor(state, model, state.subset)
+        return replace(state, model=InBox(predictor, state.box), learned=model)
+
     def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
         """Return the rows that the next model sees, ascending; ``state`` has all data and the last model."""
         return torch.arange(len(state.y), device=state.y.device)
@@ -242,11 +278,15 @@ class SurrogatePolicy(ABC):
                 ) from error
         return function
 
-    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
+    def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
         X, Y = state.box.to_unit(state.X[subset]), state.y[subset].unsqueeze(-1)
         model = (self.surrogate or self._default_surrogate)(X, Y)
         if not isinstance(model, Model):
             raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
+        return model
+
+    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
+        model = self._unfitted(state, subset)
         warm = self.warm_start and state.learned is not None and _copy_parameters(state.learned, model)
         try:
             if self.fit is None:

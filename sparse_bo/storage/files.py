@@ -21,10 +21,19 @@ def existing(path: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: If it is not.
+        StorageError: If it is a folder, or empty.
     """
+    _not_a_folder(Path(path))
     if not Path(path).is_file():
         raise FileNotFoundError(f"expected a journal at {path}, found none; AskTell(..., storage={str(path)!r}) starts one")
+    if not Path(path).stat().st_size:
+        raise StorageError(f"{path} is empty: a copy that was cut off, or another program's; take another copy, or delete it")
     return Path(path)
+
+
+def _not_a_folder(path: Path) -> None:
+    if path.is_dir():
+        raise StorageError(f"expected the path of a file for the journal, got the folder {path}; use {path / 'run.db'}")
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -84,8 +93,9 @@ def locked(path: Path) -> sqlite3.Connection:
 
     Raises:
         FileNotFoundError: If the folder does not exist.
-        StorageError: If another writer holds it, or the folder is not writable.
+        StorageError: If another writer holds it, the folder is not writable, or the path is itself a folder.
     """
+    _not_a_folder(path)
     beside = path.with_name(path.name + "-lock")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"expected the folder {path.parent} of the journal to exist; create it first")
@@ -101,7 +111,9 @@ def locked(path: Path) -> sqlite3.Connection:
                 f"{path} is open for writing in another process (or another AskTell of this one); close that one first. "
                 "Reading (report) works meanwhile"
             ) from error
-        raise StorageError(f"cannot lock {path} for writing ({error}); is its folder writable?") from error
+        raise StorageError(
+            f"cannot lock {path} for writing ({error}); is its folder writable? If so, and no run is writing, delete {beside}"
+        ) from error
     return lock
 
 

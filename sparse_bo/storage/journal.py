@@ -126,8 +126,13 @@ class Journal:
                 )
             partial = path.with_name(path.name + ".partial")
             partial.unlink(missing_ok=True)
-            _write_new(partial, about, arms)
-            partial.replace(path)
+            try:
+                with storage_errors(path, "create"):
+                    _write_new(partial, about, arms)
+                partial.replace(path)
+            finally:
+                for end in ("", "-wal", "-shm"):  # of a failed attempt
+                    partial.with_name(partial.name + end).unlink(missing_ok=True)
             return Journal(path, connect(path, "rw"), lock)
         except BaseException:
             lock.close()
@@ -333,11 +338,15 @@ def _checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs:
 def _crc(*parts: bytes | str | None) -> int:
     """Return a checksum; −1, which no record has, if a part is not even of the right kind."""
     try:
-        return zlib.crc32(
-            b"".join([part.encode(errors="surrogatepass") if isinstance(part, str) else part or b"" for part in parts])
-        )
+        return zlib.crc32(b"".join([_encoded(part) for part in parts]))
     except TypeError:
         return -1
+
+
+def _encoded(part: Any) -> Any:
+    if part is None:
+        return b""
+    return part.encode(errors="surrogatepass") if isinstance(part, str) else part
 
 
 def _bytes(array: NDArray[Any]) -> bytes:
@@ -358,13 +367,12 @@ def _write_new(path: Path, about: Mapping[str, Any], arms: Tensor | None) -> Non
         parts["arms"] = pack({"arms": arms})
     connection = connect(path, "rwc")
     try:
-        with storage_errors(path, "write"):
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            connection.executescript("BEGIN;" + _TABLES + "COMMIT;")
-            for name, value in parts.items():
-                connection.execute("INSERT INTO about VALUES (?, ?, ?)", (name, value, _crc(value)))
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.executescript("BEGIN;" + _TABLES + "COMMIT;")
+        for name, value in parts.items():
+            connection.execute("INSERT INTO about VALUES (?, ?, ?)", (name, value, _crc(value)))
     finally:
         connection.close()

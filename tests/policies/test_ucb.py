@@ -57,6 +57,20 @@ POLICIES = [
 IDS = ["bkb", "bbkb", "bbkb-local", "bbkb-gp-bucb-process", "gp-ucb", "gp-bucb"]
 
 
+def test_the_local_rule_takes_the_update_that_shrinks_what_it_watches():
+    """One dictionary point far from everything: the fixed update leaves every variance, and one arm fills the batch."""
+    chosen = BBKB(covar_module=rbf(0.02), stop_rule="local", regularization=0.5, ratio_threshold=4.0)
+    assert (chosen.parts.in_batch, replace(chosen, stop_rule="global").parts.in_batch) == ("process", "fixed")
+    distinct = {}
+    for in_batch in (None, "process", "fixed"):
+        loop = AskTell(arms(), replace(chosen, in_batch=in_batch), seed=0)
+        first = loop.ask()
+        loop.tell(first.tickets, [0.0])
+        distinct[in_batch] = len(set(loop.ask(50).indices.tolist()))
+    assert distinct["fixed"] == 1
+    assert distinct[None] == distinct["process"] > 20
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_every_policy_finds_a_near_best_arm(policy):
     X = arms(200)

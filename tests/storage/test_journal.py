@@ -147,6 +147,42 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(path)
     assert read_run(path).history.indices == reference.history.indices
 
 
+def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(path, monkeypatch):
+    open_for = sparse_bo.storage.files._open
+
+    def small_disk(address: str) -> sqlite3.Connection:
+        connection = open_for(address)
+        if ".partial" in address:
+            connection.execute("PRAGMA max_page_count = 3")
+        return connection
+
+    monkeypatch.setattr(sparse_bo.storage.files, "_open", small_disk)
+    with pytest.raises(StorageError, match=r"cannot create .*run.db: .*; the disk is full; free some space") as caught:
+        AskTell(arms(), policy(), storage=path)
+    assert "partial" not in str(caught.value)
+    assert {file.name for file in path.parent.iterdir()} <= {"run.db-lock"}
+    monkeypatch.setattr(sparse_bo.storage.files, "_open", open_for)
+    AskTell(arms(), policy(), storage=path).close()
+
+
+def test_folders_and_empty_files_are_named(tmp_path):
+    for attempt in (read_run, AskTell.resume, lambda path: AskTell(arms(), policy(), storage=path)):
+        with pytest.raises(StorageError, match=r"the path of a file for the journal, got the folder .*; use .*run.db"):
+            attempt(tmp_path)
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=r"empty.db is empty: a copy that was cut off"):
+            attempt(empty)
+
+
+def test_a_lock_that_is_no_lock_is_named(path):
+    AskTell(arms(), policy(), storage=path).close()
+    path.with_name("run.db-lock").write_text("not a database, but a text that is long enough to be one " * 40)
+    with pytest.raises(StorageError, match=r"no run is writing, delete .*run.db-lock"):
+        AskTell.resume(path)
+
+
 def test_a_file_that_has_become_read_only_is_named_and_nothing_is_recorded(finished_run, monkeypatch):
     open_for = sparse_bo.storage.files._open
     monkeypatch.setattr(sparse_bo.storage.files, "_open", lambda address: open_for(address.replace("mode=rw", "mode=ro")))

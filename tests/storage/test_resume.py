@@ -26,6 +26,7 @@ from sparse_bo import (
     RandomSearch,
     ResumeWarning,
     UniformSampler,
+    maximize,
 )
 from sparse_bo.recorded import read_run
 from tests.storage.runs import arms, finished, policy, step
@@ -138,6 +139,13 @@ def test_other_arms_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"got others \(39 x 2"):
         AskTell.resume(path, arms=arms()[1:])
     AskTell.resume(path, arms=arms()).close()
+
+
+def test_a_box_in_place_of_arms_is_refused(tmp_path):
+    path = recorded(tmp_path)
+    with pytest.raises(ValueError, match="is among arms, this call searches a box"):
+        maximize(lambda X: X[:, 0], bounds=torch.tensor([[0.0], [1.0]]), budget=1, storage=path, resume=True)
+    AskTell.resume(path).close()
 
 
 def test_large_arm_sets_are_not_kept_and_must_be_given(tmp_path, monkeypatch):
