@@ -42,7 +42,7 @@ from sparse_bo.execution import Workers
 from sparse_bo.executors import RayExecutor
 from sparse_bo.history import History, HistoryRow
 from sparse_bo.loop import AskTell
-from sparse_bo.models import SparseGP, VecchiaGP, condition_on_all, gradient_subset
+from sparse_bo.models import SparseGP, VecchiaGP, fit_to_rows, gradient_subset
 from sparse_bo.planning import Plan, plan
 from sparse_bo.policies import (
     BBKB,
@@ -150,8 +150,8 @@ __all__ = [
     "__version__",
     "botorch_beta",
     "certify",
-    "condition_on_all",
     "core",
+    "fit_to_rows",
     "gradient_subset",
     "max_variance_design",
     "maximize",
