@@ -83,7 +83,7 @@ _MODULES = {
     "Workers": "sparse_bo.execution",
     "botorch_beta": "sparse_bo.widths",
     "certify": "sparse_bo.audit",
-    "condition_on_all": "sparse_bo.models",
+    "fit_to_rows": "sparse_bo.models",
     "core": "sparse_bo.core",
     "gradient_subset": "sparse_bo.models.gradient_subset",
     "max_variance_design": "sparse_bo.policies",
@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from sparse_bo.loop import AskTell as AskTell
     from sparse_bo.models import SparseGP as SparseGP
     from sparse_bo.models import VecchiaGP as VecchiaGP
-    from sparse_bo.models import condition_on_all as condition_on_all
+    from sparse_bo.models import fit_to_rows as fit_to_rows
     from sparse_bo.models.gradient_subset import gradient_subset as gradient_subset
     from sparse_bo.planning import Plan as Plan
     from sparse_bo.planning import plan as plan

@@ -70,10 +70,10 @@ def gradient_subset(
         >>> subset = gradient_subset(model, X, Y, size=100, initial=20, generator=generator)
         >>> model = SingleTaskGP(X[subset], Y[subset])
     """
-    X, y = checked_data(X, Y)
+    X, y = _checked_data(X, Y)
     n = len(X)
     _check_sizes(size, initial, newest, n)
-    noise = checked_gp(model)
+    noise = _checked_model(model)
     check_choice("gradient", gradient, ("column", "scalar"))
     if check_number("perturbation", perturbation) < 0.0:
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
@@ -134,13 +134,7 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - model.mean_module(inputs)
 
 
-def checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``n x d`` inputs and ``n`` observations, checked.
-
-    Raises:
-        TypeError: If a tensor has the wrong kind, dtype or device.
-        ValueError: If shapes do not fit, or values are not finite.
-    """
+def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     check_points("X", X)
     if not isinstance(Y, Tensor) or Y.shape not in ((len(X),), (len(X), 1)):
         got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
@@ -164,13 +158,8 @@ def _check_sizes(size: int, initial: int, newest: int, n: int) -> None:
         )
 
 
-def checked_gp(model: Model) -> float:
-    """Return the noise variance of a model that is a GP of one output, without batch and with one noise variance.
-
-    Raises:
-        TypeError: If parts are missing, or the likelihood is another.
-        ValueError: If there are several outputs, or a batch.
-    """
+def _checked_model(model: Model) -> float:
+    """Return the model's noise variance."""
     parts = ("covar_module", "mean_module", "likelihood", "train_inputs")
     missing = [part for part in parts if not hasattr(model, part)]
     if not isinstance(model, Model) or missing:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.models.conditioning import condition_on_all
+from sparse_bo.models import fit_to_rows
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
-from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState
+from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState, copy_parameters, same_parameters, sparse_matern_gp
 from sparse_bo.validation import check_choice, check_count, check_number
 
 OVERHEAD_OBSERVATIONS = 70
@@ -34,9 +35,10 @@ class BufferedPolicy(SurrogatePolicy):
             ``"clock"``: M is the number of observations when an update first takes longer than Z times the mean of the first
             ten (wall clock, as in the paper: such runs do not repeat exactly).
         slowdown: Z > 1 of both.
-        condition_on: What the acquisition function's model knows. ``"subset"``: the M observations, as in the paper; what
-            is left out is forgotten. ``"all"``: every observation (:func:`sparse_bo.condition_on_all`); only the
-            hyper-parameters are learned from the M, which is nearly all of a round's cost.
+        condition_on: What the model knows beyond the buffer. ``"subset"``: the M observations, as in the paper; what is left
+            out is forgotten. ``"all"``: every observation, through :func:`sparse_bo.fit_to_rows`; the M propose
+            hyper-parameters, which replace the last ones where all observations are likelier under them. The default
+            surrogate is then :class:`sparse_bo.SparseGP` with the same kernel: exact up to 4,096 observations.
     """
 
     buffer: int | Literal["model", "clock"] = "model"
@@ -65,16 +67,27 @@ class BufferedPolicy(SurrogatePolicy):
         after = super().tell(state, picks, y, generator=generator)
         if after.surrogate is None or after.buffer is not None:
             return after
-        took = after.seconds["sample"] + after.seconds["learn"] + after.seconds["fit"]
+        took = after.seconds["sample"] + after.seconds["learn"]
         if len(after.first_seconds) < CLOCK_ROUNDS:
             return replace(after, first_seconds=(*after.first_seconds, took))
         slow = took > self.slowdown * sum(after.first_seconds) / CLOCK_ROUNDS
         return replace(after, buffer=max(len(after.y), self.initial_design + self.batch_size)) if slow else after
 
-    def _predictor(self, state: SurrogateState, learned: Model, subset: Tensor) -> Model:
-        if self.condition_on == "subset" or len(subset) == len(state.y):
-            return learned
-        return condition_on_all(learned, state.box.to_unit(state.X), state.y)
+    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
+        everything = self._known(replace(state, subset=subset))
+        if len(everything) == len(subset):
+            return super()._fitted(state, subset)
+        model, previous = self._unfitted(state, everything), state.surrogate
+        if previous is not None and not same_parameters(previous, model):
+            previous = None
+        warm = self.warm_start and previous is not None
+        if warm:
+            copy_parameters(previous, model)
+        fit_to_rows(model, subset, fit=partial(self._learn, warm=warm), previous=previous)
+        return model
+
+    def _default_surrogate(self, X: Tensor, Y: Tensor) -> Model:
+        return sparse_matern_gp(X, Y) if self.condition_on == "all" else super()._default_surrogate(X, Y)
 
     def _known(self, state: SurrogateState) -> Tensor:
         if self.condition_on == "subset":
@@ -129,16 +142,15 @@ class GSSBO(BufferedPolicy):
         everything = torch.arange(n, device=state.y.device)
         if size is None or n <= size:
             return everything
-        if state.learned is None:  # many observations were given at the start: no model yet that could rank them
+        if state.surrogate is None:  # many observations were given at the start: no model yet that could rank them
             return random_subset(n, size=size, initial=self.initial_design, newest=0, generator=generator).to(everything)
-        assert state.surrogate is not None
         assert state.subset is not None
         newest = min(newest, size - self.initial_design)
-        pool, model = None, state.surrogate
+        pool = None
         if self.pool == "buffer" or (self.pool is None and self.condition_on == "subset"):
-            pool, model = torch.cat([state.subset, everything[-newest:]]), state.learned
+            pool = torch.cat([state.subset, everything[-newest:]])
         return gradient_subset(
-            model,
+            state.surrogate,
             state.box.to_unit(state.X),
             state.y,
             size=size,
@@ -167,7 +179,7 @@ class RSSBO(BufferedPolicy):
         n, size = len(state.y), state.buffer
         if size is None or n <= size:
             return torch.arange(n, device=state.y.device)
-        newest = 0 if state.learned is None else min(newest, size - self.initial_design)
+        newest = 0 if state.surrogate is None else min(newest, size - self.initial_design)
         subset = random_subset(n, size=size, initial=self.initial_design, newest=newest, generator=generator)
         return subset.to(state.y.device)
 

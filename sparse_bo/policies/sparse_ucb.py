@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import FirstSampler, Sampler
 from sparse_bo.models.vecchia import VecchiaGP
-from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState
-from sparse_bo.policies.thompson import sparse_matern_gp
+from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState, sparse_matern_gp
 from sparse_bo.validation import check_count
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sparse_bo.domain import Box, Domain
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.models.vecchia import VecchiaGP
+from sparse_bo.models import SparseGP, VecchiaGP
 from sparse_bo.policies.base import Proposal, Stopwatch, box_of
 from sparse_bo.policies.freezing import Frozen
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
@@ -46,6 +46,12 @@ def matern_gp(X: Tensor, Y: Tensor) -> SingleTaskGP:
     """Return BoTorch's exact GP with a Matérn-5/2 kernel, one lengthscale per input, BoTorch's priors, outputs standardised."""
     kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=X.shape[-1], use_rbf_kernel=False)
     return SingleTaskGP(X, Y, covar_module=kernel)
+
+
+def sparse_matern_gp(X: Tensor, Y: Tensor, **options: Any) -> SparseGP:
+    """Return :class:`sparse_bo.SparseGP` with the kernel of :func:`matern_gp`."""
+    kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=X.shape[-1], use_rbf_kernel=False)
+    return SparseGP(X, Y, covar_module=kernel, **options)
 
 
 def fit_likelihood(model: Any, *, tolerance: float | None = None) -> None:
@@ -94,17 +100,15 @@ class SurrogateState(BoxState):
     """What a :class:`SurrogatePolicy` knows between two batches. ``model`` is an :class:`InBox`. A value."""
 
     subset: Tensor | None = None
-    """Rows of ``X`` that ``learned`` was fitted to, ascending; ``None`` before there is a model."""
+    """Rows of ``X`` that the model was fitted to, ascending; ``None`` before there is a model."""
     buffer: int | None = None
     """M: how many observations the model may see; ``None`` as long as there is no limit."""
     first_seconds: tuple[float, ...] = ()
     """Seconds of the first updates with a model, of a buffer that goes by the clock."""
-    learned: Model | None = None
-    """The model of the unit cube that was fitted, to the subset; ``None`` before there is one."""
 
     @property
     def surrogate(self) -> Model | None:
-        """The model of the unit cube that predicts: ``learned``, or its kernel conditioned on more than the subset."""
+        """The model of the unit cube."""
         return None if self.model is None else self.model.model
 
     def without_results(self) -> SurrogateState:
@@ -193,10 +197,8 @@ class SurrogatePolicy(ABC):
         with watch.phase("sample"):
             subset = self._subset(base, len(picks), generator)
         with watch.phase("learn"), seeded(generator):
-            learned = self._fitted(base, subset)
-        with watch.phase("fit"):
-            model = self._predictor(base, learned, subset)
-        return replace(base, model=InBox(model, base.box), learned=learned, subset=subset, seconds=watch.seconds)
+            model = self._fitted(base, subset)
+        return replace(base, model=InBox(model, base.box), subset=subset, seconds=watch.seconds)
 
     def freeze(self, state: SurrogateState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`. O(n d), and the model's parameters.
@@ -205,7 +207,7 @@ class SurrogatePolicy(ABC):
         neither may hold more, so such a run has no snapshots: a resume fits all rounds again.
         """
         frozen: dict[str, Any] = {name: getattr(state, name) for name in KEPT}
-        model = state.learned
+        model = state.surrogate
         if model is None:
             return frozen
         if not isinstance(model, (ExactGP, VecchiaGP)) or len(model.batch_shape):
@@ -215,26 +217,21 @@ class SurrogatePolicy(ABC):
     def thaw(self, domain: Domain, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`. The model gets its parameters back and is not fitted."""
         empty = self.init(domain)
-        arrays = {name: v.to(empty.X.device) if isinstance(v, Tensor) else v for name, v in frozen.items()}
+        arrays: dict[str, Any] = {name: v.to(empty.X.device) if isinstance(v, Tensor) else v for name, v in frozen.items()}
         state = replace(empty, **{name: arrays[name] for name in KEPT})
         state = replace(state, first_seconds=tuple(state.first_seconds))
         if state.subset is None:
             return state
-        model = self._unfitted(state, state.subset)
+        model = self._unfitted(state, self._known(state))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(arrays[f"model.{name}"])
         model.eval()
-        predictor = self._predictor(state, model, state.subset)
-        return replace(state, model=InBox(predictor, state.box), learned=model)
+        return replace(state, model=InBox(model, state.box))
 
     def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
         """Return the rows that the next model sees, ascending; ``state`` has all data and the last model."""
         return torch.arange(len(state.y), device=state.y.device)
-
-    def _predictor(self, state: SurrogateState, learned: Model, subset: Tensor) -> Model:
-        """Return the model that the acquisition function sees, given the one fitted to the subset; ``state`` has all data."""
-        return learned
 
     def _known(self, state: SurrogateState) -> Tensor:
         """Return the rows that the model in ``state`` is conditioned on, ascending."""
@@ -278,16 +275,26 @@ class SurrogatePolicy(ABC):
                 ) from error
         return function
 
-    def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
-        X, Y = state.box.to_unit(state.X[subset]), state.y[subset].unsqueeze(-1)
-        model = (self.surrogate or self._default_surrogate)(X, Y)
+    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
+        """Return the next model; ``state`` has all data and the last model."""
+        model = self._unfitted(state, subset)
+        warm = self.warm_start and state.surrogate is not None and same_parameters(state.surrogate, model)
+        if warm:
+            copy_parameters(state.surrogate, model)
+        self._learn(model, warm=warm)
+        model.eval()
+        return model
+
+    def _unfitted(self, state: SurrogateState, rows: Tensor) -> Model:
+        """Return a new model of some observations."""
+        make = self.surrogate or self._default_surrogate
+        model = make(state.box.to_unit(state.X[rows]), state.y[rows].unsqueeze(-1))
         if not isinstance(model, Model):
             raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
         return model
 
-    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
-        model = self._unfitted(state, subset)
-        warm = self.warm_start and state.learned is not None and _copy_parameters(state.learned, model)
+    def _learn(self, model: Any, *, warm: bool) -> None:
+        """Fit a model in place, or warn that it could not be."""
         try:
             if self.fit is None:
                 fit_likelihood(model, tolerance=WARM_TOLERANCE if warm else None)
@@ -295,24 +302,25 @@ class SurrogatePolicy(ABC):
                 self.fit(model)
         except ModelFittingError as error:
             warnings.warn(
-                f"hyper-parameters could not be learned from {len(subset)} observations ({error}); "
+                f"hyper-parameters could not be learned from {len(model.train_targets)} observations ({error}); "
                 "the model goes on with those it started from",
                 NumericalWarning,
                 stacklevel=2,
             )
-        model.eval()
-        return model
 
 
-def _copy_parameters(source: Model, target: Model) -> bool:
-    """Copy all parameters if they correspond one to one and say so; otherwise leave the target as it is."""
-    old, new = dict(source.named_parameters()), dict(target.named_parameters())
-    if {name: p.shape for name, p in old.items()} != {name: p.shape for name, p in new.items()}:
-        return False
+def same_parameters(source: Model, target: Model) -> bool:
+    """Return whether the parameters of two models correspond one to one."""
+    old, new = ({name: p.shape for name, p in model.named_parameters()} for model in (source, target))
+    return bool(old == new)
+
+
+def copy_parameters(source: Model, target: Model) -> None:
+    """Copy all parameters."""
+    old = dict(source.named_parameters())
     with torch.no_grad():
-        for name, parameter in new.items():
+        for name, parameter in target.named_parameters():
             parameter.copy_(old[name])
-    return True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

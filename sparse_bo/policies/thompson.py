@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from botorch.acquisition import AcquisitionFunction
@@ -20,9 +19,8 @@ from sparse_bo.core.quadrature import fourier_features, quadrature_frequencies, 
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domain import Domain
 from sparse_bo.kernels import gaussian_parameters
-from sparse_bo.models import SparseGP
 from sparse_bo.policies.gssbo import random_subset
-from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState
+from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState, sparse_matern_gp
 from sparse_bo.validation import check_count
 
 Path = Callable[[Tensor], Tensor]
@@ -91,12 +89,6 @@ class SGPTS(SurrogatePolicy):
     def _candidates(self, state: SurrogateState, q: int, pending: Tensor) -> Tensor:
         model = state.surrogate
         return maximise_paths(self, state, q, lambda: draw_matheron_paths(model, torch.Size([])))
-
-
-def sparse_matern_gp(X: Tensor, Y: Tensor, **options: Any) -> SparseGP:
-    """Return :class:`sparse_bo.SparseGP` with the kernel of :func:`sparse_bo.policies.surrogate.matern_gp`."""
-    kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=X.shape[-1], use_rbf_kernel=False)
-    return SparseGP(X, Y, covar_module=kernel, **options)
 
 
 ORDERS: Mapping[int, int] = {1: 64, 2: 24, 3: 10}

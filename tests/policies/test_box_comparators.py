@@ -7,7 +7,7 @@ from botorch.models import SingleTaskGP
 from sparse_bo import QFFTS, REMBO, SGPTS, AskTell, BoTorchUCB, FirstSampler, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
 from sparse_bo.domain import Box
 from sparse_bo.policies import thompson
-from sparse_bo.policies.surrogate import matern_gp
+from sparse_bo.policies.surrogate import matern_gp, sparse_matern_gp
 from tests.policies.test_gssbo import SMALL, bowl, box, keep_parameters
 
 CHEAP = {**SMALL, "fit": keep_parameters}
@@ -51,7 +51,7 @@ def test_each_point_of_a_batch_has_its_own_function(policy):
 
 def test_drawn_functions_follow_the_posterior(device):
     X = torch.rand(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
-    model = thompson.sparse_matern_gp(X, (5.0 * X).sin().sum(-1, keepdim=True), max_dictionary=64)
+    model = sparse_matern_gp(X, (5.0 * X).sin().sum(-1, keepdim=True), max_dictionary=64)
     keep_parameters(model)
     test = torch.rand(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     with torch.random.fork_rng(), torch.no_grad():

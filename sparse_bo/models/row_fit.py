@@ -1,0 +1,101 @@
+"""Hyper-parameters learned from some rows of the data, judged by all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.gpytorch import GPyTorchModel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from sparse_bo.validation import check_indices
+
+
+def fit_to_rows(model: Any, rows: Tensor, *, fit: Callable[[Any], Any] | None = None, previous: Any | None = None) -> bool:
+    """Fit a model's hyper-parameters to some rows of its training data; it goes on knowing all of them.
+
+    Learning costs tens of likelihoods, prediction one factorisation. So rows (of :func:`sparse_bo.gradient_subset`, or random
+    ones) propose hyper-parameters, O(m³) per step, and all data accept them: with ``previous``, its hyper-parameters are kept
+    unless the new ones give all data (of a :class:`sparse_bo.SparseGP` beyond 1,040 points, its learning points) a higher
+    likelihood times priors. That costs two likelihoods, and hyper-parameters do not change with every change of the rows.
+    Outputs stay as the transforms of all data make them.
+
+    Args:
+        model: A GP of BoTorch with exact inference (``SingleTaskGP``, :class:`sparse_bo.SparseGP`, …) on all data; changed in
+            place, and in evaluation mode afterwards.
+        rows: ``m`` distinct row indices of its training data.
+        fit: Fits a model in place, as it is then: on the rows. Default: ``fit_gpytorch_mll`` on the marginal likelihood.
+        previous: A model with the same parameters, of the round before.
+
+    Returns:
+        Whether the hyper-parameters are the new ones.
+
+    Raises:
+        TypeError: If a model is no such GP, or rows are no indices.
+        ValueError: If rows are empty, repeated or out of range, the model has a batch or several outputs, or the parameters
+            of ``previous`` are others.
+
+    Example:
+        >>> rows = gradient_subset(last, X, Y, size=100, initial=20, generator=generator)
+        >>> model = SparseGP(X, Y)  # or SingleTaskGP
+        >>> fit_to_rows(model, rows, previous=last)
+    """
+    if not isinstance(model, ExactGP) or not isinstance(model, GPyTorchModel):
+        raise TypeError(f"expected a GP of BoTorch with exact inference, such as SingleTaskGP, got {type(model).__name__}")
+    if model.num_outputs != 1 or len(model.batch_shape):
+        raise ValueError(
+            f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
+        )
+    model.train()  # BoTorch then holds the inputs as they were given, before its transforms
+    X, targets = model.train_inputs[0], model.train_targets
+    rows = check_indices("rows", rows, size=len(X)).to(X.device)
+    if not len(rows) or len(torch.unique(rows)) < len(rows):
+        raise ValueError(f"expected at least one row, and distinct ones, got {len(rows)}")
+    old = None if previous is None else _parameters_of(previous, like=model)
+    model.set_train_data(X[rows], targets[rows], strict=False)
+    if fit is None:
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    else:
+        fit(model)
+    model.train()
+    model.set_train_data(X, targets, strict=False)
+    accepted = True
+    if old is not None:
+        new = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        proposed = _log_density(model)
+        _set(model, old)
+        accepted = proposed > _log_density(model)
+        if accepted:
+            _set(model, new)
+    model.eval()
+    return accepted
+
+
+def _log_density(model: Any) -> float:
+    """Return the log likelihood of the training data plus that of the hyper-parameters under their priors, per point."""
+    model.train()
+    objective = ExactMarginalLogLikelihood(model.likelihood, model)
+    # Beyond 800 points GPyTorch would estimate the determinant from random probes.
+    with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
+        return float(objective(model(*model.train_inputs), model.train_targets))
+
+
+def _parameters_of(previous: Any, *, like: Any) -> dict[str, Tensor]:
+    old, new = dict(previous.named_parameters()), dict(like.named_parameters())
+    if {name: p.shape for name, p in old.items()} != {name: p.shape for name, p in new.items()}:
+        raise ValueError(
+            f"expected previous to have the parameters {', '.join(new)} in the same shapes, got {', '.join(old)}; "
+            "leave previous out where the model changes"
+        )
+    return {name: parameter.detach().clone() for name, parameter in old.items()}
+
+
+def _set(model: Any, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
