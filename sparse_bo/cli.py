@@ -5,6 +5,7 @@ So ``--help`` and mistyped options answer at once, without loading torch.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -61,6 +62,11 @@ console = Console(stderr=False)
 errors = Console(stderr=True)
 
 RUN, PROBLEM, OWN, POLICY, MODEL = "Run", "Built-in problem", "Your own problem", "Policy", "Model"
+
+
+def cli_run() -> Any:
+    """Return what the commands do: importing it takes seconds."""
+    return importlib.import_module("sparse_bo.cli_run")
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -140,9 +146,7 @@ def run(
     memory_bytes: Annotated[int | None, _option(MODEL, "Budget of a sweep's temporary blocks.")] = None,
 ) -> None:
     """Check everything, run, report."""
-    from sparse_bo.cli_run import launch
-
-    launch(**context.params)
+    cli_run().launch(**context.params)
 
 
 app.command("plan", help=PLAN_HELP)(plan)
@@ -158,9 +162,7 @@ def resume(
     quiet: Annotated[bool, _option(RUN, "No progress bar and no summary.", "--quiet")] = False,
 ) -> None:
     """Open the journal, rebuild problem and policy from it, go on."""
-    from sparse_bo.cli_run import go_on
-
-    go_on(storage, budget=budget, out=out, executor=executor, workers=workers, quiet=quiet)
+    cli_run().go_on(storage, budget=budget, out=out, executor=executor, workers=workers, quiet=quiet)
 
 
 @app.command(help="Summarise a journal and draw its figure, also while the run goes on.")
@@ -169,9 +171,7 @@ def report(
     out: Annotated[Path, _option(RUN, "Folder for the figure.")] = Path("sparse_bo_run"),
 ) -> None:
     """Read without locking anybody out."""
-    from sparse_bo.cli_run import summarise
-
-    summarise(storage, out)
+    cli_run().summarise(storage, out)
 
 
 def main() -> None:

@@ -138,13 +138,18 @@ def optimize_batch(
         chooser: Chooser = _upper_confidence(posterior, feasible, domain, math.sqrt(beta), search)
         return pick_until(posterior, chooser, condition=True, **end)
     with Pending(function, X_pending) as pending:
-        if feasible is None:
-            chooser = AcquisitionChoices(pending, domain)
-        elif isinstance(posterior, ClosedForm) and is_sampled(function, model, posterior):
-            chooser = SampledBox(pending, posterior, feasible, **search)
-        else:
-            chooser = AcquisitionBox(pending, feasible, **search)
+        chooser = (
+            AcquisitionChoices(pending, domain) if feasible is None else _on_a_box(pending, model, posterior, feasible, search)
+        )
         return pick_until(posterior, chooser, condition=False, **end)
+
+
+def _on_a_box(
+    pending: Pending, model: Model, posterior: BatchPosterior, feasible: Feasible, search: Mapping[str, Any]
+) -> Chooser:
+    if isinstance(posterior, ClosedForm) and is_sampled(pending.function, model, posterior):
+        return SampledBox(pending, posterior, feasible, **search)
+    return AcquisitionBox(pending, feasible, **search)
 
 
 def _upper_confidence(
