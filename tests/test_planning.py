@@ -209,7 +209,7 @@ def test_a_pilot_with_fewer_arms_has_the_same_function(generator):
     X = torch.rand(40, 2, generator=generator, dtype=torch.float64)
     policy = Spy(covar_module=kernel(), regularization=1e-6, initial_design=10)
     traces = _pilots(X, [10, 40], policy, 30, 100.0, generator)
-    assert [len(of_draw) for of_draw in traces] == [2] * 5
+    assert [len(of_draw) for of_draw in traces] == [2] * 8
     first_draw = seen[: sum(len(trace.rows) for trace in traces[0])]
     small = {x: y for size, values in first_draw if size == 10 for x, y in values.items()}
     large = {x: y for size, values in first_draw if size == 40 for x, y in values.items()}

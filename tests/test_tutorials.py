@@ -14,9 +14,12 @@ def test_tutorials_are_found():
     assert [path.stem for path in TUTORIALS] == [
         "adaptive_batches",
         "asynchronous_workers",
+        "drop_in_at_scale",
         "finite_arms",
         "gssbo_large_budget",
+        "large_arm_sets",
         "sbpe_elimination",
+        "size_and_precision",
         "sparse_gp_drop_in",
     ]
 

@@ -19,7 +19,7 @@ from sparse_bo.policies.ucb import UCBPolicy
 
 PILOT_ARMS = 2048
 """Arms of a pilot; another with a quarter of them shows how the dictionary grows with their number."""
-DRAWS = 5
+DRAWS = 8
 """Objectives: one draw of a Gaussian process is not like another."""
 
 
