@@ -81,7 +81,7 @@ def test_sampling_with_confidence_is_the_algorithm_level_by_level() -> None:
 
 
 def test_a_level_below_is_small_enough_at_its_own_failure_probability() -> None:
-    """Half of 1,400 rows are more than 192 log(1/δ), but fewer than 192 log(3/δ), what that level has to keep: it is the last."""
+    """Half of 1,400 rows are more than 192 log(1/δ), but fewer than 192 log(3/δ), what that level may keep: it is the last."""
     generator, twin = (torch.Generator().manual_seed(2) for _ in range(2))
     RecursiveRLSSampler(failure_probability=DELTA).sample(candidates(uniform(1400), lengthscale=1.0), generator=generator)
     half = int((torch.rand(1400, generator=twin, dtype=torch.float64) < 0.5).sum())
