@@ -150,8 +150,10 @@ def draw(records: Records, *, budget: int) -> str:
             top.set_xlim(FIRST_SHOWN, 1.15 * budget)
             bottom.set(title=f"{problem}: regret per evaluation", xlabel="processor seconds", xscale="log", yscale="log")
             plain_ticks(bottom.yaxis)
-        ordered = {m: handles[m] for family in FAMILIES.values() for m in family if m in handles}
-        figure.legend(ordered.values(), ordered.keys(), loc="outside lower center", ncols=5, handlelength=3.6)
+        ordered = [method for family in FAMILIES.values() for method in family if method in handles]
+        labels = [f"{method} ({max(len(of(records, p, method)) for p in PROBLEMS)})" for method in ordered]
+        legend = {"loc": "outside lower center", "ncols": 5, "handlelength": 3.6, "title": "method (seeds)"}
+        figure.legend([handles[method] for method in ordered], labels, **legend)
         figure.savefig(RESULTS / f"policies-T{budget}.png", dpi=110)
     return f"policies-T{budget}.png"
 

@@ -364,7 +364,10 @@ def main() -> None:
             f"their bounds {r['outside']}; {r['left']} left, with {r['best_left']} of the {r['best_arms']} best; "
             f"gap of the one recommended {r['gap']:.3f}"
         )
-    print("figures:", draw_regret(records, budget=budget), draw_design(records, budget=budget))
+    if newest(records, part="regret", budget=budget):
+        print("figure:", draw_regret(records, budget=budget))
+    if newest(records, part="design", budget=budget):
+        print("figure:", draw_design(records, budget=budget))
 
 
 if __name__ == "__main__":

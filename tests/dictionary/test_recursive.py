@@ -80,6 +80,16 @@ def test_sampling_with_confidence_is_the_algorithm_level_by_level() -> None:
     torch.testing.assert_close(got.probabilities, p)
 
 
+def test_a_level_below_is_small_enough_at_its_own_failure_probability() -> None:
+    """Half of 1,400 rows are more than 192 log(1/δ), but fewer than 192 log(3/δ), what that level may keep: it is the last."""
+    generator, twin = (torch.Generator().manual_seed(2) for _ in range(2))
+    RecursiveRLSSampler(failure_probability=DELTA).sample(candidates(uniform(1400), lengthscale=1.0), generator=generator)
+    half = int((torch.rand(1400, generator=twin, dtype=torch.float64) < 0.5).sum())
+    assert 192 * math.log(1 / DELTA) < half < 192 * math.log(3 / DELTA)
+    torch.rand(1400, generator=twin, dtype=torch.float64)
+    assert torch.equal(generator.get_state(), twin.get_state())
+
+
 def test_sampling_of_fixed_size_is_the_algorithm_level_by_level() -> None:
     """After Musco & Musco 2017, Alg. 3, dense: the ridge is the sample's own tail beyond rank k = ⌈10/(1 + log 10)⌉ = 4."""
     of, generator = candidates(uniform(40), counts=torch.tensor([1.0, 2.0] * 20).double()), torch.Generator().manual_seed(6)
