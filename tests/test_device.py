@@ -23,6 +23,11 @@ from sparse_bo import (
     SGPTSArms,
     max_variance_design,
 )
+from sparse_bo.arms import StopRule, batch, pick_batch
+from sparse_bo.arms.picks import greedy_picks
+from sparse_bo.arms.posterior import _swept
+from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
+from tests.arms.builders import random_problem
 from tests.pretend_device import PRETEND, PretendTensor, Waits, pretend_device
 
 CPU = torch.device("cpu")
@@ -152,3 +157,61 @@ def test_gradients_pass_through(waits):
     for A in (x, moved):
         torch.linalg.solve_triangular(torch.linalg.cholesky(A), A.mT, upper=False).square().sum().backward()
     torch.testing.assert_close(moved.grad.cpu(), x.grad)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, "tf32"])
+@pytest.mark.parametrize("memory_bytes", [2**28, 2**15], ids=["one chunk", "chunks"])
+def test_a_sweep_never_waits(precision, memory_bytes, waits):
+    problem = random_problem(0, a=500, pulls=40, m=30, device=PRETEND, sweep_dtype=precision, memory_bytes=memory_bytes)
+    posterior = problem.posterior()
+    _ = posterior.evaluate, posterior.surrogate.kappa_squared  # what is read once per posterior, and once per prior
+    waits.reset()
+    assert len(_swept(posterior).means) == 500
+    assert not waits, waits.where
+
+
+def test_a_resparsification_waits_a_fixed_number_of_times(waits):
+    """Each a few microseconds, beside a sweep of milliseconds: the size of the union of old and new arms and the number of
+    pulls (2); the dictionary's rows, to look up their columns (2), and where those are (2); whether the dictionary is well
+    conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``, ``sup k(x, x)``, d_eff (3)."""
+    for a, pulls, m in ((100, 20, 10), (1000, 200, 40)):
+        problem = random_problem(0, a=a, pulls=pulls, m=m, device=PRETEND, kernel=rbf(0.1))
+        waits.reset()
+        problem.posterior()
+        assert waits.total() <= 12, waits.where
+
+
+@pytest.mark.parametrize(("in_batch", "per_block"), [("fixed", 6), ("process", 7)])
+def test_picks_wait_per_block_and_not_per_pick(in_batch, per_block, waits, monkeypatch):
+    """Per block of 64 arms: which they are (2); is the conditioned matrix positive definite (1); the block on its way to
+    the host, bounds and picks on their way back (3); for ``process``, GPyTorch asks whether both inputs are equal (1)."""
+    blocks = []
+    monkeypatch.setattr(batch, "greedy_picks", lambda *args, **kwargs: blocks.append(1) or greedy_picks(*args, **kwargs))
+    posterior = random_problem(0, a=500, pulls=40, m=30, device=PRETEND).posterior()
+    counts = set()
+    for threshold in (2.0, 100.0, 400.0):
+        waits.reset()
+        blocks.clear()
+        picks = pick_batch(posterior, width=1.0, stop_rule=StopRule("global", threshold), in_batch=in_batch, max_q=10_000)
+        assert waits.total() <= 1 + per_block * len(blocks), waits.where
+        counts.add((len(picks.indices), len(blocks)))
+    assert max(q / b for q, b in counts) > 20  # picks per block
+
+
+@pytest.mark.parametrize(
+    ("sampler", "at_most"),
+    [
+        (GreedyVarianceSampler(size=12), 1),
+        (IVMSampler(size=12), 1),
+        (KMeansPlusPlusSampler(size=12), 1),
+        (KDPPSampler(size=12), 12),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_greedy_samplers_wait_once_per_point(sampler, at_most, waits):
+    """For whether there is anything left to choose; the determinantal sampler also for each of its ten proposals per point."""
+    problem = random_problem(0, a=80, pulls=80, device=PRETEND)
+    candidates = candidates_of(problem.observations, None, covariance=problem.surrogate.covariance, regularization=0.1)
+    waits.reset()
+    sampler.sample(candidates, generator=torch.Generator().manual_seed(0))
+    assert waits.total() <= 12 * at_most + 5, waits.where

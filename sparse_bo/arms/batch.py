@@ -9,6 +9,7 @@ of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cos
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -185,20 +186,15 @@ class _Picker:
                 continue
             refresh = BLOCK
             self.spent = picked.spent
-            sequence, ended = indices[torch.tensor(picked.positions, device=indices.device)], picked.ended
+            order, positions, counts = _uploaded(picked.positions, *np.unique(picked.positions, return_counts=True), to=indices)
+            sequence, ended = indices[order], picked.ended
             if ratios is not None:
                 sequence, ended = ratios.accept(sequence, check=self.spent > self.stop_rule.allowance)
             picks.append(sequence)
             left -= len(sequence)
             if ended:
                 break
-            positions, counts = np.unique(picked.positions, return_counts=True)
-            conditioner = conditioner.absorb(
-                indices,
-                block,
-                torch.from_numpy(positions).to(indices.device),
-                torch.from_numpy(counts).to(device=indices.device, dtype=self.scores.dtype),
-            )
+            conditioner = conditioner.absorb(indices, block, positions, counts.to(self.scores.dtype))
         return BatchPicks(torch.cat(picks), self.rechecked)
 
     def _arms(self, at: Tensor) -> Tensor:
@@ -282,3 +278,9 @@ def _host(*values: Tensor) -> list[NDArray[np.float64]]:
     packed = torch.cat([value.flatten() for value in values]).cpu()
     parts = packed.split([value.numel() for value in values])  # type: ignore[no-untyped-call]
     return [part.reshape(value.shape).numpy() for part, value in zip(parts, values, strict=True)]
+
+
+def _uploaded(*values: list[int] | NDArray[np.int64], to: Tensor) -> Sequence[Tensor]:
+    """Bring integers to the device of a tensor, in one transfer."""
+    packed = torch.from_numpy(np.concatenate(values)).to(to.device)
+    return packed.split([len(value) for value in values])  # type: ignore[no-untyped-call,no-any-return]

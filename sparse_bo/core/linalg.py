@@ -18,15 +18,17 @@ class JitteredCholesky(NamedTuple):
     """What was added to the diagonal, in the units of ``A``."""
 
 
-def round_off(A: Tensor) -> float:
+def round_off(A: Tensor, *, scale: float | None = None) -> float:
     """Return ``n · eps · max|diag A|``: the error that factorising ``A`` in its own dtype commits anyway.
 
     Args:
         A: ``batch_shape x n x n`` symmetric.
+        scale: ``max|diag A|``, where it is known: reading it makes the host wait for the device.
     """
     if A.shape[-1] == 0:
         return 0.0
-    scale = float(A.detach().diagonal(dim1=-2, dim2=-1).abs().amax())
+    if scale is None:
+        scale = float(A.detach().diagonal(dim1=-2, dim2=-1).abs().amax())
     return A.shape[-1] * torch.finfo(A.dtype).eps * scale
 
 

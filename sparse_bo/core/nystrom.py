@@ -84,22 +84,28 @@ def nystrom_factor(K_DD: Tensor) -> NystromFactor:
     """
     if K_DD.shape[-1] == 0:
         raise ValueError("expected a dictionary of at least one point, got an empty one")
-    unit = round_off(K_DD)
+    factor, info = torch.linalg.cholesky_ex(K_DD)
+    # All three numbers in one read of the device.
+    scale, failures, pivot = torch.stack([_diagonal(K_DD).abs().amax(), info.sum().to(K_DD), _diagonal(factor).amin()]).tolist()
+    unit = round_off(K_DD, scale=scale)
     if not math.isfinite(unit):
         raise ValueError("expected a finite kernel matrix, got NaN or infinite entries; check inputs and kernel parameters")
-    factor = try_cholesky(K_DD, jitter=0.0)
-    if factor is not None and _well_conditioned(factor, unit):
+    if failures == 0.0 and _well_conditioned(factor, pivot, unit):
         return NystromFactor(factor, True, 0.0, "cholesky")
     jitter = _SAFETY * unit
-    factor = try_cholesky(K_DD, jitter=jitter)
-    if factor is not None:
-        return NystromFactor(factor, True, jitter, "jittered")
+    jittered = try_cholesky(K_DD, jitter=jitter)
+    if jittered is not None:
+        return NystromFactor(jittered, True, jitter, "jittered")
     return _truncated(K_DD, unit)
 
 
-def _well_conditioned(factor: Tensor, unit: float) -> bool:
+def _diagonal(A: Tensor) -> Tensor:
+    return A.detach().diagonal(dim1=-2, dim2=-1)
+
+
+def _well_conditioned(factor: Tensor, pivot: float, unit: float) -> bool:
     """Return whether no eigenvalue lies within the round-off: ``1/tr((L Lᵀ)⁻¹) ≤ λ_min`` must exceed it with a margin."""
-    smallest_pivot = float(factor.detach().diagonal(dim1=-2, dim2=-1).amin()) ** 2
+    smallest_pivot = pivot**2
     if smallest_pivot > 1e6 * unit or smallest_pivot <= _SAFETY * unit:  # λ_min ≤ pivot: far above, or already below
         return smallest_pivot > _SAFETY * unit
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

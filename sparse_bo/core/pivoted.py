@@ -60,15 +60,14 @@ def pivoted_cholesky(
     for j in range(size):
         scores = residuals if score is None else score(residuals)
         scores = scores.masked_fill(closed | (residuals <= floor), -torch.inf)
-        best = scores.max()
-        if not bool(best > -torch.inf):
+        if not bool(scores.max() > -torch.inf):
             break
-        p = (scores == best).nonzero()[0, 0]
+        p = scores.argmax().unsqueeze(0)  # stays on the device: as an index, a scalar would be read by the host
         row = factor[j]
-        torch.sub(column(p), factor[:j, p] @ factor[:j], out=row)
+        torch.sub(column(p.squeeze(0)), factor[:j].index_select(1, p).squeeze(-1) @ factor[:j], out=row)
         row.div_((residuals[p] if noise is None else residuals[p] + noise[p]).sqrt())
         residuals.addcmul_(row, row, value=-1.0).clamp_min_(0.0)
-        closed[p] = True
+        closed.index_fill_(0, p, True)
         chosen.append(p)
-    rows = torch.stack(chosen) if chosen else torch.empty(0, dtype=torch.long, device=diagonal.device)
+    rows = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.long, device=diagonal.device)
     return Pivots(rows, residuals)

@@ -103,7 +103,8 @@ def _walk(gram: Gram, diagonal: Tensor, start: Tensor, draws: Tensor) -> Tensor:
             i, v = members[first + t], V[:, t]
             b = M @ v
             left = (variances[t] - v @ b).clamp_min(0.0)  # of j given S
-            odds = (M[i, i] * left + b[i].square()) * proposal[rows[i]] / proposal[j]  # det A_{S−i+j}/det A_SS, weighted
+            # det A_{S−i+j}/det A_SS, weighted. As an index, a scalar would be read by the host.
+            odds = (M[i, i] * left + b[i].square()) * proposal[rows[i : i + 1]] / proposal[j.reshape(1)]
             if not bool((draws[2, first + t] < odds) & (rows != j).all()):
                 continue
             _swap(M, i, b, left)

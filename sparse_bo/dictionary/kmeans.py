@@ -58,8 +58,9 @@ class KMeansPlusPlusSampler:
                 break
             # An interval of no length is never hit: the first end beyond the mark, or the last one that is not flat.
             p = torch.minimum(torch.searchsorted(ends, draw * ends[-1], right=True), torch.searchsorted(ends, ends[-1]))
-            picked[p] = True
-            to_new = diagonal + diagonal[p] - 2.0 * gram.block(slice(None), p.reshape(1)).squeeze(-1)
+            p = p.reshape(1)  # as an index, a scalar would be read by the host
+            picked.index_fill_(0, p, True)
+            to_new = diagonal + diagonal[p] - 2.0 * gram.block(slice(None), p).squeeze(-1)
             distances = torch.minimum(distances, to_new)
             weights = (counts * distances).masked_fill(picked | (distances <= floor), 0.0)
         rows = picked.nonzero().squeeze(-1)

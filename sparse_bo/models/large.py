@@ -67,7 +67,8 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         """Return joint samples from paths, ``num_samples x batch_shape x q``. O(q m), never ``q x q``."""
         samples = self.draw(self.X, num_samples)
         if self.noise is not None:
-            samples = samples + self.noise.sqrt() * torch.randn_like(samples)
+            normal = torch.randn(samples.shape, dtype=samples.dtype).to(samples.device)  # drawn on the CPU, as paths are
+            samples = samples + self.noise.sqrt() * normal
         return samples if self.scale is None else samples * self.scale
 
     def __add__(self, other: Any) -> LinearOperator:

@@ -33,7 +33,9 @@ CHUNK = 4096
 
 
 def update_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
-    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws ``ζ`` from torch's generator, as BoTorch does.
+    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws ``ζ`` from torch's CPU generator.
+
+    BoTorch's prior paths have Sobol points for weights, also made on the CPU: one seed gives the same paths on every device.
 
     Args:
         representation: Without extension.
@@ -44,7 +46,8 @@ def update_weights(representation: Representation, K: Tensor, prior_values: Tens
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     spread = safe_cholesky(eye - R.mT @ (K @ R)).factor
     projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
-    zeta = (spread @ torch.randn_like(projected).unsqueeze(-1)).squeeze(-1)
+    normal = torch.randn(projected.shape, dtype=R.dtype).to(R.device)
+    zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
     return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
 
 

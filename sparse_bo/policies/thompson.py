@@ -164,7 +164,8 @@ class QFFTS(SurrogatePolicy):
             features = fourier_features(X, frequencies, weights * variance)
 
         def draw() -> Path:
-            w = sample_weights(features, y, noise=model.likelihood.noise.item(), normal=torch.randn_like(features[0]))
+            normal = torch.randn(features.shape[-1], dtype=features.dtype).to(features.device)
+            w = sample_weights(features, y, noise=model.likelihood.noise.item(), normal=normal)
             return lambda U: fourier_features(U, frequencies, weights * variance) @ w
 
         return maximise_paths(self, state, q, draw)
