@@ -65,7 +65,7 @@ class Handing(NamedTuple):
 class Ahead:
     """Picks that a policy has made already, for the next asks as long as the state stays. Owned by the engine.
 
-    They are on the host and on the device at once, so that handing out one of many costs two views and no new tensor.
+    They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies.
 
     Args:
         domain: The user's.
@@ -90,11 +90,12 @@ class Ahead:
         start, stop = self._at, self._at + q
         if stop > self._stop:
             self._gather(start, max(stop, start + GATHERED))
-        X = self._X.narrow(0, start - self._start, q)
+        # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
+        X = self._X.narrow(0, start - self._start, q).clone()
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
         if isinstance(self.domain, Box):
             return Handing(Batch(None, X, tickets), host, self)
-        return Handing(Batch(self._picks.narrow(0, start, q), X, tickets), host, self)
+        return Handing(Batch(self._picks.narrow(0, start, q).clone(), X, tickets), host, self)
 
     def drop(self, q: int) -> None:
         """Forget the next q: they are handed out."""

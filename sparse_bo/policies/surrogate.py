@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sparse_bo.domain import Box, Domain
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.models import SparseGP, VecchiaGP
+from sparse_bo.models import SparseGP
 from sparse_bo.policies.base import Proposal, Stopwatch, box_of
 from sparse_bo.policies.freezing import Frozen
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
@@ -201,18 +201,21 @@ class SurrogatePolicy(ABC):
         return replace(base, model=InBox(model, base.box), subset=subset, seconds=watch.seconds)
 
     def freeze(self, state: SurrogateState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`. O(n d), and the model's parameters.
+        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`. O(n d), and the model's parameters and buffers.
 
-        Exact GPs and those of this package are what data and parameters make them; a ``surrogate`` of your own that is
-        neither may hold more, so such a run has no snapshots: a resume fits all rounds again.
+        GPs are what data, parameters and buffers make them. A ``surrogate`` of your own may be more (fully Bayesian models
+        are, and what is no ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
         """
         frozen: dict[str, Any] = {name: getattr(state, name) for name in KEPT}
-        model = state.surrogate
-        if model is None:
+        if state.surrogate is None:
             return frozen
-        if not isinstance(model, (ExactGP, VecchiaGP)) or len(model.batch_shape):
-            return None
-        return frozen | {f"model.{name}": value.detach() for name, value in model.named_parameters()}
+        model, held = state.surrogate, _held(state.surrogate)
+        if self.surrogate is not None:
+            with seeded(torch.Generator()):
+                anew = _held(self._unfitted(state, self._known(state)))
+            if not isinstance(model, ExactGP) or _shapes(anew) != _shapes(held) or len(model.batch_shape):
+                return None
+        return frozen | {f"model.{name}": value.detach() for name, value in held.items()}
 
     def thaw(self, domain: Domain, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`. The model gets its parameters back and is not fitted."""
@@ -222,10 +225,11 @@ class SurrogatePolicy(ABC):
         state = replace(state, first_seconds=tuple(state.first_seconds))
         if state.subset is None:
             return state
-        model = self._unfitted(state, self._known(state))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(arrays[f"model.{name}"])
+        with seeded(torch.Generator()), torch.no_grad():
+            model = self._unfitted(state, self._known(state))
+            for name, part in _held(model).items():
+                if not torch.equal(part, arrays[f"model.{name}"]):
+                    part.copy_(arrays[f"model.{name}"])
         model.eval()
         return replace(state, model=InBox(model, state.box))
 
@@ -311,8 +315,16 @@ class SurrogatePolicy(ABC):
 
 def same_parameters(source: Model, target: Model) -> bool:
     """Return whether the parameters of two models correspond one to one."""
-    old, new = ({name: p.shape for name, p in model.named_parameters()} for model in (source, target))
-    return bool(old == new)
+    return _shapes(dict(source.named_parameters())) == _shapes(dict(target.named_parameters()))
+
+
+def _held(model: Model) -> dict[str, Tensor]:
+    """Return a model's parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _shapes(parts: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: part.shape for name, part in parts.items()}
 
 
 def copy_parameters(source: Model, target: Model) -> None:
