@@ -174,8 +174,10 @@ def draw(records: list[dict[str, Any]], *, budget: int, initial: int, buffer: An
     names, suffix = [], f"T{budget}"
     with matplotlib.rc_context(STYLE):
         for key, label, number in (("regret", "cumulative regret", 2), ("seconds", "CPU seconds", 3)):
-            figure = Figure(figsize=(12, 3.4 * ((len(problems) + 2) // 3)), layout="constrained")
-            axes = figure.subplots((len(problems) + 2) // 3, 3, squeeze=False).flat
+            columns = min(3, len(problems))
+            rows = -(-len(problems) // columns)
+            figure = Figure(figsize=(max(4.0 * columns, 7.0), 3.4 * rows + 0.6), layout="constrained")
+            axes = figure.subplots(rows, columns, squeeze=False).flat
             for axis, problem in zip(axes, problems, strict=False):
                 for method, (_, colour) in METHODS.items():
                     runs = [r for (p, m, _), r in newest.items() if (p, m) == (problem, method)]
