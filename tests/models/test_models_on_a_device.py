@@ -1,0 +1,111 @@
+"""Models on a second device: posteriors, gradients, draws and batches are those on the CPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from sparse_bo import AskTell, SparseGP, VecchiaGP, gradient_subset, optimize_batch
+from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
+from sparse_bo.policies import QFFTS, SGPTS
+from sparse_bo.seeding import seeded
+from tests.models.sparse_problems import data, points
+from tests.policies.test_gssbo import keep_parameters
+from tests.pretend_device import PRETEND, pretend_device
+
+BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+Run = Callable[[torch.device], list[Tensor]]
+
+
+def model(device: torch.device, dictionary: object = None, **options) -> SparseGP:
+    moved = {name: value.to(device) for name, value in data(noise=options.pop("noise", False)).items()}
+    return SparseGP(**moved, dictionary=dictionary or RecursiveRLSSampler(size=8), **options)
+
+
+def posterior(**options) -> Run:
+    def run(device: torch.device) -> list[Tensor]:
+        gp, x = model(device, **options), points(5).to(device).requires_grad_()
+        joint, single = gp.posterior(x), gp.posterior(x.detach().unsqueeze(-2), observation_noise=True)
+        (joint.mean.sum() + joint.variance.sum()).backward()
+        return [joint.mean, joint.distribution.covariance_matrix, single.mean, single.variance, x.grad]
+
+    return run
+
+
+def likelihood(device: torch.device) -> list[Tensor]:
+    gp = model(device, fit="vfe").train()
+    value = ExactMarginalLogLikelihood(gp.likelihood, gp)(gp(*gp.train_inputs), gp.train_targets)
+    value.backward()
+    return [value, *(parameter.grad for parameter in gp.parameters())]
+
+
+def fantasies(device: torch.device) -> list[Tensor]:
+    gp, x = model(device), points(3).to(device)
+    gp.posterior(x)
+    ahead = gp.fantasize(x, sampler=SobolQMCNormalSampler(torch.Size([2]), seed=1)).posterior(points(4, seed=2).to(device))
+    told = gp.condition_on_observations(x, x[:, :1]).posterior(points(4, seed=2).to(device))
+    return [ahead.mean, ahead.variance, told.mean, told.variance]
+
+
+def paths(device: torch.device) -> list[Tensor]:
+    gp = model(device)
+    with seeded(torch.Generator().manual_seed(0)):
+        drawn = draw_matheron_paths(gp, torch.Size([3]))
+    return [drawn(points(4).to(device))]
+
+
+def vecchia(device: torch.device) -> list[Tensor]:
+    moved = {name: value.to(device) for name, value in data().items()}
+    gp, x = VecchiaGP(**moved, neighbors=6), points(4).to(device).requires_grad_()
+    predicted = gp.posterior(x)
+    predicted.mean.sum().backward()
+    return [predicted.mean, predicted.variance, x.grad, gp.log_likelihood()]
+
+
+def subset(device: torch.device) -> list[Tensor]:
+    X, Y = (value.to(device) for value in data().values())
+    return [gradient_subset(SingleTaskGP(X, Y), X, Y, size=10, generator=torch.Generator().manual_seed(0))]
+
+
+def batch(device: torch.device) -> list[Tensor]:
+    options = {"ratio_threshold": 2.0, "max_q": 4, "num_restarts": 2, "raw_samples": 8}
+    X, values = optimize_batch(model(device), BOX.to(device), generator=torch.Generator().manual_seed(0), **options)
+    return [X, values]
+
+
+def thompson(policy: type) -> Run:
+    def run(device: torch.device) -> list[Tensor]:
+        chosen = policy(initial_design=4, num_restarts=1, raw_samples=8, fit=keep_parameters)
+        result = AskTell(policy=chosen, bounds=BOX.to(device), seed=0).run(lambda X: X[:, 0] - X[:, 1].square(), 5)
+        return [torch.tensor(result.history.points)]
+
+    return run
+
+
+RUNS: dict[str, Run] = {
+    "posterior": posterior(),
+    "posterior, known noise": posterior(noise=True, dictionary=KMeansPlusPlusSampler(size=7)),
+    "posterior, leverage scores": posterior(dictionary=LeverageSampler()),
+    "likelihood": likelihood,
+    "fantasies": fantasies,
+    "paths": paths,
+    "vecchia": vecchia,
+    "gradient subset": subset,
+    "optimize_batch": batch,
+    "s-gp-ts": thompson(SGPTS),
+    "qff-ts": thompson(QFFTS),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_results_are_those_on_the_cpu(run):
+    expected = run(torch.device("cpu"))
+    with pretend_device():
+        got = [value.cpu() for value in run(PRETEND)]
+    for value, other in zip(expected, got, strict=True):
+        assert torch.equal(value, other)
