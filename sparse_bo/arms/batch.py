@@ -283,4 +283,4 @@ def _host(*values: Tensor) -> list[NDArray[np.float64]]:
 def _uploaded(*values: list[int] | NDArray[np.int64], to: Tensor) -> Sequence[Tensor]:
     """Bring integers to the device of a tensor, in one transfer."""
     packed = torch.from_numpy(np.concatenate(values)).to(to.device)
-    return packed.split([len(value) for value in values])  # type: ignore[no-untyped-call,no-any-return]
+    return packed.split([len(value) for value in values])  # type: ignore[no-untyped-call]
