@@ -112,7 +112,7 @@ def run(
     dims: Annotated[int | None, _option(PROBLEM, "gp-draw: inputs per arm (default 4).")] = None,
     ratio_threshold: Annotated[float | None, _option(POLICY, "C̃ >= 1: how far a batch (sbpe: a dictionary) may go.")] = None,
     stop_rule: Annotated[str | None, _option(POLICY, "global, local, gp-bucb or repeat (bbkb).")] = None,
-    in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb); default: process with the local rule.")] = None,
+    in_batch: Annotated[str | None, _option(POLICY, "fixed or process (bbkb; local rule: process).")] = None,
     oversampling: Annotated[float | None, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = None,
     inclusion: Annotated[str | None, _option(POLICY, "union or exact law of the dictionary (bkb, bbkb).")] = None,
     dictionary: Annotated[str | None, _option(POLICY, f"One of {', '.join(SAMPLERS)} (bkb, bbkb; default leverage).")] = None,

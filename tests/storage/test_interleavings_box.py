@@ -76,9 +76,10 @@ class OnABox(RuleBasedStateMachine):
 
     def check_rule(self):
         state = self.loop.state
-        if isinstance(state, BoxUCBState) and state.model is not None:
+        earlier = self.loop._engine.ledger.picks()[:-1]
+        if isinstance(state, BoxUCBState) and state.model is not None and len(earlier):
             stop = self.loop.policy.parts.stop_rule
-            before_the_last = leverages(state, self.loop._engine.ledger.picks()[:-1])
+            before_the_last = leverages(state, earlier)
             assert float(stop.costs(before_the_last).sum()) <= stop.allowance + 1e-9
 
     @precondition(lambda self: self.loop.pending)
