@@ -61,7 +61,8 @@ app = typer.Typer(help=HELP, add_completion=False, rich_markup_mode=None, no_arg
 console = Console(stderr=False)
 errors = Console(stderr=True)
 
-RUN, PROBLEM, OWN, POLICY, MODEL = "Run", "Built-in problem", "Your own problem", "Policy", "Model"
+RUN, PROBLEM, OWN, POLICY = "Run", "Built-in problem", "Your own problem", "Policy"
+MODEL, PLAN = "Model", "Plan"
 
 
 def cli_run() -> Any:
@@ -144,6 +145,8 @@ def run(
     noise_variance: Annotated[float | None, _option(MODEL, "ξ² > 0 in the width (default λ).")] = None,
     precision: Annotated[str | None, _option(MODEL, "Of a sweep: float64 or float32; picks stay exact.")] = None,
     memory_bytes: Annotated[int | None, _option(MODEL, "Budget of a sweep's temporary blocks.")] = None,
+    memory: Annotated[float | None, _option(PLAN, "GiB: plan first, and take settings that fit (bkb, bbkb).")] = None,
+    seconds: Annotated[float | None, _option(PLAN, "The same with the seconds that the run may take.")] = None,
 ) -> None:
     """Check everything, run, report."""
     cli_run().launch(**context.params)

@@ -9,13 +9,13 @@ import typer
 
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import console
-from sparse_bo.cli_go import described_problem, device_of, go, number_or_name, problem_of, refused, spread
+from sparse_bo.cli_go import AnyProblem, described_problem, device_of, go, number_or_name, problem_of, refused, spread
 from sparse_bo.errors import StorageError
 from sparse_bo.loop import AskTell
 from sparse_bo.planning import Plan
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.plotting import plot_history
-from sparse_bo.policies import BBKB
+from sparse_bo.policies import BBKB, BKB, Policy
 from sparse_bo.presets import make_kernel, make_policy, make_problem, planned_arms, whole_number
 from sparse_bo.problems import SYNTHETIC
 from sparse_bo.recorded import about_of, read_run
@@ -42,12 +42,15 @@ def launch(
     executor: str | None,
     workers: int | None,
     asynchronous: bool,
+    memory: float | None,
+    seconds: float | None,
     **options: Any,
 ) -> None:
     """``run``: check everything, run, report.
 
     Raises:
-        typer.Exit: With 2 if something does not fit, 130 on Ctrl-C, 1 if the run stops before its end.
+        typer.Exit: With 2 if an option does not fit, 3 if the run does not fit into ``memory`` or ``seconds``, 130 on Ctrl-C,
+            1 if the run stops before its end.
     """
     which = {name: options.pop(name) for name in OF_PROBLEM}
     options = {**options, "width": number_or_name(options["width"]), "buffer": number_or_name(options["buffer"])}
@@ -61,8 +64,11 @@ def launch(
         chosen = problem_of(made).to(device_of(device))
         spread_over = spread(executor, workers, asynchronous)
         notes = {"problem": made, "budget": budget, "out": str(out), "executor": [executor, workers, asynchronous]}
+        made_policy = make_policy(policy, options, problem=name, budget=budget)
+        if memory is not None or seconds is not None:
+            made_policy = _planned(made_policy, chosen, budget=budget, memory=memory, seconds=seconds, seed=seed)
         loop = AskTell(
-            policy=make_policy(policy, options, problem=name, budget=budget),
+            policy=made_policy,
             seed=seed,
             certify_every=certify_every,
             storage=storage,
@@ -73,6 +79,27 @@ def launch(
     except INPUT_ERRORS as error:
         raise refused(error) from error
     go(loop, chosen, budget, spread_over, out, quiet, storage=storage)
+
+
+def _planned(
+    policy: Policy[Any], problem: AnyProblem, *, budget: int, memory: float | None, seconds: float | None, seed: int
+) -> Policy[Any]:
+    """Return the policy with the settings of a plan, and say what was changed."""
+    if "arms" not in problem.domain or not isinstance(policy, (BBKB, BKB)):
+        raise ValueError("--memory and --seconds plan runs of bbkb and bkb over arms; drop them")
+    made = plan_of(
+        problem.domain["arms"],
+        budget=budget,
+        policy=policy,
+        memory=None if memory is None else int(check_positive("memory", memory) * 2**30),
+        seconds=seconds,
+        seed=seed,
+    )
+    for note in made.notes:
+        console.print(f"plan: {note}", highlight=False)
+    if not made.fits:
+        raise typer.Exit(3)
+    return made.policy
 
 
 def go_on(

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
 from sparse_bo.cli import app
 from sparse_bo.planning import costs
+from sparse_bo.planning.forecast import _default_kernel
 from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
+from sparse_bo.recorded import about_of
 
 
 def kernel(lengthscale=0.4):
@@ -61,10 +63,19 @@ def test_rougher_kernels_have_larger_dictionaries():
 
 def test_the_default_kernel_follows_the_ranges(generator):
     X = torch.rand(300, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 10.0, 100.0, 0.0])
-    made = plan(X, budget=20, pilot_seconds=100.0)
-    lengthscale = made.policy.covar_module.lengthscale.detach().flatten()
+    lengthscale = _default_kernel(X).lengthscale.detach().flatten()
     assert float(lengthscale[1] / lengthscale[0]) == pytest.approx(10.0, rel=0.1)
     assert bool((lengthscale > 0).all())
+
+
+def test_the_planned_policy_learns_what_the_given_one_learns(generator):
+    X = torch.rand(300, 2, generator=generator, dtype=torch.float64)
+    for policy in (None, BBKB(), BBKB(oversampling=3.0, regularization=0.2)):
+        made = plan(X, budget=20, policy=policy, memory=2**26, pilot_seconds=100.0).policy
+        assert made.covar_module is None
+        assert made.regularization == (None if policy is None else policy.regularization)
+        assert made.oversampling == (BBKB() if policy is None else policy).oversampling
+    assert plan(X, budget=20, kernel=kernel(), pilot_seconds=100.0).policy.regularization == 0.01
 
 
 def test_tiles_shrink_before_the_dictionary_does():
@@ -93,7 +104,7 @@ def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch):
 def test_what_cannot_fit_is_said_aloud():
     made = quick(10**9, memory=2**30)
     assert not made.fits
-    assert any("does NOT fit: 1.0 GiB are free; pass a lazy arm set" in note for note in made.notes)
+    assert any("does NOT fit: 1.0 GiB may be used; pass a lazy arm set" in note for note in made.notes)
 
 
 def test_a_billion_lazy_arms_fit():
@@ -276,3 +287,36 @@ def test_bad_options_are_named(arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr.replace("\n", " ")
+
+
+def run_with(folder, *arguments):
+    small = ("run", "--problem", "gp-draw", "--arms", "3000", "--budget", "40", "--out", str(folder))
+    return CliRunner().invoke(app, [*small, *arguments])
+
+
+def test_a_run_with_a_memory_limit_takes_its_settings_from_a_plan(tmp_path):
+    done = run_with(tmp_path, "--memory", "0.006", "--storage", str(tmp_path / "run.db"))
+    assert done.exit_code == 0
+    assert "plan: smaller tiles: memory_bytes lowered from 256 MiB" in done.output
+    assert about_of(tmp_path / "run.db")["description"]["fields"]["memory_bytes"] < 2**28  # a resume has it as well
+
+
+def test_a_run_that_does_not_fit_is_not_started(tmp_path):
+    done = run_with(tmp_path, "--memory", "0.0001", "--storage", str(tmp_path / "run.db"))
+    assert done.exit_code == 3
+    assert "does NOT fit: 105 KiB may be used" in done.output
+    assert not (tmp_path / "run.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "random", "--memory", "1"), "--memory and --seconds plan runs of bbkb and bkb over arms"),
+        (("--memory", "0"), "memory > 0"),
+        (("--seconds", "-1"), "seconds > 0"),
+    ],
+)
+def test_bad_limits_of_a_run_are_named(tmp_path, arguments, message):
+    done = run_with(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert message in done.output

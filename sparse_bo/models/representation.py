@@ -42,31 +42,34 @@ def kernel_diagonal(kernel: Kernel, X: Tensor) -> Tensor:
 
 
 def _fold(A: Tensor, dims: int) -> tuple[Tensor, torch.Size]:
-    """Move all but the last ``dims`` batch dimensions of ``A`` (``… x q x d``) into its rows; return the moved shape too.
+    """Move all but the last ``dims`` batch dimensions of ``A`` (``… x q x d``) into its rows.
 
     One large product against a shared matrix is many times faster than a batch of small ones.
+
+    Returns:
+        The tensor, ``batch_shape x (lead · q) x d``, and what its rows were: ``lead x q``.
     """
     extra = max(A.dim() - 2 - dims, 0)
-    lead = A.shape[:extra]
-    if not lead:
-        return A, lead
+    rows = A.shape[:extra] + A.shape[-2:-1]
+    if not extra:
+        return A, rows
     moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
-    return moved.reshape(*A.shape[extra:-2], -1, A.shape[-1]), lead
+    return moved.reshape(*A.shape[extra:-2], rows.numel(), A.shape[-1]), rows
 
 
-def _unfold(A: Tensor, lead: torch.Size) -> Tensor:
+def _unfold(A: Tensor, rows: torch.Size) -> Tensor:
     """Undo :func:`_fold`: ``batch_shape x (lead · q) x r`` becomes ``lead x batch_shape x q x r``."""
-    if not lead:
+    extra, inner = len(rows) - 1, A.dim() - 2
+    if not extra:
         return A
-    spread = A.reshape(*A.shape[:-2], *lead, A.shape[-2] // lead.numel(), A.shape[-1])
-    inner = A.dim() - 2
-    return spread.movedim(tuple(range(inner, inner + len(lead))), tuple(range(len(lead))))
+    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
+    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))
 
 
 def _shared_product(A: Tensor, B: Tensor) -> Tensor:
     """Return ``A @ B`` where ``A`` (``… x q x r``) may have more batch dimensions than ``B`` (``batch_shape x r x e``)."""
-    folded, lead = _fold(A, B.dim() - 2)
-    return _unfold(folded @ B, lead)
+    folded, rows = _fold(A, B.dim() - 2)
+    return _unfold(folded @ B, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +143,10 @@ class Representation:
             X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
         """
         batch_dims = max(self.points.dim() - 2, len(kernel.batch_shape))
-        folded, lead = _fold(X, batch_dims)
+        folded, rows = _fold(X, batch_dims)
         K = kernel_matrix(kernel, folded, self.points)  # batch_shape x q x m
-        mean = _unfold(K @ self.alpha.unsqueeze(-1), lead).squeeze(-1)
-        h = _unfold(K @ self.root, lead)
+        mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
+        h = _unfold(K @ self.root, rows)
         if self.extension is None:
             return Projection(mean, (h,))
         g = self._gain(kernel, X, h)
@@ -152,8 +155,8 @@ class Representation:
     def _gain(self, kernel: Kernel, X: Tensor, h: Tensor) -> Tensor:
         """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
         assert self.extension is not None
-        folded, lead = _fold(X, max(self.extension.points.dim() - 2, len(kernel.batch_shape)))
-        cross = _unfold(kernel_matrix(kernel, folded, self.extension.points), lead)
+        folded, rows = _fold(X, max(self.extension.points.dim() - 2, len(kernel.batch_shape)))
+        cross = _unfold(kernel_matrix(kernel, folded, self.extension.points), rows)
         cross = cross - _shared_product(h, self.extension.explained)  # C(x, F): q x e
         return torch.linalg.solve_triangular(self.extension.root, cross.mT, upper=False).mT
 

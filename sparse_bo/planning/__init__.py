@@ -1,5 +1,6 @@
 """What a run will take before it is started: dictionary size, memory, time; and settings with which it fits."""
 
-from sparse_bo.planning.forecast import Plan, plan
+from sparse_bo.planning.forecast import plan
+from sparse_bo.planning.plans import Plan
 
 __all__ = ["Plan", "plan"]

@@ -1,9 +1,8 @@
-"""A plan: what a run takes, and the settings with which it fits."""
+"""Making a plan: what a run takes, and the settings with which it fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.armsets import ArmSet, LazyArms, ProductGrid, in_memory
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domain import check_domain
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
 from sparse_bo.planning.pilot import Growth, run_pilots
+from sparse_bo.planning.plans import Plan, bytes_text
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.ucb import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
@@ -28,63 +27,6 @@ GPU_BYTES = 2**32
 """Budget of a sweep's blocks on a GPU, where memory allows: small blocks leave it idle."""
 SHARE = 0.8
 """Of the free memory that a plan may use."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a run takes. A forecast: dictionary size and time are extrapolated from pilots, within a factor of about 2."""
-
-    arms: int
-    dims: int
-    budget: int
-    device: str
-    dictionary_size: int
-    """Points in the last dictionary."""
-    batches: int
-    batches_range: tuple[int, int]
-    """Of the pilot objectives with the fewest and the most batches: yours is one like them."""
-    memory: Mapping[str, int]
-    """Bytes at the peak by what for, beside Python, torch and what the process holds already."""
-    available_bytes: int
-    """Free, when the plan was made, or as given."""
-    seconds_per_sweep: float
-    """Of one resparsification: fit and sweep over all arms."""
-    microseconds_per_pick: float
-    """All picks of a batch, divided by their number."""
-    seconds: float
-    """Of the whole run, without the objective."""
-    streamed: bool
-    """Whether the arms are swept tile by tile without vectors of their length."""
-    settings: Mapping[str, Any]
-    """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
-    notes: tuple[str, ...]
-    """What was changed to make the run fit, and what does not."""
-    fits: bool
-    """Whether the run stays within the memory, and the time if one was given."""
-    policy: UCBPolicy
-    """The policy with these settings: run this one."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes at the peak in all, beside what the process holds already."""
-        return sum(self.memory.values())
-
-    def lines(self) -> dict[str, str]:
-        """Return the plan as rows of a table: what, how much."""
-        low, high = self.batches_range
-        precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
-        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in self.memory.items() if size >= 2**20)
-        return {
-            "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
-            "evaluations": f"{self.budget:,} in about {self.batches:,} batches ({low:,} to {high:,} in the pilots)",
-            "dictionary": f"about {self.dictionary_size:,} points",
-            "memory": f"{_bytes(self.memory_bytes)} of {_bytes(self.available_bytes)} free" + (f" ({parts})" if parts else ""),
-            "per sweep": _seconds(self.seconds_per_sweep),
-            "per pick": f"{self.microseconds_per_pick:.0f} µs",
-            "in all": _seconds(self.seconds) + ", without the objective",
-            "settings": f"memory_bytes {self.settings['memory_bytes']:,}, sweep in {precision}, "
-            f"max_dictionary {self.settings['max_dictionary'] or 'none'}, on {self.device}",
-        }
 
 
 def plan(
@@ -114,7 +56,8 @@ def plan(
         budget: Evaluations.
         kernel: Default: that of ``policy``, else an RBF kernel with the lengthscale that BoTorch's prior favours in the unit
             cube, ``0.2 √d`` (a learned kernel may differ: plan again with it).
-        policy: Default ``BBKB(covar_module=kernel, regularization=0.01)``; where it learns its noise, 0.01 is assumed.
+        policy: Default ``BBKB(covar_module=kernel, regularization=0.01)``, without ``kernel`` one that learns both. Where it
+            learns its kernel or noise, the default kernel and 0.01 are assumed.
         device: Default: that of the arms, else the CPU.
         memory: Bytes that may be used; default: what is free.
         seconds: Time that may be used; default: any.
@@ -143,6 +86,9 @@ class _Request:
     held: bool
     budget: int
     policy: UCBPolicy
+    """With a kernel and a noise assumed where it learns them."""
+    given: UCBPolicy
+    """As it is to be run."""
     device: torch.device
     available: int
     seconds: float | None
@@ -181,8 +127,13 @@ def _request(
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"plans are made for BBKB and BKB, got {type(policy).__name__}")
-    if chosen.covar_module is None or kernel is not None:
-        chosen = replace(chosen, covar_module=kernel or _default_kernel(stand_in))
+    if kernel is not None:
+        chosen = replace(chosen, covar_module=kernel)
+    if policy is None and kernel is not None:
+        chosen = replace(chosen, regularization=0.01)
+    given = chosen
+    if chosen.covar_module is None:
+        chosen = replace(chosen, covar_module=_default_kernel(stand_in))
     if chosen.regularization is None:
         chosen = replace(chosen, regularization=0.01)
     return _Request(
@@ -191,6 +142,7 @@ def _request(
         held=held,
         budget=budget,
         policy=chosen,
+        given=given,
         device=where,
         available=check_count("memory", memory) if memory is not None else int(SHARE * costs.available_bytes(where)),
         seconds=None if seconds is None else check_positive("seconds", seconds),
@@ -223,7 +175,7 @@ def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
     policy = request.policy
     if request.device.type == "cuda" and policy.memory_bytes == DEFAULT_MEMORY_BYTES:
         policy = replace(policy, memory_bytes=max(min(GPU_BYTES, request.available // 8), LEAST_BYTES))
-        return policy, [f"a GPU works in larger blocks: memory_bytes set to {_bytes(policy.memory_bytes)}"]
+        return policy, [f"a GPU works in larger blocks: memory_bytes set to {bytes_text(policy.memory_bytes)}"]
     return policy, []
 
 
@@ -283,7 +235,7 @@ def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: lis
     while too_much() and policy.memory_bytes // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
         policy = replace(policy, memory_bytes=policy.memory_bytes // 2)
     if policy.memory_bytes != start:
-        notes = [*notes, f"smaller tiles: memory_bytes lowered from {_bytes(start)} to {_bytes(policy.memory_bytes)}"]
+        notes = [*notes, f"smaller tiles: memory_bytes lowered from {bytes_text(start)} to {bytes_text(policy.memory_bytes)}"]
     cap = m
     while too_much() and cap > 64:
         cap = max(cap // 2, 64)
@@ -295,7 +247,7 @@ def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: lis
     if not fits:
         lazy = isinstance(request.arms, LazyArms) and request.held
         advice = "free memory" if lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
-        notes = [*notes, f"does NOT fit: {_bytes(request.available)} are free; {advice}"]
+        notes = [*notes, f"does NOT fit: {bytes_text(request.available)} may be used; {advice}"]
     return policy, notes, fits
 
 
@@ -359,6 +311,11 @@ def _plan(
         sweep += size * measured.column_per_arm * a
     picking = per_pick * request.budget + batches * measured.pick_per_arm * a
     grown = max(sweep - measured.sweep_fixed, 0.0)
+    settings: dict[str, Any] = {
+        "memory_bytes": policy.memory_bytes,
+        "sweep_dtype": policy.sweep_dtype,
+        "max_dictionary": policy.max_dictionary,
+    }
     return Plan(
         arms=a,
         dims=request.dims,
@@ -373,28 +330,8 @@ def _plan(
         microseconds_per_pick=1e6 * picking / request.budget,
         seconds=batches * (growth.overhead + grown) + columns + picking,
         streamed=streamed,
-        settings={
-            "memory_bytes": policy.memory_bytes,
-            "sweep_dtype": policy.sweep_dtype,
-            "max_dictionary": policy.max_dictionary,
-        },
+        settings=settings,
         notes=tuple(notes),
         fits=fits,
-        policy=policy,
+        policy=replace(request.given, **settings),
     )
-
-
-def _bytes(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:,.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 0.1:
-        return f"{1e3 * seconds:.1f} ms"
-    if seconds < 120.0:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,86 @@
+"""What a plan holds, and how it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.policies.ucb import UCBPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run takes. A forecast: dictionary size and time are extrapolated from pilots, within a factor of about 2."""
+
+    arms: int
+    dims: int
+    budget: int
+    device: str
+    dictionary_size: int
+    """Points in the last dictionary."""
+    batches: int
+    batches_range: tuple[int, int]
+    """Of the pilot objectives with the fewest and the most batches: yours is one like them."""
+    memory: Mapping[str, int]
+    """Bytes at the peak by what for, beside Python, torch and what the process holds already."""
+    available_bytes: int
+    """Free, when the plan was made, or as given."""
+    seconds_per_sweep: float
+    """Of one resparsification: fit and sweep over all arms."""
+    microseconds_per_pick: float
+    """All picks of a batch, divided by their number."""
+    seconds: float
+    """Of the whole run, without the objective."""
+    streamed: bool
+    """Whether the arms are swept tile by tile without vectors of their length."""
+    settings: Mapping[str, Any]
+    """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
+    notes: tuple[str, ...]
+    """What was changed to make the run fit, and what does not."""
+    fits: bool
+    """Whether the run stays within the memory, and the time if one was given."""
+    policy: UCBPolicy
+    """The policy that was given, with these settings: run this one. What it learns it still learns."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes at the peak in all, beside what the process holds already."""
+        return sum(self.memory.values())
+
+    def lines(self) -> dict[str, str]:
+        """Return the plan as rows of a table: what, how much."""
+        low, high = self.batches_range
+        precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
+        parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.memory.items() if size >= 2**20)
+        return {
+            "arms": f"{self.arms:,} x {self.dims}" + (", streamed" if self.streamed else ", in memory"),
+            "evaluations": f"{self.budget:,} in about {self.batches:,} batches ({low:,} to {high:,} in the pilots)",
+            "dictionary": f"about {self.dictionary_size:,} points",
+            "memory": f"{bytes_text(self.memory_bytes)} of {bytes_text(self.available_bytes)} free"
+            + (f" ({parts})" if parts else ""),
+            "per sweep": seconds_text(self.seconds_per_sweep),
+            "per pick": f"{self.microseconds_per_pick:.0f} µs",
+            "in all": seconds_text(self.seconds) + ", without the objective",
+            "settings": f"memory_bytes {self.settings['memory_bytes']:,}, sweep in {precision}, "
+            f"max_dictionary {self.settings['max_dictionary'] or 'none'}, on {self.device}",
+        }
+
+
+def bytes_text(size: float) -> str:
+    """Return a number of bytes in the largest unit that fits."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:,.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds in milliseconds to hours."""
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.1f} ms"
+    if seconds < 120.0:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
