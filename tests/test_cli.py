@@ -134,7 +134,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
 
 PLAIN = ["--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "40", "--policy", "random", "--seed", "1"]
 SLOWLY = """
-import sys, time
+import signal, sys, time
 from sparse_bo import cli, problems
 noise = problems.ticket_noise
 def slow(tickets, *, seed):
@@ -142,6 +142,7 @@ def slow(tickets, *, seed):
     return noise(tickets, seed=seed)
 problems.ticket_noise = slow
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     cli.main()
 """
 

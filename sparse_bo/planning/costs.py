@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,6 +119,13 @@ def seconds_per_pick() -> float:
     return _seconds(picks, repeats=2) / 500
 
 
+def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> int:
+    """Return over how many arms to time a sweep: so many that its blocks leave the processor's cache, as the run's do."""
+    if device.type != "cpu":
+        return min(a, 2**20)
+    return min(a, 2**18, max(2**14, memory_bytes // (16 * max(m, 1))))
+
+
 def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator: torch.Generator) -> Costs:
     """Time a resparsification and a batch over two numbers of arms.
 
@@ -128,7 +136,7 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
         distinct: Arms pulled.
         generator: CPU generator.
     """
-    most = min(arms.shape[0], 2**14 if arms.device.type == "cpu" else 2**20)
+    most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.memory_bytes, device=arms.device)
     few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (max(most // 8, 1), most))
     span = max(most - max(most // 8, 1), 1)
 
@@ -192,16 +200,16 @@ def _surrogate(arms: ArmSet, policy: UCBPolicy) -> Surrogate:
 
 
 def _seconds(operation: Callable[[], object], *, repeats: int = 3) -> float:
-    """Return the seconds of an operation, the best of a few after a first one that does not count."""
-    best = float("inf")
+    """Return the seconds of an operation, the median of a few after a first one that does not count."""
+    times = []
     for attempt in range(repeats + 1):
         start = time.perf_counter()
         operation()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if attempt:
-            best = min(best, time.perf_counter() - start)
-    return best
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def memory(

@@ -48,7 +48,7 @@ def plan(
     seconds of a sweep, a kernel column and a pick are measured on this machine with that dictionary size. If the run would
     not fit, first tiles are made smaller, then the dictionary is capped; for the time, first the precision of the sweep is
     lowered on a GPU, then the dictionary is capped. Every such step is in ``notes``. Takes up to about ``pilot_seconds`` and
-    a few sweeps over 16,384 arms (on a GPU 10⁶).
+    a few sweeps over at most 2¹⁸ arms (on a GPU 2²⁰).
 
     Args:
         arms: The arm set, or how many arms there will be (taken to be uniform in the unit cube).
@@ -263,7 +263,10 @@ def _fit_time(
     """Time the operations; lower the precision, then cap the dictionary, until the run takes no longer than it may."""
     arms: ArmSet = request.arms
     if not _memory(request, policy, growth)[1]:
-        arms = _sample(request, min(request.count, 2**20 if request.device.type == "cuda" else 2**14), generator)
+        rows = costs.timed_rows(
+            request.count, m=round(growth.mean_size), memory_bytes=policy.memory_bytes, device=request.device
+        )
+        arms = _sample(request, rows, generator)
     size = math.ceil(growth.dictionary_size)
 
     def forecast(policy: UCBPolicy) -> Plan:
