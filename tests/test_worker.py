@@ -133,10 +133,11 @@ def test_a_worker_of_a_plain_objective_loads_nothing_heavy():
 SCRIPT = """
 import torch
 from sparse_bo import RandomSearch, maximize
-from tests import light
+def objective(X):
+    return [x[0] for x in X]
 bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
 def main():
-    maximize(light.smooth_all, bounds=bounds, budget=2, policy=RandomSearch(), arrays="list", executor="processes", workers=2)
+    maximize(objective, bounds=bounds, budget=2, policy=RandomSearch(), arrays="list", executor="processes", workers=2)
 """
 
 
