@@ -100,7 +100,7 @@ EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask":
         ("threads", 64),
         ("processes", 16),
         pytest.param("processes", 64, marks=pytest.mark.slow),
-        pytest.param("loky", 16, marks=pytest.mark.slow),
+        pytest.param("loky", 64, marks=pytest.mark.slow),
         ("dask", 64),
     ],
     ids=["threads", "processes", "64 processes", "loky", "dask"],
