@@ -10,7 +10,7 @@ import torch
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.acquisition.feasible import Feasible, LinearConstraint, NonlinearConstraint, check_feasible
+from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, check_feasible
 from sparse_bo.acquisition.pending import (
     Acquisition,
     AcquisitionBox,
@@ -20,6 +20,7 @@ from sparse_bo.acquisition.pending import (
 )
 from sparse_bo.acquisition.picking import (
     Chooser,
+    Search,
     UpperConfidenceBox,
     UpperConfidenceChoices,
     cost,
@@ -65,8 +66,12 @@ def optimize_batch(
     By default a pick maximises ``mean + √beta · √variance`` with means frozen (GP-BUCB), in closed form for
     :class:`~sparse_bo.SparseGP` and ``SingleTaskGP``: O(raw_samples · m r) once, then per pick a few searches of O(m r) per
     step with m dictionary points (all data of an exact GP), whatever the size of the batch. With ``choices`` it is the exact
-    lazy argmax. Any other model is conditioned by its own ``condition_on_observations``. With ``acquisition``, each pick is
-    one ``optimize_acqf(q=1)``, the points before it in ``X_pending``.
+    lazy argmax. Any other model is conditioned by its own ``condition_on_observations``.
+
+    With ``acquisition``, each pick maximises it with the points before it in ``X_pending``. BoTorch's qUCB, qEI, qLogEI, qPI
+    and qSimpleRegret on a model in closed form are sampled at the joint posterior of a point and the picks: O(m r + q r + q³)
+    a value, searched as above but only until 20 steps or a relative change of 1e-4 (``options`` overrides). Any other
+    function or model is maximised by ``optimize_acqf(q=1)``.
 
     Args:
         model: One output, no batch shape, with observation noise.
@@ -83,8 +88,8 @@ def optimize_batch(
         X_pending: ``p x d`` points whose results are still out: variances are conditioned on them, and their leverages count.
         num_restarts: Searches per pick.
         raw_samples: Points that the searches start from.
-        options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); with ``acquisition``, as in
-            ``optimize_acqf``.
+        options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); where ``optimize_acqf`` searches,
+            as there.
         inequality_constraints: As in ``optimize_acqf``, on single points: ``(indices, coefficients, rhs)`` with ``Σ ≥ rhs``.
         equality_constraints: The same with ``=``.
         nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).
@@ -126,37 +131,27 @@ def optimize_batch(
         posterior, spent = _with_pending(posterior, X_pending, rule, condition=function is None)
     if spent > rule.allowance or (X_pending is not None and rule.allowance <= 0.0):
         return domain[:0], domain.new_empty(0)
-    search: dict[str, Any] = {
-        "num_restarts": num_restarts,
-        "raw_samples": raw_samples,
-        "options": options or {},
-        "post_processing": post_processing_func,
-        "generator": generator,
-    }
     end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q}
+    search = None
+    if feasible is not None:
+        search = Search(feasible, num_restarts, raw_samples, options or {}, post_processing_func, generator)
     if function is None:
-        chooser: Chooser = _upper_confidence(posterior, feasible, domain, math.sqrt(beta), search)
+        chooser = _upper_confidence(posterior, search, domain, math.sqrt(beta))
         return pick_until(posterior, chooser, condition=True, **end)
     with Pending(function, X_pending) as pending:
-        chooser = (
-            AcquisitionChoices(pending, domain) if feasible is None else _on_a_box(pending, model, posterior, feasible, search)
-        )
+        chooser = AcquisitionChoices(pending, domain) if search is None else _on_a_box(pending, model, posterior, search)
         return pick_until(posterior, chooser, condition=False, **end)
 
 
-def _on_a_box(
-    pending: Pending, model: Model, posterior: BatchPosterior, feasible: Feasible, search: Mapping[str, Any]
-) -> Chooser:
+def _on_a_box(pending: Pending, model: Model, posterior: BatchPosterior, search: Search) -> Chooser:
     if isinstance(posterior, ClosedForm) and is_sampled(pending.function, model, posterior):
-        return SampledBox(pending, posterior, feasible, **search)
-    return AcquisitionBox(pending, feasible, **search)
+        return SampledBox(pending, posterior, search)
+    return AcquisitionBox(pending, search)
 
 
-def _upper_confidence(
-    posterior: BatchPosterior, feasible: Feasible | None, domain: Tensor, width: float, search: Mapping[str, Any]
-) -> Chooser:
-    if feasible is not None:
-        return UpperConfidenceBox(posterior, feasible, width=width, **search)
+def _upper_confidence(posterior: BatchPosterior, search: Search | None, domain: Tensor, width: float) -> Chooser:
+    if search is not None:
+        return UpperConfidenceBox(posterior, search, width=width)
     with torch.no_grad():
         return UpperConfidenceChoices(posterior, domain, width=width)
 

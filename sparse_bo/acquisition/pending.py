@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -12,8 +12,7 @@ from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from torch import Tensor
 
-from sparse_bo.acquisition.feasible import Feasible
-from sparse_bo.acquisition.picking import Chosen, PostProcessing
+from sparse_bo.acquisition.picking import Chosen, Search
 from sparse_bo.acquisition.posteriors import BatchPosterior
 from sparse_bo.seeding import seeded
 
@@ -84,43 +83,34 @@ class Pending:
 class AcquisitionBox:
     """The maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
 
-    def __init__(
-        self,
-        pending: Pending,
-        feasible: Feasible,
-        *,
-        num_restarts: int,
-        raw_samples: int,
-        options: Mapping[str, Any],
-        post_processing: PostProcessing | None,
-        generator: torch.Generator,
-    ) -> None:
-        """Hold the settings, which are those of ``optimize_acqf``; ``generator`` seeds the draws of each pick."""
-        self.pending, self.feasible, self.generator = pending, feasible, generator
+    def __init__(self, pending: Pending, search: Search) -> None:
+        """Hold the settings, which are those of ``optimize_acqf``; the generator seeds the draws of each pick."""
+        self.pending, self.search = pending, search
+        feasible = search.feasible
         self.settings: dict[str, Any] = {
-            "num_restarts": num_restarts,
-            "raw_samples": raw_samples,
-            "options": dict(options),
+            "num_restarts": search.num_restarts,
+            "raw_samples": search.raw_samples,
+            "options": dict(search.options),
             "inequality_constraints": list(feasible.inequality) or None,
             "equality_constraints": list(feasible.equality) or None,
             "fixed_features": feasible.fixed,
-            "post_processing_func": post_processing,
+            "post_processing_func": search.post_processing,
         }
         if feasible.nonlinear:
             self.settings["nonlinear_inequality_constraints"] = list(feasible.nonlinear)
             self.settings["ic_generator"] = self._feasible_starts
-            self.settings["options"] = {"batch_limit": 1, **options}
+            self.settings["options"] = {"batch_limit": 1, **search.options}
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        with seeded(self.generator), torch.enable_grad():
-            X, value = optimize_acqf(self.pending.function, self.feasible.box.bounds, q=1, **self.settings)
+        with seeded(self.search.generator), torch.enable_grad():
+            X, value = optimize_acqf(self.pending.function, self.search.feasible.box.bounds, q=1, **self.settings)
         self.pending.add(X)
         return Chosen(posterior.prepare(X), value.detach())
 
     def _feasible_starts(self, acq_function: AcquisitionFunction, num_restarts: int, raw_samples: int, **_: Any) -> Tensor:
         """Return the best feasible samples as starts, ``num_restarts x 1 x d``: BoTorch has none for nonlinear constraints."""
-        X = self.feasible.sample(raw_samples, generator=self.generator).unsqueeze(-2)
+        X = self.search.feasible.sample(raw_samples, generator=self.search.generator).unsqueeze(-2)
         with torch.no_grad():
             return X[acq_function(X).topk(min(num_restarts, len(X))).indices]
 

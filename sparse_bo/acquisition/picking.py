@@ -29,6 +29,23 @@ APART = 0.1
 PostProcessing = Callable[[Tensor], Tensor]
 
 
+class Search(NamedTuple):
+    """Where and how a box is searched for each pick."""
+
+    feasible: Feasible
+    """Where picks may lie."""
+    num_restarts: int
+    """Searches per pick."""
+    raw_samples: int
+    """Points that searches start from: a pool, or drawn anew for each pick."""
+    options: Mapping[str, Any]
+    """Of the searches, as in ``gen_candidates_scipy``."""
+    post_processing: PostProcessing | None
+    """Applied to each pick (``1 x 1 x d``)."""
+    generator: torch.Generator
+    """On the CPU: the only source of randomness."""
+
+
 class Chosen(NamedTuple):
     """One pick."""
 
@@ -97,51 +114,35 @@ class UpperConfidenceBox:
     pick. The pick is the best point of the pool, never worse than any search.
     """
 
-    def __init__(
-        self,
-        posterior: BatchPosterior,
-        feasible: Feasible,
-        *,
-        width: float,
-        num_restarts: int,
-        raw_samples: int,
-        options: Mapping[str, Any],
-        post_processing: PostProcessing | None,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, posterior: BatchPosterior, search: Search, *, width: float) -> None:
         """Score the pool. O(raw_samples m r). Draws one integer, and ``LOCAL_SAMPLES x d`` normals per pick but the first.
 
         Args:
             posterior: With pending points conditioned on.
-            feasible: Where picks may lie.
+            search: Where and how.
             width: Multiplies the standard deviation.
-            num_restarts: Searches per pick.
-            raw_samples: Points of the pool.
-            options: Of the searches.
-            post_processing: Applied to each pick (``1 x 1 x d``).
-            generator: CPU generator.
         """
-        self.feasible, self.width, self.num_restarts, self.options = feasible, width, num_restarts, options
-        self.post_processing, self.generator = post_processing, generator
+        self.search, self.width = search, width
         with torch.no_grad():
-            self.scores = Scores(posterior, feasible.sample(raw_samples, generator=generator), width=width)
+            pool = search.feasible.sample(search.raw_samples, generator=search.generator)
+            self.scores = Scores(posterior, pool, width=width)
         low, high = (float(bound) for bound in torch.aminmax(self.scores.score))
         self.origin, self.range = high, (high - low) or 1.0
         self.last: Tensor | None = None
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`Chooser`."""
-        scores = self.scores
+        scores, search = self.scores, self.search
         if self.last is not None:
-            self._add(posterior, around(self.feasible, self.last, generator=self.generator))
+            self._add(posterior, around(search, self.last))
         starts = self._starts(posterior)
         with torch.enable_grad():
-            ends = self.feasible.ascend(lambda X: self._score(posterior, X), starts, self.options)
+            ends = search.feasible.ascend(lambda X: self._score(posterior, X), starts, search.options)
         self._add(posterior, ends)
         row = scores.highest(posterior, 1)
         point, value = scores.points(posterior, row), scores.score[row].squeeze(0)
-        if self.post_processing is not None:
-            point = posterior.prepare(processed(self.post_processing, point.X))
+        if search.post_processing is not None:
+            point = posterior.prepare(processed(search.post_processing, point.X))
             value = (point.mean + self.width * posterior.variance(point).sqrt()).squeeze(0)
         self.last = point.X
         return Chosen(point, value)
@@ -159,26 +160,26 @@ class UpperConfidenceBox:
 
     def _starts(self, posterior: BatchPosterior) -> Tensor:
         """Return up to ``num_restarts`` of the best points of the pool, apart from one another."""
-        best = self.scores.X[self.scores.highest(posterior, max(BLOCK, 4 * self.num_restarts))]
-        return best[apart(self.feasible, best, self.num_restarts)]
+        best = self.scores.X[self.scores.highest(posterior, max(BLOCK, 4 * self.search.num_restarts))]
+        return best[apart(self.search, best)]
 
 
-def around(feasible: Feasible, X: Tensor, *, generator: torch.Generator) -> Tensor:
+def around(search: Search, X: Tensor) -> Tensor:
     """Return feasible points around a pick (``1 x d``). Draws ``LOCAL_SAMPLES x d`` normals."""
-    box = feasible.box
-    noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=generator, dtype=torch.float64).to(X)
+    feasible, box = search.feasible, search.feasible.box
+    noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=search.generator, dtype=torch.float64).to(X)
     near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
     near = feasible.settle(near.clamp(box.lower, box.upper))
     return near[feasible.contains(near)]
 
 
-def apart(feasible: Feasible, best: Tensor, count: int) -> list[int]:
-    """Return up to ``count`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
-    unit = feasible.to_unit(best)
+def apart(search: Search, best: Tensor) -> list[int]:
+    """Return up to ``num_restarts`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
+    unit = search.feasible.to_unit(best)
     near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
     rows: list[int] = []
     for i in range(len(best)):
-        if len(rows) < count and not bool(near[i, rows].any()):
+        if len(rows) < search.num_restarts and not bool(near[i, rows].any()):
             rows.append(i)
     return rows
 

@@ -33,9 +33,8 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.pending import Pending
-from sparse_bo.acquisition.picking import Chosen, PostProcessing, apart, around, processed
+from sparse_bo.acquisition.picking import Chosen, Search, apart, around, processed
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
 from sparse_bo.acquisition.scores import BLOCK, SWEEP
 from sparse_bo.seeding import seeded
@@ -49,7 +48,8 @@ SAMPLED = (
 )
 """Functions of the posterior at ``[x; X_pending]`` and of nothing else of the model: subclasses may be anything."""
 SEARCH: Mapping[str, Any] = {"maxiter": 20, "ftol": 1e-4, "pgtol": 1e-4}
-"""Of L-BFGS-B, on top of the usual: with 512 samples a value is off by some percent, so finer searches only fit the samples."""
+"""Of L-BFGS-B, on top of the usual, for speed: a value costs O(samples · q²) here, and the pick is the best point of a pool, so
+that a search need not end exactly. ``options=`` overrides them."""
 CHUNK = 32
 """Points whose samples (``512 x (1 + q)`` each) are held at a time."""
 
@@ -106,66 +106,50 @@ class SampledBox:
     What the posterior at the batch start says of its points is computed once.
     """
 
-    def __init__(
-        self,
-        pending: Pending,
-        posterior: ClosedForm,
-        feasible: Feasible,
-        *,
-        num_restarts: int,
-        raw_samples: int,
-        options: Mapping[str, Any],
-        post_processing: PostProcessing | None,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, pending: Pending, posterior: ClosedForm, search: Search) -> None:
         """Prepare the pool: O(raw_samples m r). Draws one integer; then per pick one more, but for the first also normals.
 
         Args:
             pending: The function, and the points that were pending before the batch.
             posterior: At the batch start.
-            feasible: Where picks may lie.
-            num_restarts: Searches per pick.
-            raw_samples: Points of the pool.
-            options: Of the searches, as in ``gen_candidates_scipy``.
-            post_processing: Applied to each pick (``1 x 1 x d``).
-            generator: CPU generator; also seeds the function's own sampler, if it has none yet.
+            search: Where and how; its generator also seeds the function's own sampler, if it has none yet.
         """
-        self.pending, self.feasible, self.generator = pending, feasible, generator
-        constrained = bool(feasible.inequality or feasible.equality or feasible.nonlinear)  # SLSQP has other options
-        self.options = options if constrained else {**SEARCH, **options}
-        self.num_restarts, self.post_processing = num_restarts, post_processing
-        self.known, self.raw_samples = KnownPicks(posterior), raw_samples
+        feasible = search.feasible
+        if not (feasible.inequality or feasible.equality or feasible.nonlinear):  # SLSQP has other options
+            search = search._replace(options={**SEARCH, **search.options})
+        self.pending, self.search, self.known = pending, search, KnownPicks(posterior)
         with torch.no_grad():
             for X in pending.points:
                 for row in torch.split(X, 1):
                     self.known.add(posterior.prepare(row))
-            parts = torch.split(feasible.sample(raw_samples, generator=generator), SWEEP)
+            parts = torch.split(feasible.sample(search.raw_samples, generator=search.generator), SWEEP)
             first, *more = [posterior.prepare(part) for part in parts]
             self.pool = first.joined(*more)
         self.last: Tensor | None = None
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
+        search = self.search
         if self.last is not None:
-            self._join(posterior, around(self.feasible, self.last, generator=self.generator))
-        with self._standing_in(), seeded(self.generator):
+            self._join(posterior, around(search, self.last))
+        with self._standing_in(), seeded(search.generator):
             values = self._values(self.pool)
             order = values.argsort(descending=True, stable=True)
-            best = order[: max(BLOCK, 4 * self.num_restarts)]
-            starts = self.pool.X[best[apart(self.feasible, self.pool.X[best], self.num_restarts)]]
+            best = order[: max(BLOCK, 4 * search.num_restarts)]
+            starts = self.pool.X[best[apart(search, self.pool.X[best])]]
             low, high = float(values.min()), float(values.max())
             scale = (high - low) or 1.0
             with torch.enable_grad():
-                ends = self.feasible.ascend(lambda X: (self._at(X) - high) / scale, starts, self.options)
-            self.pool = self.pool[order[: self.raw_samples]]
-            values = values[order[: self.raw_samples]]
+                ends = search.feasible.ascend(lambda X: (self._at(X) - high) / scale, starts, search.options)
+            self.pool = self.pool[order[: search.raw_samples]]
+            values = values[order[: search.raw_samples]]
             if len(ends):
                 found = posterior.prepare(ends)
                 self.pool, values = self.pool.joined(found), torch.cat([values, self._values(found)])
             row = int(values.argmax())
             point, value = self.pool[row : row + 1], values[row]
-            if self.post_processing is not None:
-                point = posterior.prepare(processed(self.post_processing, point.X))
+            if search.post_processing is not None:
+                point = posterior.prepare(processed(search.post_processing, point.X))
                 value = self._values(point).squeeze(0)
         self.known.add(point)
         self.pending.add(point.X)

@@ -13,6 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
 from sparse_bo.validation import check_indices
 
 
@@ -56,22 +57,29 @@ def fit_to_rows(model: Any, rows: Tensor, *, fit: Callable[[Any], Any] | None = 
     rows = check_indices("rows", rows, size=len(X)).to(X.device)
     if not len(rows) or len(torch.unique(rows)) < len(rows):
         raise ValueError(f"expected at least one row, and distinct ones, got {len(rows)}")
-    old = None if previous is None else _parameters_of(previous, like=model)
+    if previous is not None and not same_parameters(previous, model):
+        expected, got = (", ".join(dict(m.named_parameters())) for m in (model, previous))
+        raise ValueError(
+            f"expected previous to have the parameters {expected} in the same shapes, got {got}; "
+            "leave previous out where the model changes"
+        )
+    old = None if previous is None else parameters_of(previous)
     model.set_train_data(X[rows], targets[rows], strict=False)
-    if fit is None:
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    else:
-        fit(model)
-    model.train()
-    model.set_train_data(X, targets, strict=False)
+    try:
+        if fit is None:
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        else:
+            fit(model)
+    finally:  # a fit that fails must not leave the model without its data
+        model.train()
+        model.set_train_data(X, targets, strict=False)
     accepted = True
     if old is not None:
-        new = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        proposed = _log_density(model)
-        _set(model, old)
+        new, proposed = parameters_of(model), _log_density(model)
+        set_parameters(model, old)
         accepted = proposed > _log_density(model)
         if accepted:
-            _set(model, new)
+            set_parameters(model, new)
     model.eval()
     return accepted
 
@@ -83,19 +91,3 @@ def _log_density(model: Any) -> float:
     # Beyond 800 points GPyTorch would estimate the determinant from random probes.
     with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
         return float(objective(model(*model.train_inputs), model.train_targets))
-
-
-def _parameters_of(previous: Any, *, like: Any) -> dict[str, Tensor]:
-    old, new = dict(previous.named_parameters()), dict(like.named_parameters())
-    if {name: p.shape for name, p in old.items()} != {name: p.shape for name, p in new.items()}:
-        raise ValueError(
-            f"expected previous to have the parameters {', '.join(new)} in the same shapes, got {', '.join(old)}; "
-            "leave previous out where the model changes"
-        )
-    return {name: parameter.detach().clone() for name, parameter in old.items()}
-
-
-def _set(model: Any, values: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sparse_bo.models import fit_to_rows
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
-from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState, copy_parameters, same_parameters, sparse_matern_gp
+from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
+from sparse_bo.policies.surrogate import SurrogatePolicy, SurrogateState, sparse_matern_gp
 from sparse_bo.validation import check_choice, check_count, check_number
 
 OVERHEAD_OBSERVATIONS = 70
@@ -81,8 +82,8 @@ class BufferedPolicy(SurrogatePolicy):
         if previous is not None and not same_parameters(previous, model):
             previous = None
         warm = self.warm_start and previous is not None
-        if warm:
-            copy_parameters(previous, model)
+        if previous is not None and warm:
+            set_parameters(model, parameters_of(previous))
         fit_to_rows(model, subset, fit=partial(self._learn, warm=warm), previous=previous)
         return model
 

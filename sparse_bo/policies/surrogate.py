@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from sparse_bo.domain import Box, Domain
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import SparseGP
+from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters, shapes
 from sparse_bo.policies.base import Proposal, Stopwatch, box_of
 from sparse_bo.policies.freezing import Frozen
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
@@ -213,7 +214,7 @@ class SurrogatePolicy(ABC):
         if self.surrogate is not None:
             with seeded(torch.Generator()):
                 anew = _held(self._unfitted(state, self._known(state)))
-            if not isinstance(model, ExactGP) or _shapes(anew) != _shapes(held) or len(model.batch_shape):
+            if not isinstance(model, ExactGP) or shapes(anew) != shapes(held) or len(model.batch_shape):
                 return None
         return frozen | {f"model.{name}": value.detach() for name, value in held.items()}
 
@@ -284,7 +285,7 @@ class SurrogatePolicy(ABC):
         model = self._unfitted(state, subset)
         warm = self.warm_start and state.surrogate is not None and same_parameters(state.surrogate, model)
         if warm:
-            copy_parameters(state.surrogate, model)
+            set_parameters(model, parameters_of(state.surrogate))
         self._learn(model, warm=warm)
         model.eval()
         return model
@@ -313,26 +314,9 @@ class SurrogatePolicy(ABC):
             )
 
 
-def same_parameters(source: Model, target: Model) -> bool:
-    """Return whether the parameters of two models correspond one to one."""
-    return _shapes(dict(source.named_parameters())) == _shapes(dict(target.named_parameters()))
-
-
 def _held(model: Model) -> dict[str, Tensor]:
     """Return a model's parameters and buffers by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _shapes(parts: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: part.shape for name, part in parts.items()}
-
-
-def copy_parameters(source: Model, target: Model) -> None:
-    """Copy all parameters."""
-    old = dict(source.named_parameters())
-    with torch.no_grad():
-        for name, parameter in target.named_parameters():
-            parameter.copy_(old[name])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

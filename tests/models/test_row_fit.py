@@ -138,3 +138,31 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"previous to have the parameters .* leave previous out"):
         fit_to_rows(gp, ROWS, previous=SingleTaskGP(X.new_zeros(4, 3), Y[:4]))
     assert float(gp.covar_module.lengthscale.detach().max()) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("model", [SingleTaskGP, SparseGP])
+def test_a_fit_that_fails_leaves_the_model_its_data(model):
+    X, Y = _data()
+    gp, test = _model(X, Y, model), torch.rand(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = _dense_mean(gp, X, Y, test)
+
+    def broken(proposed):
+        raise RuntimeError(f"no fit to {len(proposed.train_targets)} rows")
+
+    with pytest.raises(RuntimeError, match="no fit to 6 rows"):
+        fit_to_rows(gp, ROWS, fit=broken)
+    assert len(gp.train_targets) == len(X)
+    torch.testing.assert_close(gp.posterior(test).mean, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32:botorch.exceptions.InputDataWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_row_copies_and_low_precision_are_enough(dtype):
+    X, Y = (part.to(dtype) for part in _data())
+    X, Y = X.repeat(2, 1), Y.repeat(2, 1)  # every input twice: a kernel matrix of half rank
+    gp = _model(X, Y, SparseGP)
+    assert fit_to_rows(gp, torch.tensor([3]))
+    mean = gp.posterior(X).mean
+    assert mean.dtype == dtype
+    assert bool(mean.isfinite().all())
+    torch.testing.assert_close(mean[:24], mean[24:])
