@@ -21,8 +21,8 @@ from common import RESULTS, append, environment, read
 from matplotlib.figure import Figure
 
 from sparse_bo import AskTell
-from sparse_bo.plotting import STYLE
-from sparse_bo.presets import make_policy, make_problem
+from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.runs.figures import STYLE
 
 FILE = RESULTS / "bbkb_figures.jsonl"
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -28,8 +28,8 @@ from torch import Tensor
 from sparse_bo import BKB
 from sparse_bo.core import dtc
 from sparse_bo.dictionary import AllSampler
-from sparse_bo.plotting import BLUE, INK, MUTED, ORANGE, STYLE
 from sparse_bo.policies import BanditState
+from sparse_bo.runs.figures import BLUE, INK, MUTED, ORANGE, STYLE
 
 FILE = RESULTS / "bkb_figures.jsonl"
 TIMES = (6, 63, 215)

@@ -52,7 +52,7 @@ from sparse_bo.dictionary import (
     UniformSampler,
 )
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.plotting import STYLE
+from sparse_bo.runs.figures import STYLE
 
 FILE = RESULTS / "dictionaries.jsonl"
 SAMPLERS: dict[str, tuple[Callable[[int], Sampler], bool, str]] = {

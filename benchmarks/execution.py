@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from common import RESULTS, append, environment
 
-from sparse_bo import AskTell, PendingBatchError
-from sparse_bo.presets import make_policy
-from sparse_bo.problems import cadata, repeatable
-from sparse_bo.recorded import read_run
-from sparse_bo.storage import Event, Journal
+from sparse_bo import AskTell
+from sparse_bo.cli.presets import make_policy
+from sparse_bo.errors import PendingBatchError
+from sparse_bo.journal import Event, Journal
+from sparse_bo.problems.base import repeatable
+from sparse_bo.problems.tables import cadata
+from sparse_bo.runs.records import read_run
 
 
 def one_at_a_time(loop: AskTell, objective: Any, budget: int, out: int) -> None:

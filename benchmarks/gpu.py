@@ -28,7 +28,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 import sparse_bo
-from sparse_bo import data
 from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm_posterior, pick_batch
 from sparse_bo.arms.moments import PRECISIONS, Precision, matmul_precision
 from sparse_bo.arms.posterior import LazyVariances
@@ -36,6 +35,7 @@ from sparse_bo.arms.streaming import with_contenders
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.kernels import covariance_function
+from sparse_bo.observations import add_observations, merge_observations, no_observations
 
 FILE = RESULTS / "gpu.jsonl"
 FULL: dict[str, Any] = {
@@ -142,7 +142,7 @@ def fitted(bench: Bench, arms: Any, m: int, precision: Precision) -> tuple[Surro
     generator = torch.Generator().manual_seed(1)
     indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(bench.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(bench.device)
-    observations = data.add(data.no_observations(arms), arms, indices, y)
+    observations = add_observations(no_observations(arms), arms, indices, y)
     chosen = indices[torch.randperm(len(indices), generator=generator)[:m].sort().values.to(bench.device)]
     points = arms[chosen]
     return surrogate, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
@@ -244,7 +244,7 @@ def recursive(bench: Bench) -> Iterator[Record]:
     X = bench.rand(n, DIMS)
     y = torch.zeros(n, dtype=torch.float64, device=bench.device)
     covariance = covariance_function(kernel(), like=X[:2])
-    observations = data.merge(X, y)
+    observations = merge_observations(X, y)
     candidates = candidates_of(observations, None, covariance=covariance, regularization=NOISE)
     sampler = RecursiveRLSSampler(size=m)
     took = bench.seconds(lambda: sampler.sample(candidates, generator=torch.Generator().manual_seed(0)), repeats=1)

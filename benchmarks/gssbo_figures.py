@@ -27,28 +27,15 @@ from diabetes import network_search
 from gssbo_headline import HEADLINE, draw_headline, headline_table
 from matplotlib.figure import Figure
 
-from sparse_bo import (
-    GSSBO,
-    REMBO,
-    RSSBO,
-    SGPTS,
-    AskTell,
-    BoTorchUCB,
-    FirstSampler,
-    HeSBO,
-    IPASampler,
-    IVMSampler,
-    KMeansPlusPlusSampler,
-    SparseUCB,
-    VecchiaUCB,
-    gradient_subset,
-)
-from sparse_bo.history import HistoryRow
-from sparse_bo.plotting import STYLE
-from sparse_bo.policies import Policy
-from sparse_bo.policies.gssbo import random_subset
-from sparse_bo.policies.surrogate import SurrogateState
-from sparse_bo.problems import SYNTHETIC, BoxProblem, synthetic
+from sparse_bo import GSSBO, AskTell, gradient_subset
+from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlusPlusSampler
+from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, Policy, SparseUCB, VecchiaUCB
+from sparse_bo.policies.botorch.gssbo import random_subset
+from sparse_bo.policies.botorch.surrogate import SurrogateState
+from sparse_bo.problems.base import BoxProblem
+from sparse_bo.problems.synthetic import SYNTHETIC, synthetic
+from sparse_bo.runs.figures import STYLE
+from sparse_bo.runs.history import HistoryRow
 
 FILE = RESULTS / "gssbo_figures.jsonl"
 METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {

@@ -9,8 +9,8 @@ import numpy as np
 from common import RESULTS
 from matplotlib.figure import Figure
 
-from sparse_bo.plotting import STYLE
-from sparse_bo.problems import synthetic
+from sparse_bo.problems.synthetic import synthetic
+from sparse_bo.runs.figures import STYLE
 
 HEADLINE = ["GP-UCB, warm start", "GSSBO, all known", "GSSBO", "RSSBO"]
 """What is run; beside the first, the rounds of the standard loop are timed."""

@@ -35,7 +35,7 @@ from common import RESULTS, append, environment  # noqa: E402
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel  # noqa: E402
 
 import sparse_bo  # noqa: E402
-from sparse_bo.presets import make_policy, make_problem  # noqa: E402
+from sparse_bo.cli.presets import make_policy, make_problem  # noqa: E402
 
 FILE = RESULTS / "plan_check.jsonl"
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

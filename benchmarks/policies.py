@@ -27,9 +27,9 @@ from common import RESULTS, append, environment, plain_ticks, read
 from matplotlib.figure import Figure
 
 from sparse_bo import AskTell
-from sparse_bo.plotting import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED, STYLE
-from sparse_bo.presets import make_policy, make_problem
-from sparse_bo.problems import Problem
+from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.problems.base import Problem
+from sparse_bo.runs.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED, STYLE
 
 FILE = RESULTS / "policies.jsonl"
 PROBLEMS = ("abalone", "cadata", "gp-draw")

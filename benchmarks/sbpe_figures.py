@@ -26,13 +26,15 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, SBPETheory, max_variance_design
+from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell
+from sparse_bo.cli.presets import make_policy as preset
+from sparse_bo.cli.presets import make_problem
 from sparse_bo.dictionary import RecursiveRLSSampler
-from sparse_bo.plotting import STYLE
-from sparse_bo.policies.elimination import interval
-from sparse_bo.presets import make_policy as preset
-from sparse_bo.presets import make_problem
-from sparse_bo.problems import Problem
+from sparse_bo.policies import max_variance_design
+from sparse_bo.policies.elimination.findings import interval
+from sparse_bo.problems.base import Problem
+from sparse_bo.runs.figures import STYLE
+from sparse_bo.widths import SBPETheory
 
 FILE = RESULTS / "sbpe_figures.jsonl"
 KERNELS = ("SE", "Matérn 5/2")

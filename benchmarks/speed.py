@@ -22,7 +22,7 @@ import torch
 from common import RESULTS, append, environment
 
 from sparse_bo import AskTell
-from sparse_bo.presets import make_policy, make_problem
+from sparse_bo.cli.presets import make_policy, make_problem
 
 FILE = RESULTS / "speed.jsonl"
 RUNS = (("abalone", "unit", 10_000), ("cadata", "unit", 10_000), ("abalone", "standardize", 10_000))

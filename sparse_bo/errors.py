@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sparse_bo.loop import AskTell
-    from sparse_bo.policies import EliminationState
-    from sparse_bo.result import Result
+from typing import Any
 
 
 class NumericalWarning(UserWarning):
@@ -55,10 +50,10 @@ class ContradictionError(RuntimeError):
     """The results contradict an assumption of the policy; the message says which.
 
     Attributes:
-        state: The policy's state with every result told so far.
+        state: The policy's state (:class:`sparse_bo.policies.EliminationState`) with every result told so far.
     """
 
-    def __init__(self, message: str, *, state: EliminationState) -> None:
+    def __init__(self, message: str, *, state: Any) -> None:
         super().__init__(message)
         self.state = state
 
@@ -71,12 +66,12 @@ class ObjectiveError(RuntimeError):
     """The objective raised; nothing that was told before is lost.
 
     Attributes:
-        loop: The ask/tell loop, with every observation told so far. The failed batch is still out:
+        loop: The :class:`sparse_bo.AskTell`, with every observation told so far. The failed batch is still out:
             ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
-        result: The result of the run up to the failure.
+        result: The :class:`sparse_bo.Result` of the run up to the failure.
     """
 
-    def __init__(self, message: str, *, loop: AskTell, result: Result) -> None:
+    def __init__(self, message: str, *, loop: Any, result: Any) -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result
@@ -86,11 +81,11 @@ class RunInterrupted(KeyboardInterrupt):
     """The run was interrupted (Ctrl-C); nothing that was told before is lost.
 
     Attributes:
-        loop: The ask/tell loop, with every observation told so far.
-        result: The result of the run up to the interruption.
+        loop: The :class:`sparse_bo.AskTell`, with every observation told so far.
+        result: The :class:`sparse_bo.Result` of the run up to the interruption.
     """
 
-    def __init__(self, message: str, *, loop: AskTell, result: Result) -> None:
+    def __init__(self, message: str, *, loop: Any, result: Any) -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result

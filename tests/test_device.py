@@ -8,25 +8,20 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
-from sparse_bo import (
-    BBKB,
-    BPE,
-    GPUCB,
-    SBPE,
-    AskTell,
+from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
+from sparse_bo.arms import StopRule, batch, pick_batch
+from sparse_bo.arms.picks import greedy_picks
+from sparse_bo.arms.posterior import _swept
+from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
+from sparse_bo.policies import (
     EpsilonGreedy,
     MiniMETA,
     PosteriorEpsilonGreedy,
-    ProductGrid,
     QFFTSArms,
     RandomSearch,
     SGPTSArms,
     max_variance_design,
 )
-from sparse_bo.arms import StopRule, batch, pick_batch
-from sparse_bo.arms.picks import greedy_picks
-from sparse_bo.arms.posterior import _swept
-from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
 from tests.arms.builders import random_problem
 from tests.pretend_device import PRETEND, PretendTensor, Waits, pretend_device
 

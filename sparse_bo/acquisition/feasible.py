@@ -13,7 +13,7 @@ from botorch.optim.parameter_constraints import evaluate_feasibility
 from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
 
-from sparse_bo.domain import Box
+from sparse_bo.domains.box import Box
 from sparse_bo.validation import check_finite, check_number
 
 LinearConstraint = tuple[Tensor, Tensor, float]

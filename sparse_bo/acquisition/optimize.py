@@ -11,21 +11,8 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, check_feasible
-from sparse_bo.acquisition.pending import (
-    Acquisition,
-    AcquisitionBox,
-    AcquisitionChoices,
-    Pending,
-    acquisition_function,
-)
-from sparse_bo.acquisition.picking import (
-    Chooser,
-    Search,
-    UpperConfidenceBox,
-    UpperConfidenceChoices,
-    cost,
-    pick_until,
-)
+from sparse_bo.acquisition.pending import Acquisition, AcquisitionBox, AcquisitionChoices, Pending, acquisition_function
+from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, InBatch, batch_posterior
 from sparse_bo.acquisition.sampled import SampledBox, is_sampled
 from sparse_bo.arms import StopRule

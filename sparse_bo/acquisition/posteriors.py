@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparse_bo.core.nystrom import NystromFactor
 from sparse_bo.models import SparseGP
-from sparse_bo.models.representation import (
+from sparse_bo.models.sparse_gp.representation import (
     Representation,
     dictionary_factor,
     exact_representation,

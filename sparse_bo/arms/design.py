@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo import data
 from sparse_bo.arms.batch import pick_batch
 from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.posterior import Surrogate, arm_posterior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.data import Observations
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.observations import Observations, add_observations, no_observations
 
 SWEEP_SHARE = 8
 """A stretch ends where bounds of more than a/8 arms would have to be refreshed one by one: a new sweep is cheaper then."""
@@ -77,7 +76,7 @@ def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: t
     """
     surrogate = replace(surrogate, prior_mean=0.0)
     arms, variances = surrogate.in_memory
-    observations = data.no_observations(arms)
+    observations = no_observations(arms)
     columns = KernelColumns(surrogate.memory_bytes)
     first = variances.argmax().unsqueeze(0)
     dictionary = Dictionary(arms[first], arms.new_ones(1), first)  # without data any dictionary gives the prior
@@ -96,7 +95,7 @@ def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: t
         )
         picks.append(batch.indices)
         left -= len(batch.indices)
-        observations = data.add(observations, arms, batch.indices, torch.zeros_like(arms[batch.indices, 0]))
+        observations = add_observations(observations, arms, batch.indices, torch.zeros_like(arms[batch.indices, 0]))
         candidates = candidates_of(
             observations,
             posterior.leverages_at(_indices(observations)),

@@ -13,14 +13,14 @@ from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.contenders import Contenders
 from sparse_bo.arms.moments import Evaluator, Precision, evaluator
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.armsets import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices, shrinking
 from sparse_bo.core.leverage import effective_dimension
 from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.data import Observations
 from sparse_bo.dictionary import Dictionary
+from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.observations import Observations
 
 
 class LazyVariances:
@@ -58,7 +58,7 @@ class Surrogate:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
-    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.data.repeated_rows`)."""
+    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.observations.repeated_rows`)."""
 
     @property
     def streams(self) -> bool:

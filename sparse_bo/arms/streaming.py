@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sparse_bo import data
 from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.contenders import Collector, Contenders
 from sparse_bo.arms.posterior import ArmPosterior, sweep_rows
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.armsets import LazyArms
 from sparse_bo.core.chunking import row_slices, shrinking
+from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.observations import repeated_rows
 
 CONTENDER_BYTES = 128
 """Memory of a contender at the peak, while twice as many are compacted and sorted (measured over 10⁷ arms)."""
@@ -134,7 +134,7 @@ def _without_repeats(posterior: ArmPosterior, indices: Tensor, upper: Tensor) ->
     """Return the bounds with −∞ for every contender that equals one of lower index."""
     arms = posterior.surrogate.arms
     if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
-        repeats = data.repeated_rows(arms[indices])
+        repeats = repeated_rows(arms[indices])
         if repeats is not None:
             upper = upper.index_fill(0, repeats, -torch.inf)
     return upper

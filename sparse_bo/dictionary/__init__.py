@@ -1,6 +1,7 @@
 """Dictionaries (inducing sets) and the samplers that choose them."""
 
 from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Sampler, candidates_of
+from sparse_bo.dictionary.certificate import Certificate, certify
 from sparse_bo.dictionary.dpp import KDPPSampler
 from sparse_bo.dictionary.greedy import GreedyVarianceSampler, IPASampler, IVMSampler
 from sparse_bo.dictionary.kmeans import KMeansPlusPlusSampler
@@ -12,6 +13,7 @@ from sparse_bo.dictionary.simple import AllSampler, FirstSampler, FixedSampler, 
 __all__ = [
     "AllSampler",
     "Candidates",
+    "Certificate",
     "Covariance",
     "Dictionary",
     "FirstSampler",
@@ -26,5 +28,6 @@ __all__ = [
     "Sampler",
     "UniformSampler",
     "candidates_of",
+    "certify",
     "residual_bound",
 ]

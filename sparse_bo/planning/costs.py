@@ -12,15 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparse_bo import data
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior, pick_batch
 from sparse_bo.arms.posterior import ArmPosterior, LazyVariances
 from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity, with_contenders
-from sparse_bo.armsets import ArmSet, LazyArms
-from sparse_bo.data import Observations
 from sparse_bo.dictionary import Dictionary
+from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.ucb import UCBPolicy
+from sparse_bo.observations import Observations, add_observations, no_observations
+from sparse_bo.policies.ucb.policy import UCBPolicy
 
 VECTORS = 10
 """Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""
@@ -159,7 +158,7 @@ def _operations(
     n = min(max(distinct, m), rows)
     indices = torch.randperm(rows, generator=generator)[:n].sort().values.to(arms.device)
     y = torch.randn(n, generator=generator, dtype=torch.float64).to(arms.device)
-    observations = data.add(data.no_observations(surrogate.arms), surrogate.arms, indices, y)
+    observations = add_observations(no_observations(surrogate.arms), surrogate.arms, indices, y)
     chosen = indices[: min(m, n)]
     points = surrogate.arms[chosen]
     dictionary = Dictionary(points, torch.ones_like(points[:, 0]), chosen)

@@ -10,15 +10,16 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from sparse_bo.armsets import ArmSet, LazyArms, ProductGrid, in_memory
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domain import check_domain
+from sparse_bo.domains.base import check_domain
+from sparse_bo.domains.grid import ProductGrid
+from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
 from sparse_bo.planning.pilot import Growth, run_pilots
 from sparse_bo.planning.plans import Plan, bytes_text
 from sparse_bo.policies import BBKB, BKB
-from sparse_bo.policies.ucb import UCBPolicy
+from sparse_bo.policies.ucb.policy import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
 
 LEAST_BYTES = 2**20

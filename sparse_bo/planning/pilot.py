@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.kernels import covariance_function
-from sparse_bo.loop import AskTell
-from sparse_bo.policies.ucb import UCBPolicy
+from sparse_bo.policies.ucb.policy import UCBPolicy
+from sparse_bo.runs.ask_tell import AskTell
 
 PILOT_ARMS = 2048
 """Arms of a pilot; another with a quarter of them shows how the dictionary grows with their number."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.policies.ucb import UCBPolicy
+from sparse_bo.policies.ucb.policy import UCBPolicy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,23 @@
 """Policies over arm sets and boxes: frozen choices of parts, with pure ``init / ask / tell`` on a state value."""
 
-from sparse_bo.policies.base import Policy, Proposal
 from sparse_bo.policies.baselines import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.bbkb import BBKB
-from sparse_bo.policies.bkb import BKB
-from sparse_bo.policies.embeddings import REMBO, HeSBO
-from sparse_bo.policies.gp_ucb import GPBUCB, GPUCB
-from sparse_bo.policies.gssbo import GSSBO, RSSBO
-from sparse_bo.policies.mini_meta import MiniMETA
-from sparse_bo.policies.posterior_greedy import PosteriorEpsilonGreedy
-from sparse_bo.policies.regression import RegressionDesign, max_variance_design
-from sparse_bo.policies.sbpe import BPE, SBPE
-from sparse_bo.policies.sbpe_state import EliminationState
-from sparse_bo.policies.schedule import batch_schedule
-from sparse_bo.policies.sparse_ucb import SparseUCB, VecchiaUCB
+from sparse_bo.policies.botorch.embeddings import REMBO, HeSBO
+from sparse_bo.policies.botorch.gssbo import GSSBO, RSSBO
+from sparse_bo.policies.botorch.sparse_ucb import SparseUCB, VecchiaUCB
+from sparse_bo.policies.botorch.surrogate import BoTorchUCB, SurrogateState
+from sparse_bo.policies.botorch.thompson import QFFTS, SGPTS
+from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.elimination.sbpe import BPE, SBPE
+from sparse_bo.policies.elimination.schedule import batch_schedule
+from sparse_bo.policies.elimination.state import EliminationState
+from sparse_bo.policies.posterior.greedy import PosteriorEpsilonGreedy
+from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
+from sparse_bo.policies.protocol import Policy, Proposal
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
-from sparse_bo.policies.surrogate import BoTorchUCB, SurrogateState
-from sparse_bo.policies.thompson import QFFTS, SGPTS
-from sparse_bo.policies.thompson_arms import QFFTSArms, SGPTSArms
+from sparse_bo.policies.ucb.bbkb import BBKB
+from sparse_bo.policies.ucb.bkb import BKB
+from sparse_bo.policies.ucb.gp_ucb import GPBUCB, GPUCB
+from sparse_bo.policies.ucb.mini_meta import MiniMETA
 
 __all__ = [
     "BBKB",

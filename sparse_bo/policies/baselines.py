@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo import data
-from sparse_bo.domain import Box, Domain
-from sparse_bo.policies.base import Proposal, Stopwatch, arm_set_of, random_arms
-from sparse_bo.policies.freezing import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
+from sparse_bo.domains.base import Domain
+from sparse_bo.domains.box import Box
+from sparse_bo.observations import add_observations
+from sparse_bo.policies.persistence import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
+from sparse_bo.policies.protocol import Proposal, Stopwatch, arm_set_of, random_arms
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
 from sparse_bo.validation import check_count, check_number, check_probability
 
@@ -18,7 +19,7 @@ from sparse_bo.validation import check_count, check_number, check_probability
 def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
     watch = Stopwatch()
     with watch.phase("update"):
-        observations = data.add(state.observations, state.arms, indices, y)
+        observations = add_observations(state.observations, state.arms, indices, y)
     return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
 
 
@@ -98,11 +99,11 @@ class RandomSearch:
         return replace(told(state, picks, y), seconds={}) if isinstance(state, BoxState) else _observe(state, picks, y)
 
     def freeze(self, state: BanditState | BoxState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
         return freeze_plain(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxState:
-        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
         return thaw_plain(domain, frozen)
 
 
@@ -110,7 +111,7 @@ class RandomSearch:
 class EpsilonGreedy:
     """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
 
-    With a model in place of the mean observations: :class:`sparse_bo.PosteriorEpsilonGreedy`.
+    With a model in place of the mean observations: :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
 
     Attributes:
         epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
@@ -153,9 +154,9 @@ class EpsilonGreedy:
         return _observe(state, picks, y)
 
     def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.freezing.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
         return freeze_bandit(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.freezing.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
         return thaw_bandit(arm_set_of(domain, policy=self.name), frozen)

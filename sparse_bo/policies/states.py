@@ -11,10 +11,10 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
-from sparse_bo.armsets import ArmSet
-from sparse_bo.data import Observations, no_observations
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domain import Box
+from sparse_bo.domains.box import Box
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.observations import Observations, no_observations
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,12 +9,11 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo import data
 from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.data import Observations
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import covariance_function
+from sparse_bo.observations import Observations, add_observations, no_observations, repeated_rows
 from tests.oracles import DenseArms
 
 
@@ -36,7 +35,7 @@ def make_surrogate(
 ) -> Surrogate:
     covariance = covariance_function(kernel or rbf_kernel(), like=arms)
     return Surrogate(
-        arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, data.repeated_rows(arms)
+        arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms)
     )
 
 
@@ -63,7 +62,7 @@ class Problem:
 
     @property
     def observations(self) -> Observations:
-        return data.add(data.no_observations(self.surrogate.arms), self.surrogate.arms, self.pulled, self.y)
+        return add_observations(no_observations(self.surrogate.arms), self.surrogate.arms, self.pulled, self.y)
 
     def posterior(self, columns_bytes: int = DEFAULT_MEMORY_BYTES) -> ArmPosterior:
         return arm_posterior(self.surrogate, self.observations, self.dictionary, KernelColumns(columns_bytes))[0]

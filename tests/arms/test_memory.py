@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell, ProductGrid
-from sparse_bo.armsets import ArmSet
+from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import MemoryWarning
 
 GRID = ProductGrid.linspace(torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64), [400, 400])

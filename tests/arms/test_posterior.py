@@ -9,7 +9,7 @@ from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
 from sparse_bo.arms import ArmPosterior, KernelColumns, arm_posterior
 from sparse_bo.arms.moments import Precision
 from sparse_bo.core import dtc
-from sparse_bo.data import no_observations
+from sparse_bo.observations import no_observations
 from tests.arms.builders import (
     Problem,
     all_pulled,

@@ -13,7 +13,7 @@ from sparse_bo.arms import StopRule, pick_batch, streaming
 from sparse_bo.arms.conditioning import fixed_dictionary
 from sparse_bo.arms.posterior import ArmPosterior, LazyVariances
 from sparse_bo.arms.streaming import with_contenders
-from sparse_bo.armsets import LazyArms
+from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem, rbf_kernel
 
 UPDATES = ["fixed", "process"]

@@ -3,16 +3,16 @@ import re
 import pytest
 import torch
 
-from sparse_bo.data import add, no_observations
 from sparse_bo.dictionary import AllSampler, Candidates, FirstSampler, FixedSampler, Sampler, UniformSampler
 from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.observations import add_observations, no_observations
 
 
 def _candidates(device: torch.device | str = "cpu") -> Candidates:
     """Arms 1, 3, 4, 6 and 8, first seen in the order 6, 1, 8, 3, 4."""
     arms = torch.arange(20.0, dtype=torch.float64, device=device).reshape(10, 2)
     indices = torch.tensor([6, 1, 6, 8, 3, 1, 4], device=device)
-    observations = add(no_observations(arms), arms, indices, torch.zeros(7, dtype=torch.float64, device=device))
+    observations = add_observations(no_observations(arms), arms, indices, torch.zeros(7, dtype=torch.float64, device=device))
     return candidates_of(observations, None)
 
 

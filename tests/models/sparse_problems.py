@@ -12,7 +12,7 @@ from botorch.models.transforms.input import Warp
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models import SparseGP
 
 N, D = 30, 2
 

@@ -10,8 +10,9 @@ from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from sparse_bo import AskTell, SparseGP, VecchiaGP, gradient_subset, optimize_batch
+from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
+from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
 from tests.models.sparse_problems import data, points

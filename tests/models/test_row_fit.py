@@ -5,7 +5,8 @@ import torch
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.transforms import Normalize
 
-from sparse_bo import SparseGP, fit_to_rows, gradient_subset
+from sparse_bo import SparseGP, gradient_subset
+from sparse_bo.models import fit_to_rows
 
 ROWS = torch.tensor([0, 3, 4, 7, 9, 11])
 

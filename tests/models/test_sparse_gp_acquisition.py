@@ -38,7 +38,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.multi_objective.box_decompositions import FastNondominatedPartitioning
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models import SparseGP
 from tests.models.sparse_problems import CONFIGURATIONS, D, pair, points
 
 pytestmark = pytest.mark.filterwarnings(

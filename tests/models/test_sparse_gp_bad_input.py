@@ -11,8 +11,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
-from sparse_bo.models import SparseGP, selection
-from sparse_bo.models.selection import planned_size
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import selection
+from sparse_bo.models.sparse_gp.selection import planned_size
 from tests.models.sparse_problems import D, N, data, pair, points
 
 ROWS = torch.tensor([2, 11, 25])

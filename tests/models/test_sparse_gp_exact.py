@@ -10,7 +10,7 @@ from botorch.models import ModelListGP
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models import SparseGP
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, pair, points
 
 TOLERANCE = 1e-8

@@ -15,8 +15,9 @@ from sparse_bo.core.woodbury import (
     sum_blocks,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.models import representation, sparse_gp
-from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import model as sparse_gp
+from sparse_bo.models.sparse_gp import representation
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, log_density, noise_of, pair
 
 ROWS = torch.tensor([2, 11, 25])

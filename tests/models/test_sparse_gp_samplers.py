@@ -19,7 +19,7 @@ from sparse_bo.dictionary import (
 )
 from sparse_bo.dictionary.gram import whitened_gram
 from sparse_bo.errors import SamplerError
-from sparse_bo.models.sparse_gp import SparseGP
+from sparse_bo.models import SparseGP
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, noise_of, pair, points
 
 SAMPLERS = [

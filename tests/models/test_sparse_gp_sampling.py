@@ -9,10 +9,11 @@ from botorch.sampling.pathwise import draw_kernel_feature_paths, draw_matheron_p
 from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
-from sparse_bo.models import large, sparse_gp
-from sparse_bo.models.large import LargePosteriorCovariance
-from sparse_bo.models.pathwise import update_weights
-from sparse_bo.models.representation import kernel_matrix
+from sparse_bo.models.sparse_gp import large
+from sparse_bo.models.sparse_gp import model as sparse_gp
+from sparse_bo.models.sparse_gp.large import LargePosteriorCovariance
+from sparse_bo.models.sparse_gp.pathwise import update_weights
+from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from tests.models.sparse_problems import pair, points
 
 ROWS = torch.tensor([2, 11, 25])

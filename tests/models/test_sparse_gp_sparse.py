@@ -16,10 +16,11 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import prior_mode
 
-from sparse_bo.models import representation, sparse_gp
-from sparse_bo.models.representation import dtc_representation, kernel_matrix
-from sparse_bo.models.sparse_gp import SparseGP
-from sparse_bo.models.state import Appended
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import model as sparse_gp
+from sparse_bo.models.sparse_gp import representation
+from sparse_bo.models.sparse_gp.representation import dtc_representation, kernel_matrix
+from sparse_bo.models.sparse_gp.state import Appended
 from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, pair, points
 
 pytestmark = pytest.mark.filterwarnings(

@@ -9,7 +9,7 @@ from botorch.optim import optimize_acqf
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo import VecchiaGP
+from sparse_bo.models import VecchiaGP
 
 
 def _data(n=25, device="cpu"):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparse_bo import AskTell, EpsilonGreedy, RandomSearch
+from sparse_bo import AskTell
+from sparse_bo.policies import EpsilonGreedy, RandomSearch
 
 
 def arms(a: int = 50) -> torch.Tensor:

@@ -4,10 +4,12 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 
-from sparse_bo import QFFTS, REMBO, SGPTS, AskTell, BoTorchUCB, FirstSampler, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
-from sparse_bo.domain import Box
-from sparse_bo.policies import thompson
-from sparse_bo.policies.surrogate import matern_gp, sparse_matern_gp
+from sparse_bo import AskTell
+from sparse_bo.dictionary import FirstSampler
+from sparse_bo.domains.box import Box
+from sparse_bo.policies import QFFTS, REMBO, SGPTS, BoTorchUCB, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
+from sparse_bo.policies.botorch import thompson
+from sparse_bo.policies.botorch.surrogate import matern_gp, sparse_matern_gp
 from tests.policies.test_gssbo import SMALL, bowl, box, keep_parameters
 
 CHEAP = {**SMALL, "fit": keep_parameters}

@@ -6,8 +6,9 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, UniformSampler, maximize
-from sparse_bo.domain import Box
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, maximize
+from sparse_bo.dictionary import UniformSampler
+from sparse_bo.domains.box import Box
 from tests.oracles import exact_gp, rbf
 
 BOUNDS = torch.tensor([[-1.0], [3.0]], dtype=torch.float64)

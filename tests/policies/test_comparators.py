@@ -8,19 +8,10 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
-from sparse_bo import (
-    BBKB,
-    BKB,
-    GPUCB,
-    AskTell,
-    EpsilonGreedy,
-    MiniMETA,
-    NumericalWarning,
-    PosteriorEpsilonGreedy,
-    QFFTSArms,
-    SGPTSArms,
-)
+from sparse_bo import BBKB, BKB, GPUCB, AskTell
 from sparse_bo.dictionary import AllSampler
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.policies import EpsilonGreedy, MiniMETA, PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
 from sparse_bo.policies.baselines import with_exploration
 from sparse_bo.widths import BBKBAuthors, BBKBTheory
 from tests import oracles

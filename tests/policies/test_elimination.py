@@ -10,12 +10,12 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo import ConstantWidth, SBPETheory, data
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.dictionary import AllSampler, candidates_of
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination import Finding, contradiction, interval, surviving, surviving_arms
-from sparse_bo.widths import BatchConfidence, Bounds
+from sparse_bo.observations import add_observations, no_observations
+from sparse_bo.policies.elimination.findings import Finding, contradiction, interval, surviving, surviving_arms
+from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, SBPETheory
 from tests.oracles import exact_gp, rbf
 
 NOISE, SCALE, LENGTHSCALE, PRIOR_MEAN = 0.05, 4.0, 0.3, 1.5
@@ -37,7 +37,7 @@ def finding(picks: Sequence[int], y: Sequence[float], members: Sequence[int] | N
     points = ARMS[rows]
     covariance = covariance_function(kernel.requires_grad_(False), like=points)
     surrogate = Surrogate(points, covariance, covariance.diagonal(points), PRIOR_MEAN, NOISE)
-    seen = data.add(data.no_observations(points), points, torch.tensor(picks), torch.tensor(y, dtype=torch.float64))
+    seen = add_observations(no_observations(points), points, torch.tensor(picks), torch.tensor(y, dtype=torch.float64))
     dictionary = AllSampler().sample(candidates_of(seen, None), generator=torch.Generator())
     posterior, _ = arm_posterior(surrogate, seen, dictionary, KernelColumns(2**20))
     confidence = BatchConfidence(

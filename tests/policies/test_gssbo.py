@@ -8,9 +8,12 @@ from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
 
-from sparse_bo import GSSBO, RSSBO, AskTell, BoTorchUCB, NumericalWarning, VecchiaGP, gradient_subset, maximize
-from sparse_bo.policies.gssbo import random_subset
-from sparse_bo.policies.surrogate import matern_gp
+from sparse_bo import GSSBO, AskTell, gradient_subset, maximize
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.models import VecchiaGP
+from sparse_bo.policies import RSSBO, BoTorchUCB
+from sparse_bo.policies.botorch.gssbo import random_subset
+from sparse_bo.policies.botorch.surrogate import matern_gp
 
 SMALL = {"initial_design": 4, "num_restarts": 2, "raw_samples": 8}
 
@@ -115,7 +118,7 @@ def test_the_cost_model_gives_the_buffers_of_the_paper(slowdown, buffer):
 
 
 def test_the_clock_fixes_the_buffer_when_an_update_is_slow(monkeypatch):
-    from sparse_bo.policies import base
+    from sparse_bo.policies import protocol as base
 
     ticks = {"now": 0.0, "step": 1.0}
 

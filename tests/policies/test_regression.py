@@ -11,8 +11,10 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo import FirstSampler, RecursiveRLSSampler, SBPETheory, UniformSampler, max_variance_design
-from sparse_bo.policies.regression import rls_resampling
+from sparse_bo.dictionary import FirstSampler, RecursiveRLSSampler, UniformSampler
+from sparse_bo.policies import max_variance_design
+from sparse_bo.policies.elimination.regression import rls_resampling
+from sparse_bo.widths import SBPETheory
 from tests.oracles import dtc, exact_gp, nystrom, rbf, residual_ratio
 
 NOISE, LENGTHSCALE = 0.04, 0.3

@@ -12,22 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo import (
-    BPE,
-    SBPE,
-    AskTell,
-    ContradictionError,
-    FirstSampler,
-    GaussianBounds,
-    SBPETheory,
-    ScheduleComplete,
-    UniformSampler,
-    maximize,
-)
+from sparse_bo import BPE, SBPE, AskTell, ContradictionError, maximize
 from sparse_bo.arms.design import Resampling
-from sparse_bo.dictionary import AllSampler
+from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
+from sparse_bo.errors import ScheduleComplete
 from sparse_bo.policies import Policy
-from sparse_bo.widths import SBPEOnBox
+from sparse_bo.widths import GaussianBounds, SBPEOnBox, SBPETheory
 from tests.arms.test_design import dense_exact
 from tests.oracles import exact_gp, rbf
 

@@ -15,11 +15,12 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
-from sparse_bo import BPE, SBPE, AskTell, FirstSampler, GaussianBounds, LeverageSampler, RecursiveRLSSampler
+from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.core.leverage import inclusion_probabilities
 from sparse_bo.core.spectrum import variance_factor
-from sparse_bo.dictionary import Candidates
-from sparse_bo.policies.elimination import interval
+from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
+from sparse_bo.policies.elimination.findings import interval
+from sparse_bo.widths import GaussianBounds
 from tests.oracles import certificate_factor, exact_gp, nystrom, rbf
 
 Record = Callable[[str, object], None]

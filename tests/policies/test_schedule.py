@@ -6,7 +6,7 @@ import re
 import pytest
 
 from sparse_bo.policies import batch_schedule
-from sparse_bo.policies.schedule import checked_schedule
+from sparse_bo.policies.elimination.schedule import checked_schedule
 
 
 @pytest.mark.parametrize(

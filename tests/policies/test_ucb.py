@@ -7,13 +7,8 @@ import gpytorch
 import pytest
 import torch
 
-from sparse_bo import (
-    BBKB,
-    BKB,
-    GPBUCB,
-    GPUCB,
-    AskTell,
-    ConstantWidth,
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell
+from sparse_bo.dictionary import (
     FirstSampler,
     FixedSampler,
     GreedyVarianceSampler,
@@ -24,6 +19,7 @@ from sparse_bo import (
     RecursiveRLSSampler,
     UniformSampler,
 )
+from sparse_bo.widths import ConstantWidth
 
 
 def rbf(lengthscale: float = 0.3) -> gpytorch.kernels.Kernel:

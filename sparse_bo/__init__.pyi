@@ -1,0 +1,45 @@
+# What a user needs first, and where it is defined. Everything else is in its subpackage.
+from . import dictionary, errors, policies, problems, widths
+from .acquisition import optimize_batch
+from .dictionary import certify
+from .domains import MemmapArms, ProductGrid
+from .errors import ContradictionError, ObjectiveError, RunInterrupted
+from .evaluations import Batch, Workers
+from .models import SparseGP, gradient_subset
+from .planning import plan
+from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE
+from .runs import AskTell, History, Result, maximize
+
+__all__ = [
+    "BBKB",
+    "BKB",
+    "BPE",
+    "GPBUCB",
+    "GPUCB",
+    "GSSBO",
+    "SBPE",
+    "AskTell",
+    "Batch",
+    "ContradictionError",
+    "History",
+    "MemmapArms",
+    "ObjectiveError",
+    "ProductGrid",
+    "Result",
+    "RunInterrupted",
+    "SparseGP",
+    "Workers",
+    "__version__",
+    "certify",
+    "dictionary",
+    "errors",
+    "gradient_subset",
+    "maximize",
+    "optimize_batch",
+    "plan",
+    "policies",
+    "problems",
+    "widths",
+]
+
+__version__: str

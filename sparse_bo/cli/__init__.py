@@ -1,0 +1,3 @@
+"""The command line: ``python -m sparse_bo``. Imports nothing until a command runs."""
+
+__all__: list[str] = []

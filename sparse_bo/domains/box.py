@@ -1,0 +1,101 @@
+"""A box: the points between two corners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparse_bo.validation import FLOATING, check_finite, check_like
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The points between two corners.
+
+    Attributes:
+        bounds: ``2 x d`` lower and upper corner, lower < upper, as in BoTorch. Points are handed out in its dtype.
+
+    Raises:
+        TypeError: If bounds are not a float tensor.
+        ValueError: If their shape is not ``2 x d``, an entry is NaN or infinite, or lower ≥ upper somewhere.
+    """
+
+    bounds: Tensor
+
+    def __post_init__(self) -> None:
+        bounds = self.bounds
+        if not isinstance(bounds, Tensor):
+            raise TypeError(f"expected bounds to be a torch.Tensor of shape 2 x d, got {type(bounds).__name__}")
+        if bounds.dim() != 2 or bounds.shape[0] != 2 or bounds.shape[1] == 0:
+            raise ValueError(f"expected bounds of shape 2 x d (lower and upper corner), got shape {tuple(bounds.shape)}")
+        if bounds.dtype not in FLOATING:
+            raise TypeError(f"expected bounds of dtype torch.float64 (or float32), got {bounds.dtype}; use bounds.double()")
+        check_finite("bounds", bounds)
+        wrong = (bounds[0] >= bounds[1]).nonzero().flatten().tolist()
+        if wrong:
+            i = wrong[0]
+            raise ValueError(f"expected lower < upper bounds, got [{float(bounds[0, i])}, {float(bounds[1, i])}] in column {i}")
+
+    @property
+    def dims(self) -> int:
+        """D."""
+        return self.bounds.shape[1]
+
+    @property
+    def lower(self) -> Tensor:
+        """``d``."""
+        return self.bounds[0]
+
+    @property
+    def upper(self) -> Tensor:
+        """``d``."""
+        return self.bounds[1]
+
+    def double(self) -> Box:
+        """Return the box in float64."""
+        return Box(self.bounds.to(torch.float64))
+
+    def from_unit(self, U: Tensor) -> Tensor:
+        """Map points of the unit cube (``… x d``) into the box."""
+        return self.lower + U * (self.upper - self.lower)
+
+    def to_unit(self, X: Tensor) -> Tensor:
+        """Map points of the box (``… x d``) into the unit cube."""
+        return (X - self.lower) / (self.upper - self.lower)
+
+    @property
+    def unit_bounds(self) -> Tensor:
+        """``2 x d`` corners of the unit cube, in the box's dtype and on its device."""
+        return torch.stack([torch.zeros_like(self.lower), torch.ones_like(self.upper)])
+
+    def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
+        """Draw ``n x d`` points uniformly, by ``n d`` numbers of a CPU generator."""
+        return self.from_unit(torch.rand(n, self.dims, generator=generator, dtype=torch.float64).to(self.bounds))
+
+    def sobol(self, n: int, *, generator: torch.Generator) -> Tensor:
+        """Draw ``n x d`` points of a scrambled Sobol sequence, whose scrambling is seeded by one draw of a CPU generator."""
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        engine = torch.quasirandom.SobolEngine(self.dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
+        return self.from_unit(engine.draw(n, dtype=torch.float64).to(self.bounds))
+
+    def checked(self, name: str, X: Tensor) -> Tensor:
+        """Return ``X`` (``n x d``) if it is finite, has the box's width, dtype and device, and lies inside (to rounding).
+
+        Raises:
+            TypeError: If it is not a tensor, or its dtype or device differs.
+            ValueError: If its shape is wrong, an entry is not finite, or a point lies outside (the first is named).
+        """
+        if not isinstance(X, Tensor):
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...)")
+        if X.dim() != 2 or X.shape[1] != self.dims:
+            raise ValueError(f"expected {name} of shape n x {self.dims}, got shape {tuple(X.shape)}")
+        check_like(name, X, self.bounds)
+        check_finite(name, X)
+        slack = 1e-6 * (self.upper - self.lower)
+        outside = ((self.lower - slack > X) | (self.upper + slack < X)).any(dim=-1).nonzero().flatten()
+        if len(outside):
+            first = int(outside[0])
+            raise ValueError(f"expected {name} inside the bounds, got {len(outside)} outside, the first at row {first}")
+        return X

@@ -1,0 +1,141 @@
+"""Arm sets whose rows are made when they are asked for.
+
+Everything that computes with arms needs five things of them: ``shape``, ``dtype``, ``device``, a contiguous slice of rows and
+some rows by index. A ``torch.Tensor`` offers these, and so does every :class:`LazyArms`; code that keeps to them works on both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+CHECK_ROWS = 2**18
+"""Rows read at a time where a whole set is passed over without a kernel (validation, digest)."""
+
+
+class LazyArms(ABC):
+    """An ``a x d`` arm set whose rows are made on request. A value.
+
+    Subclass it for arms of your own (a generator by index): the abstract members are all that a run needs.
+    """
+
+    distinct: bool = False
+    """Whether no two rows can be equal."""
+    reads_host: bool = False
+    """Whether rows come from the host's memory or disk, so that the next tile is worth fetching ahead."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """``a x d``."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the rows handed out: float64 or float32."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the rows are handed out."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the rows ``start … stop − 1``, ``(stop − start) x d``; ``0 ≤ start ≤ stop ≤ a``."""
+
+    @abstractmethod
+    def take(self, indices: Tensor) -> Tensor:
+        """Return some rows, ``q x d``, by ``indices`` (``q``, int64, in ``[0, a)``)."""
+
+    @abstractmethod
+    def amin(self, dim: int = 0) -> Tensor:
+        """Return the least value of each column, ``d``."""
+
+    @abstractmethod
+    def amax(self, dim: int = 0) -> Tensor:
+        """Return the largest value of each column, ``d``."""
+
+    @abstractmethod
+    def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> LazyArms:
+        """Return the set with its rows handed out in another dtype or on another device."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return a hash of the contents: equal sets have equal digests, whatever the device. O(a d) where rows are data."""
+
+    def double(self) -> LazyArms:
+        """Return the set with float64 rows."""
+        return self if self.dtype == torch.float64 else self.converted(dtype=torch.float64)
+
+    def to(self, device: str | torch.device) -> LazyArms:
+        """Return the set with its rows on ``device``."""
+        return self if torch.device(device) == self.device else self.converted(device=torch.device(device))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, where: int | slice | Tensor) -> Tensor:
+        """Return one row (``d``), a contiguous slice, or rows by an integer tensor.
+
+        Raises:
+            IndexError: If an index is outside ``[0, a)`` (on a CUDA index, which is not read back: undefined rows).
+            TypeError: If ``where`` is none of the three, or the slice has a step.
+        """
+        a = self.shape[0]
+        if isinstance(where, slice):
+            start, stop, step = where.indices(a)
+            if step != 1:
+                raise TypeError(f"expected a slice of neighbouring rows, got step {step}; use a tensor of indices")
+            return self.rows(start, max(start, stop))
+        if isinstance(where, Tensor) and where.dtype in (torch.int64, torch.int32) and where.dim() == 1:
+            if where.device.type == "cpu" and len(where):
+                _check_range(int(where.min()), int(where.max()), a)
+            return self.take(where.long())
+        index = int(where) if isinstance(where, (int, Tensor)) and not isinstance(where, bool) else None
+        if index is None or (isinstance(where, Tensor) and where.dim() != 0):
+            raise TypeError(f"expected an integer, a slice or a 1-d integer tensor of rows, got {type(where).__name__}")
+        _check_range(index, index, a)
+        return self.rows(index, index + 1)[0]
+
+
+def _check_range(lowest: int, highest: int, a: int) -> None:
+    if lowest < 0 or highest >= a:
+        wrong = lowest if lowest < 0 else highest
+        raise IndexError(f"expected indices of arms in [0, {a}), got {wrong}")
+
+
+ArmSet = Tensor | LazyArms
+"""Arms in memory (``a x d`` tensor) or made on request."""
+
+
+def digest(arms: ArmSet) -> str:
+    """Return a hash of an arm set's contents (shape, dtype and every entry); a tensor and a file of it agree. O(a d)."""
+    if isinstance(arms, LazyArms):
+        return arms.digest()
+    return _digest_of_rows(arms.detach().cpu().numpy())
+
+
+def _digest_of_rows(array: NDArray[Any]) -> str:
+    state = hashlib.blake2b(f"{array.shape} {array.dtype.name}".encode(), digest_size=16)
+    for start in range(0, len(array), CHECK_ROWS):
+        state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
+    return state.hexdigest()
+
+
+def in_memory(arms: ArmSet, *, memory_bytes: int) -> ArmSet:
+    """Return a lazy set as a tensor if it is small, as it is otherwise; a tensor as it is.
+
+    Small: the rows in their dtype and six float64 numbers per arm (mean, leverage, score, prior variance, two temporaries)
+    stay within ``memory_bytes``.
+    """
+    if isinstance(arms, Tensor):
+        return arms
+    a, d = arms.shape
+    size = 8 if arms.dtype == torch.float64 else 4
+    return arms.rows(0, a) if a * (d * size + 48) <= memory_bytes else arms

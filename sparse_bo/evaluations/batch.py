@@ -1,0 +1,59 @@
+"""Evaluations to make, as a policy hands them out and a user gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparse_bo.errors import TicketError
+from sparse_bo.evaluations.answers import some
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Evaluations to make."""
+
+    indices: Tensor | None
+    """``q`` rows of the arm set, repeats allowed: evaluate each. ``None`` on a box."""
+    X: Tensor
+    """``q x d`` the arms or points themselves, in the user's dtype."""
+    tickets: list[int]
+    """``q`` numbers to hand back with the results; never used twice in a run."""
+
+    @property
+    def picks(self) -> Tensor:
+        """What a policy is told: the indices on arms, the points in float64 on a box."""
+        return self.X.to(torch.float64) if self.indices is None else self.indices
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    def part(self, rows: slice) -> Batch:
+        """Return some of the evaluations."""
+        return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as arrays, and arrive on the CPU: tensors between processes take shared memory and open files."""
+        indices = None if self.indices is None else self.indices.cpu().numpy()
+        return _unpacked, (indices, self.X.cpu().numpy(), self.tickets)
+
+
+def _unpacked(indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int]) -> Batch:
+    return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
+
+
+def tickets_of(tickets: Sequence[int] | Tensor) -> list[int]:
+    """Return tickets as a list of integers.
+
+    Raises:
+        TicketError: If one is not an integer.
+    """
+    numbers = tickets.tolist() if isinstance(tickets, Tensor) else list(tickets)
+    if not {int}.issuperset(map(type, numbers)) and any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
+        raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
+    return numbers

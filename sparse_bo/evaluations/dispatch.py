@@ -1,0 +1,311 @@
+"""Evaluations on an executor: chunks, results as they come, failures, timeouts, retries, dead workers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol, get_args
+
+from sparse_bo.errors import PendingBatchError
+from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.pools import Pool, check_picklable
+from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, evaluate_remotely
+from sparse_bo.evaluations.workers import Workers
+from sparse_bo.validation import check_choice
+
+TASK_SECONDS = 0.05
+"""Short evaluations are sent in chunks that take about as long as this, so that sending them costs little beside."""
+
+
+MAX_CHUNK = 4096
+
+
+class Asking(Protocol):
+    """What is needed of an ask/tell loop; see :class:`sparse_bo.AskTell`."""
+
+    @property
+    def asked(self) -> int:
+        """Evaluations handed out so far."""
+        ...
+
+    @property
+    def pending(self) -> list[int]:
+        """Tickets that are out."""
+        ...
+
+    def ask(self, max_q: int | None = None) -> Batch:
+        """Return the next evaluations."""
+        ...
+
+    def tell(self, tickets: list[int], y: list[float]) -> None:
+        """Hand back results."""
+        ...
+
+    def fail(self, tickets: list[int]) -> None:
+        """Mark evaluations as failed."""
+        ...
+
+    def reissue(self, tickets: list[int] | None = None) -> Batch:
+        """Return evaluations that are out once more."""
+        ...
+
+
+class Progress(Protocol):
+    """Who wants to know how a run goes on."""
+
+    def evaluated(self, seconds: float) -> None:
+        """Evaluations took so many seconds; they are told next."""
+        ...
+
+    def told(self) -> None:
+        """Results were told."""
+        ...
+
+
+class EvaluationFailed(RuntimeError):
+    """An evaluation raised, timed out or lost its worker, and that ends the run."""
+
+
+def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: bool, arrays: str, *, box: bool) -> Evaluate:
+    """Return how the objective is called.
+
+    Raises:
+        TypeError: If the objective cannot be called.
+        ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box are wanted.
+    """
+    if not callable(objective):
+        raise TypeError(f"expected objective to be callable, got {type(objective).__name__}")
+    check_choice("call_with", call_with, get_args(CallWith))
+    check_choice("arrays", arrays, get_args(Arrays))
+    if call_with == "indices" and box:
+        raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
+    return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
+
+
+def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress) -> None:
+    """Evaluate what is out, then ask and evaluate batch by batch until ``end`` evaluations have been asked in all.
+
+    Raises:
+        EvaluationFailed: If the objective raises or returns something else than one value per evaluation; its batch is out.
+    """
+    while loop.asked < end or loop.pending:
+        batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
+        start = time.perf_counter()
+        try:
+            values = evaluate(batch if evaluate.arrays == "torch" else evaluate.packed(batch))
+        except Exception as error:
+            raise EvaluationFailed(f"on a batch of {len(batch)} ({type(error).__name__}: {error})") from error
+        progress.evaluated(time.perf_counter() - start)
+        loop.tell(batch.tickets, values)
+        progress.told()
+
+
+@dataclass(eq=False)
+class _Task:
+    batch: Batch
+    deadline: float
+    future: Future[Any]
+
+
+@dataclass(eq=False)
+class Dispatch:
+    """Keeps a pool busy with the evaluations of a loop until a number of them is done. Lives only inside one run."""
+
+    loop: Asking
+    evaluate: Evaluate
+    workers: Workers
+    end: int
+    """Ask until so many evaluations have been asked in all."""
+    progress: Progress
+    _queue: deque[Batch] = field(default_factory=deque)
+    _suspects: deque[Batch] = field(default_factory=deque)
+    _tasks: dict[Future[Any], _Task] = field(default_factory=dict)
+    _hanging: set[Future[Any]] = field(default_factory=set)
+    _attempts: dict[int, int] = field(default_factory=dict)
+    _numbers: Any = field(default_factory=itertools.count)
+    _seconds: float | None = None
+
+    def run(self) -> None:
+        """Evaluate what is out, then ask and evaluate until the end.
+
+        Raises:
+            EvaluationFailed: If an evaluation fails for good and that is to end the run; what has finished is told.
+            TypeError: If the objective cannot be sent to the workers; nothing is asked then.
+        """
+        pool = Pool(self.workers.executor, self.workers.count, arrays=self.evaluate.arrays)
+        try:
+            check_picklable(pool, self.evaluate)
+            if self.loop.pending:
+                self._queue.append(self.loop.reissue())
+            while True:
+                while self._more(pool):
+                    self._start(pool)
+                if not (self._tasks or self._queue or self._suspects):
+                    return
+                self._start(pool)
+                self._collect(pool)
+        finally:
+            for future in self._tasks:
+                future.cancel()
+            pool.close()
+
+    def _more(self, pool: Pool) -> bool:
+        """Ask for evaluations if it is time; return whether there are new ones."""
+        missing, idle = self.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
+        if missing <= 0 or not (idle or self.workers.asynchronous):
+            return False
+        wanted = missing
+        if self.workers.asynchronous:
+            wanted = min(missing, pool.workers * self._chunk(missing, pool) - self._waiting())
+        if wanted <= 0:
+            return False
+        try:
+            batch = self.loop.ask(wanted)
+        except PendingBatchError:
+            if idle:
+                raise
+            return False
+        self._queue.append(batch)
+        return True
+
+    def _waiting(self) -> int:
+        return sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
+
+    def _start(self, pool: Pool) -> None:
+        """Submit as many tasks as there are free workers; one suspected of killing its worker runs alone."""
+        if self._suspects:
+            if not self._tasks:
+                self._submit(pool, self._suspects.popleft())
+            return
+        capacity = pool.workers - len(self._hanging)
+        while self._queue and len(self._tasks) < capacity:
+            batch = self._queue.popleft()
+            size = self._chunk(len(batch) + sum(map(len, self._queue)), pool)
+            if size < len(batch):
+                self._queue.appendleft(batch.part(slice(size, None)))
+            self._submit(pool, batch.part(slice(0, size)))
+
+    def _chunk(self, waiting: int, pool: Pool) -> int:
+        if self.workers.chunk is not None:
+            return self.workers.chunk
+        if self._seconds is None:
+            return 1
+        fitting = int(TASK_SECONDS / max(self._seconds, 1e-9))
+        return max(1, min(fitting, MAX_CHUNK, -(-waiting // pool.workers)))
+
+    def _submit(self, pool: Pool, batch: Batch) -> None:
+        arguments = (self.evaluate, self.evaluate.packed(batch), next(self._numbers))
+        try:
+            future = pool.submit(evaluate_remotely, *arguments)
+        except (BrokenExecutor, RuntimeError, OSError) as error:
+            # A worker has died since the last result; RuntimeError: the executor is shut down; OSError: the standard
+            # library's pool was closing its pipes on a death while it started another worker.
+            if not pool.restart():
+                raise EvaluationFailed(
+                    f"the executor takes no more evaluations ({type(error).__name__}: {error}); make a new one"
+                ) from error
+            future = pool.submit(evaluate_remotely, *arguments)
+        timeout = self.workers.timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout * len(batch) + pool.grace
+        self._tasks[future] = _Task(batch, deadline, future)
+
+    def _collect(self, pool: Pool) -> None:
+        """Wait for something to finish or to time out, and tell it."""
+        if not self._tasks:
+            self._revive(pool)
+            return
+        deadline = min(task.deadline for task in self._tasks.values())
+        patience = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.0)
+        done, _ = wait([*self._tasks, *self._hanging], timeout=patience, return_when=FIRST_COMPLETED)
+        self._hanging -= done
+        # In the order of submission: what is told does not depend on the order of a set.
+        finished = [task for future, task in self._tasks.items() if future in done]
+        broken = [task for task in finished if _lost_worker(task.future)]
+        for task in finished:
+            del self._tasks[task.future]
+        for task in finished:
+            if task not in broken:
+                self._settle(task)
+        if broken:
+            self._after_a_death(pool, broken)
+        self._after_timeouts(pool)
+
+    def _settle(self, task: _Task) -> None:
+        error = CancelledError() if task.future.cancelled() else task.future.exception()
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if error is not None:  # SystemExit of a thread included
+            self._failed(task.batch, error)
+            return
+        values, seconds = task.future.result()
+        each = seconds / len(task.batch)
+        self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
+        self.progress.evaluated(seconds)
+        self.loop.tell(task.batch.tickets, values)
+        self.progress.told()
+
+    def _failed(self, batch: Batch, error: BaseException) -> None:
+        """Try a chunk again one by one, and one evaluation as often as allowed; then drop it or raise."""
+        if len(batch) > 1:
+            self._queue.extendleft(batch.part(slice(k, k + 1)) for k in reversed(range(len(batch))))
+            return
+        (ticket,) = batch.tickets
+        self._attempts[ticket] = self._attempts.get(ticket, 0) + 1
+        if self._attempts[ticket] <= self.workers.retries:
+            self._queue.append(batch)
+        elif self.workers.on_error == "drop":
+            self.loop.fail([ticket])
+            self.progress.told()
+        else:
+            raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
+
+    def _after_a_death(self, pool: Pool, broken: list[_Task]) -> None:
+        """A worker died and took its pool along: restart it, and find out whose evaluation it was."""
+        error = broken[0].future.exception()
+        lost = [*broken, *self._tasks.values()]
+        self._tasks.clear()
+        if not pool.restart():
+            raise EvaluationFailed(
+                f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
+                "would be restarted"
+            ) from error
+        if len(lost) == 1:
+            self._failed(lost[0].batch, error or RuntimeError("a worker died"))
+        else:
+            self._suspects.extend(task.batch for task in lost)
+
+    def _after_timeouts(self, pool: Pool) -> None:
+        now = time.monotonic()
+        late = [task for task in self._tasks.values() if task.deadline <= now and not task.future.done()]
+        if not late:
+            return
+        for task in late:
+            del self._tasks[task.future]
+            if not task.future.cancel():
+                self._hanging.add(task.future)
+        if self._hanging and pool.pickles and pool.owned:  # processes can be killed, threads cannot
+            self._queue.extendleft(task.batch for task in self._tasks.values())
+            self._tasks.clear()
+            self._hanging.clear()
+            pool.restart()
+        for task in late:
+            self._failed(task.batch, TimeoutError(f"an evaluation took longer than {self.workers.timeout} s"))
+
+    def _revive(self, pool: Pool) -> None:
+        """All workers hang: start others, or wait for one to come back."""
+        if len(self._hanging) < pool.workers:
+            return
+        if pool.restart():
+            self._hanging.clear()
+            return
+        done, _ = wait(self._hanging, return_when=FIRST_COMPLETED)
+        self._hanging -= done
+
+
+def _lost_worker(future: Future[Any]) -> bool:
+    """Return whether a future ended because its executor broke."""
+    return not future.cancelled() and isinstance(future.exception(), BrokenExecutor)

@@ -1,0 +1,220 @@
+"""Where evaluations run: pools by name, any ``concurrent.futures`` executor, and what each needs to be told.
+
+Pools made here by name are restarted when a worker dies or hangs; an executor given by the user is used as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import forkserver, resource_tracker
+from typing import Any, Protocol, runtime_checkable
+
+from sparse_bo.evaluations.worker import Arrays, be_a_worker
+from sparse_bo.validation import check_choice
+
+NAMES = ("threads", "processes", "loky")
+EXTRAS = {"loky": "loky", "dask": "dask", "ray": "ray"}
+PRELOADED: Mapping[Arrays, list[str]] = {
+    "torch": ["torch", "sparse_bo.evaluations.batch", "sparse_bo.evaluations.worker"],
+    "numpy": ["numpy", "sparse_bo.evaluations.worker"],
+    "list": ["sparse_bo.evaluations.worker"],
+}
+"""What the fork server imports for all workers at once."""
+
+
+@runtime_checkable
+class Submits(Protocol):
+    """What is needed of an executor: futures of the standard library."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Start ``fn(*args)``."""
+        ...
+
+
+class Pool:
+    """An executor and the number of evaluations it can run at once."""
+
+    def __init__(self, executor: str | Submits, workers: int | None, *, arrays: Arrays = "torch") -> None:
+        """Start an own pool, or hold the one given; ``arrays``: what the objective takes."""
+        self._given, self._arrays = executor, arrays
+        self._workers = workers
+        self.owned = isinstance(executor, str)
+        self._startup, self._ready = 0.0, 0.0
+        self._executor: Any = self._started()
+
+    @property
+    def workers(self) -> int:
+        """How many tasks can run at once; on Dask, of the workers that are there now."""
+        if self._workers is not None:
+            return self._workers
+        client = getattr(self._executor, "_client", None)
+        if client is not None:
+            return max(1, sum(client.nthreads().values()))
+        most = getattr(self._executor, "_max_workers", None)
+        return most if isinstance(most, int) and most > 0 else os.cpu_count() or 1
+
+    @property
+    def pickles(self) -> bool:
+        """Whether what is submitted goes to another process."""
+        return not isinstance(self._executor, ThreadPoolExecutor)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a task submitted now may take on top, because its worker may still be starting."""
+        own: float | None = getattr(self._executor, "grace", None)
+        if own is not None:
+            return own
+        since = time.monotonic() - self._ready
+        return 2.0 * self._startup if since < 2.0 * self._startup else 0.0
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Start ``fn(*args)``."""
+        future: Future[Any] = self._executor.submit(fn, *args)
+        return future
+
+    def restart(self) -> bool:
+        """Replace an own pool, whatever its workers are doing; return whether there is a new one."""
+        if not self.owned:
+            return False
+        self._abandon()
+        self._executor = self._started()
+        return True
+
+    def close(self) -> None:
+        """Release an own pool without waiting for evaluations that hang."""
+        if self.owned:
+            self._abandon()
+
+    def _started(self) -> Any:
+        if not isinstance(self._given, str):
+            return self._given
+        workers = self._workers or os.cpu_count() or 1
+        if self._given == "threads":
+            return ThreadPoolExecutor(workers)
+        started = time.monotonic()
+        pool = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker) if self._given == "loky" else None
+        gate = None
+        if pool is None:
+            context = _context(self._arrays)
+            gate = context.Event()
+            pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(gate,))
+        # Processes may import torch for seconds before their first task; that is not the task's time. The gate keeps all of
+        # them waiting until the last one is started: the standard library cannot start one while another one dies.
+        try:
+            first = [pool.submit(os.getpid) for _ in range(workers)]
+            if gate is not None:
+                gate.set()
+            for future in first:
+                future.result()
+        except BrokenExecutor as error:
+            raise RuntimeError(
+                f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
+                "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "
+                "(memory), or see what they wrote to stderr"
+            ) from error
+        self._ready = time.monotonic()
+        self._startup = self._ready - started
+        return pool
+
+    def _abandon(self) -> None:
+        if self._given == "loky":
+            self._executor.shutdown(wait=False, kill_workers=True)
+            return
+        processes = list((getattr(self._executor, "_processes", None) or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(timeout=5.0)
+
+
+def check_executor(executor: Any) -> None:
+    """Check that evaluations can be submitted to ``executor``.
+
+    Raises:
+        TypeError: If it has no ``submit``.
+        ValueError: If it is a name that is not known, or it is shut down.
+        ImportError: If its package is not installed; the extra is named.
+    """
+    if isinstance(executor, str):
+        if executor in ("dask", "ray"):
+            how = "client.get_executor()" if executor == "dask" else "sparse_bo.evaluations.RayExecutor()"
+            raise ValueError(f"expected executor to be one of {', '.join(map(repr, NAMES))}; for {executor}, pass {how}")
+        check_choice("executor", executor, NAMES)
+        if executor in EXTRAS:
+            optional(executor)
+        return
+    if not isinstance(executor, Submits):
+        raise TypeError(
+            f"expected executor to be one of {', '.join(map(repr, NAMES))} or an object with submit() as in "
+            f"concurrent.futures (for Dask: client.get_executor()), got {type(executor).__name__}"
+        )
+    # Executors say that they are shut down only by refusing work; none of the attributes is public.
+    flags = (getattr(executor, name, False) for name in ("_shutdown", "_shutdown_thread"))
+    if any(flag is True for flag in flags):
+        raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
+
+
+def check_picklable(pool: Pool, *parts: Any) -> None:
+    """Check that what is evaluated can be sent to another process, before anything is started.
+
+    Raises:
+        TypeError: If it cannot; says what to do.
+    """
+    if not pool.pickles:
+        return
+    dumps: Callable[[Any], bytes] = pickle.dumps
+    # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
+    by_value = not isinstance(pool._executor, ProcessPoolExecutor) or pool._given == "loky"
+    pickler = getattr(pool._executor, "pickler", "cloudpickle")
+    if by_value and importlib.util.find_spec(pickler) is not None:
+        dumps = importlib.import_module(pickler).dumps
+    try:
+        dumps(parts)
+    except Exception as error:
+        advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
+        raise TypeError(
+            f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top level of "
+            f"a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
+        ) from error
+
+
+def optional(name: str) -> Any:
+    """Return an optional package.
+
+    Raises:
+        ImportError: If it is not installed; the extra is named.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{EXTRAS[name]}]'") from error
+
+
+def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:
+    """Return a context whose processes share nothing with this one, like ``spawn``, but start in milliseconds where possible.
+
+    A fork server has imported what they all need once, and started nothing; ``fork`` itself copies locks and CUDA contexts in
+    any state. Which modules those are is settled when the first run of this process starts it.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED[arrays])
+    # A terminal sends Ctrl-C to the server too, which would die in the middle of an import. It inherits the mask; its helper
+    # is started before, because that undoes the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context

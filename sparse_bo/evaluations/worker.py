@@ -1,0 +1,114 @@
+"""What runs on a worker. Imports neither torch nor numpy: only an objective that takes tensors makes its worker load torch.
+
+A worker process with torch costs seconds of start and some 300 MB, one without it a quarter of a second and 20 MB. So hundreds
+of workers fit on a machine where the objective takes plain numbers (``arrays="list"``), for example to start a simulation.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparse_bo.evaluations.answers import answers_of
+
+if TYPE_CHECKING:
+    from sparse_bo.evaluations.batch import Batch
+
+CallWith = Literal["X", "indices", "batch"]
+Arrays = Literal["torch", "numpy", "list"]
+
+
+@dataclass(frozen=True, eq=False)
+class PlainBatch:
+    """Evaluations to make: a :class:`sparse_bo.Batch` as NumPy arrays or lists."""
+
+    indices: Any
+    """``q`` rows of the arm set; ``None`` on a box."""
+    X: Any
+    """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
+    tickets: list[int]
+    """``q`` numbers, never used twice in a run."""
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    def part(self, rows: slice) -> PlainBatch:
+        """Return some of the evaluations."""
+        return PlainBatch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """An objective and how it is called."""
+
+    objective: Callable[..., Any]
+    call_with: CallWith = "X"
+    vectorized: bool = True
+    arrays: Arrays = "torch"
+
+    def packed(self, batch: Batch) -> Batch | PlainBatch:
+        """Return a batch as the objective takes it, on the CPU."""
+        indices = None if batch.indices is None else batch.indices.cpu()
+        if self.arrays == "torch":
+            return type(batch)(indices, batch.X.cpu(), batch.tickets)
+        if self.arrays == "numpy":
+            return PlainBatch(None if indices is None else indices.numpy(), batch.X.cpu().numpy(), batch.tickets)
+        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), batch.tickets)
+
+    def __call__(self, batch: Batch | PlainBatch) -> list[float]:
+        """Return one value per evaluation, NaN where it failed.
+
+        Raises:
+            ValueError: If the number of values is wrong, or one is infinite.
+            TypeError: If they are not real numbers, or the objective wants indices of a box.
+        """
+        if self.vectorized:
+            y = self.objective(self._argument(batch))
+        else:
+            y = [self._one(batch.part(slice(k, k + 1))) for k in range(len(batch))]
+        answers = answers_of(batch.tickets, y)
+        return [float("nan") if v is None else v for v in answers.values()]
+
+    def _argument(self, batch: Batch | PlainBatch) -> Any:
+        if self.call_with == "batch":
+            return batch
+        inputs = batch.X if self.call_with == "X" else batch.indices
+        if inputs is None:
+            raise TypeError("call_with='indices' needs arms; on a box the objective is called with points")
+        return inputs
+
+    def _one(self, part: Batch | PlainBatch) -> Any:
+        argument = part if self.call_with == "batch" else self._argument(part)[0]
+        return self.objective(argument)
+
+
+def evaluate_remotely(evaluate: Evaluate, batch: Batch | PlainBatch, attempt: int) -> tuple[list[float], float]:
+    """Evaluate a chunk; return its values and the seconds it took. ``attempt`` tells repeats apart."""
+    start = time.perf_counter()
+    return evaluate(batch), time.perf_counter() - start
+
+
+def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``fn(*args, **kwargs)``: what a Ray task runs."""
+    return fn(*args, **kwargs)
+
+
+def be_a_worker(gate: Any = None) -> None:
+    """Leave Ctrl-C to the parent, which stops its workers itself; end when it is killed; begin when the gate opens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if gate is not None:
+        gate.wait()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

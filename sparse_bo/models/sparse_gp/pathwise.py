@@ -1,0 +1,111 @@
+"""Sample paths of the DTC posterior by Matheron's rule at the dictionary.
+
+Notation: ``(D, α, R)`` as in :mod:`sparse_bo.models.sparse_gp.representation`, ``f`` a prior path, ``K = k(D, D)``:
+
+    f(·) + k(·, D) [α − R (Rᵀ (f − μ₀)(D) + ζ)],      ζ ~ N(0, I − RᵀKR)
+
+has mean ``μ₀ + k(·, D)ᵀα`` and covariance ``k − k_Dᵀ R Rᵀ k_D``: exactly the posterior's, up to the features that stand for
+``f`` (Wilson et al. 2020, with the pseudo-data of the dictionary in place of the data). O(m · features) per point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models import SingleTaskGP
+from botorch.sampling.pathwise.features import KernelEvaluationMap
+from botorch.sampling.pathwise.paths import GeneralizedLinearPath
+from botorch.sampling.pathwise.posterior_samplers import MatheronPath
+from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
+from botorch.sampling.pathwise.update_strategies import gaussian_update
+from botorch.sampling.pathwise.utils import get_input_transform, get_output_transform
+from botorch.utils.context_managers import delattr_ctx
+from torch import Tensor
+
+from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
+
+CHUNK = 4096
+"""Points at which paths are evaluated at a time: with 1,024 features and 4,096 dictionary points, 200 MB."""
+
+
+def update_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
+    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws ``ζ`` from torch's CPU generator.
+
+    BoTorch's prior paths have Sobol points for weights, also made on the CPU: one seed gives the same paths on every device.
+
+    Args:
+        representation: Without extension.
+        K: ``batch_shape x m x m``, ``k(D, D)``.
+        prior_values: ``sample_shape x batch_shape x m`` values at ``D`` of prior paths of mean zero.
+    """
+    R = representation.root
+    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    spread = safe_cholesky(eye - R.mT @ (K @ R)).factor
+    projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
+    normal = torch.randn(projected.shape, dtype=R.dtype).to(R.device)
+    zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
+    return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
+
+
+def draw_paths(
+    model: SingleTaskGP, representation: Representation, sample_shape: torch.Size, prior_sampler: Callable[..., Any]
+) -> tuple[Any, GeneralizedLinearPath]:
+    """Return prior and update paths in the outcome transform's units; ``forward`` takes transformed inputs.
+
+    Args:
+        model: In evaluation mode.
+        representation: Its posterior, without extension.
+        sample_shape: Of the paths.
+        prior_sampler: As in :func:`botorch.sampling.pathwise.draw_matheron_paths`.
+    """
+    points = representation.points
+    with delattr_ctx(model, "outcome_transform"):
+        prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
+    prior_values = prior_paths.forward(points) - model.mean_module(points)
+    weight = update_weights(representation, kernel_matrix(model.covar_module, points, points), prior_values)
+    feature_map = KernelEvaluationMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
+    return prior_paths, GeneralizedLinearPath(feature_map=feature_map, weight=weight)
+
+
+def draw_matheron_path(
+    model: Any, *, sample_shape: torch.Size, prior_sampler: Callable[..., Any], update_strategy: Callable[..., Any]
+) -> MatheronPath:
+    """Draw paths of a ``SparseGP``'s posterior; registered with BoTorch's ``draw_matheron_paths``.
+
+    Args:
+        model: A ``SparseGP``.
+        sample_shape: Of the paths.
+        prior_sampler: Draws prior paths.
+        update_strategy: Only BoTorch's default: the update is the dictionary's.
+
+    Raises:
+        UnsupportedError: For another ``update_strategy``.
+    """
+    if update_strategy is not gaussian_update:
+        raise UnsupportedError("SparseGP has its own pathwise update over the dictionary; leave update_strategy at its default")
+    model.eval()
+    prior_paths, update_paths = draw_paths(model, model.representation().full(model.covar_module), sample_shape, prior_sampler)
+    return MatheronPath(prior_paths=prior_paths, update_paths=update_paths, output_transform=get_output_transform(model))
+
+
+def zero_mean_samples(model: SingleTaskGP, representation: Representation, X: Tensor, samples: int) -> Tensor:
+    """Return joint samples of the posterior less its mean at many points, ``samples x … x q``. O(q m), never ``q x q``.
+
+    Args:
+        model: In evaluation mode.
+        representation: Its posterior.
+        X: ``… x q x d``, transformed.
+        samples: Number of samples.
+    """
+    full = representation.full(model.covar_module)
+    prior, update = draw_paths(model, full, torch.Size([samples]), draw_kernel_feature_paths)
+    parts = []
+    for start in range(0, X.shape[-2], CHUNK):
+        rows = X[..., start : start + CHUNK, :]
+        mean = model.mean_module(rows) + full.project(model.covar_module, rows).mean
+        parts.append(prior.forward(rows) + update.forward(rows) - mean)
+    return torch.cat(parts, dim=-1)

@@ -1,0 +1,294 @@
+"""Which training points the dictionary consists of, and which ones hyper-parameters are learned from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.dictionary import Candidates, Dictionary, Sampler
+from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_diagonal, kernel_matrix, sweep
+from sparse_bo.validation import check_indices, check_points
+
+PILOT_POINTS = 256
+"""Size of the uniform dictionary from which the first leverages are computed."""
+
+SMALLEST_DICTIONARY = 256
+"""The default policy never chooses fewer points, if there are as many."""
+
+OVERSAMPLING = 8.0
+"""Dictionary points per unit of effective dimension in the default policy, before the cap."""
+
+
+MAX_DICTIONARY = 4096
+"""The default policy never chooses more points; up to so many training points the default model is the exact GP."""
+
+PLANNED_WORK = 2e12
+"""``n m²`` over all batch elements: 10⁵ points with the largest dictionary, a minute on two cores."""
+
+PLANNED_BYTES = 4 * 2**30
+"""Memory for the ``m x m`` matrices of all batch elements (four of them in float64 at the peak)."""
+
+
+def planned_size(n: int, batch: int) -> int:
+    """Return the cap of the default dictionary: :data:`MAX_DICTIONARY`, or what time and memory allow. At least 1.
+
+    ``batch n m² ≤ PLANNED_WORK`` and ``32 batch m² ≤ PLANNED_BYTES``. It depends on sizes alone, so that a model is the same on
+    every machine: 4,096 points up to n = 10⁵, 1,414 at n = 10⁶ (one output).
+
+    Args:
+        n: Training points.
+        batch: Number of GPs: batch elements times outputs.
+    """
+    by_time, by_memory = PLANNED_WORK / (n * batch), PLANNED_BYTES / (32 * batch)
+    return max(1, min(MAX_DICTIONARY, math.isqrt(int(min(by_time, by_memory)))))
+
+
+class Chosen(NamedTuple):
+    """A dictionary that a sampler has chosen."""
+
+    rows: Tensor | None
+    """``m`` rows of the training inputs, ascending; ``None`` if the points are external."""
+    points: Tensor | None
+    """``m x d`` external points in the user's units; ``None`` if there are rows."""
+
+
+def checked_dictionary(dictionary: Sampler | Dictionary | Tensor | None, train_X: Tensor) -> Chosen:
+    """Check the user's dictionary against the data; a sampler or ``None`` leaves both parts open.
+
+    Args:
+        dictionary: What the user passed.
+        train_X: ``batch_shape x n x d``, as given by the user.
+
+    Raises:
+        TypeError: If it is none of the allowed kinds, or its dtype or device does not fit.
+        ValueError: If indices are repeated, out of range or too many, or points have the wrong width or are not finite.
+    """
+    if dictionary is None or isinstance(dictionary, Sampler):
+        return Chosen(None, None)
+    if isinstance(dictionary, Dictionary):
+        dictionary = dictionary.points if dictionary.indices is None else dictionary.indices
+    if not isinstance(dictionary, Tensor):
+        raise TypeError(
+            "expected dictionary to be a sampler, a Dictionary, a tensor of row indices or of points, "
+            f"got {type(dictionary).__name__}"
+        )
+    if dictionary.is_floating_point():
+        first = train_X.reshape(-1, *train_X.shape[-2:])[0]
+        return Chosen(None, check_points("dictionary", dictionary, like=first).detach().clone())
+    n = train_X.shape[-2]
+    rows = check_indices("dictionary", dictionary, size=n).to(train_X.device)
+    if not len(rows):
+        raise ValueError("expected a dictionary of at least one row, got an empty tensor of indices")
+    distinct = len(torch.unique(rows))
+    if distinct != len(rows):
+        raise ValueError(f"expected distinct dictionary rows, got {len(rows)} of which {distinct} are distinct")
+    return Chosen(rows.sort().values, None)
+
+
+class _Distinct(NamedTuple):
+    rows: Tensor
+    """``a`` rows, the first of each distinct input, ascending."""
+    counts: Tensor
+    """``a`` repeats of each."""
+    group: Tensor
+    """``n`` which of them each row is."""
+
+
+def _distinct(X: Tensor) -> _Distinct:
+    """Find the distinct rows of ``X`` (``n x d``); a batch (``b x n x d``) counts every row as distinct. O(n log n · d)."""
+    n = X.shape[-2]
+    rows = torch.arange(n, device=X.device)
+    while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):  # several outputs share one data set
+        X = X[0]
+    if X.dim() > 2:
+        return _Distinct(rows, X.new_ones(n), rows)
+    _, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
+    first = rows.new_empty(len(counts)).scatter_reduce(0, group, rows, "amin", include_self=False)
+    order = first.argsort()
+    return _Distinct(first[order], counts[order].to(X), order.argsort()[group])
+
+
+class _Pilot(NamedTuple):
+    """The posterior over a small dictionary, at every training point."""
+
+    means: Tensor
+    """``batch_shape x n`` less the prior mean."""
+    leverages: Tensor
+    """``n`` posterior variance over noise, averaged over the batch."""
+
+
+def _pilot(kernel: Kernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
+    """Return the DTC posterior over ``pilot`` at every point. O(n p²).
+
+    Args:
+        kernel: The prior covariance.
+        pilot: ``batch_shape x p x d`` dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+        residuals: ``batch_shape x n`` targets less the prior mean.
+        noise: ``batch_shape x n`` noise variances (y²).
+    """
+    with torch.no_grad():
+        state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise)
+        means, parts = [], []
+        for rows in sweep(pilot, X):
+            wide = X[..., rows, :].double()
+            features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
+            means.append(dtc.mean(state, features))
+            parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[..., rows])
+        values = torch.cat(parts, dim=-1)
+        return _Pilot(torch.cat(means, dim=-1), values.reshape(-1, values.shape[-1]).mean(dim=0))
+
+
+def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return ``min(size, n)`` rows, uniform without replacement, ascending. Draws one permutation of n."""
+    return torch.randperm(n, generator=generator)[:size].sort().values.to(device)
+
+
+def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
+    """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n).
+
+    A uniform pilot gives leverages; the size is ``OVERSAMPLING`` times the effective dimension they show, within
+    ``[SMALLEST_DICTIONARY, size]``; that many distinct inputs are drawn without replacement, with weights
+    ``min(1, count · leverage)``, by exponential races (Efraimidis & Spirakis 2006). Draws a permutation and one uniform
+    number per distinct input.
+
+    Args:
+        kernel: The prior covariance.
+        X: ``batch_shape x n x d``, transformed.
+        noise: ``batch_shape x n`` noise variances (y²).
+        size: The cap, ≥ 1.
+        generator: CPU generator.
+
+    Returns:
+        Rows, ascending; all distinct inputs if there are at most ``size``.
+    """
+    distinct = _distinct(X)
+    a = len(distinct.rows)
+    if a <= size:
+        return distinct.rows
+    pilot = distinct.rows[uniform_rows(a, min(PILOT_POINTS, size), generator=generator, device=X.device)]
+    posterior = _pilot(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
+    scores = distinct.counts * posterior.leverages[distinct.rows]
+    weights = scores.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+    dimension = float(weights.sum())
+    wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
+    draws = torch.rand(a, generator=generator, dtype=torch.float64).to(X.device)
+    races = draws.log() / weights
+    return distinct.rows[races.topk(min(size, wanted)).indices].sort().values
+
+
+@dataclass(frozen=True, eq=False)
+class _AverageCovariance:
+    """The kernel as the samplers take it: of a batch, the average of the members' kernels, each over its noise level.
+
+    What the average leaves out over a dictionary is at least the average of what the members leave out, in the positive
+    semi-definite order (one set of coefficients serves all); so a bound on the former is one on each of the latter, times the
+    number of members.
+    """
+
+    kernel: Kernel
+    levels: Tensor
+    """``batch_shape`` by what each member's kernel is divided."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q q' d)."""
+        with torch.no_grad():
+            blocks = kernel_matrix(self.kernel, X, Y).double() / self.levels[..., None, None]
+        return blocks.reshape(-1, *blocks.shape[-2:]).mean(dim=0)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q d)."""
+        with torch.no_grad():
+            variances = kernel_diagonal(self.kernel, X).double() / self.levels[..., None]
+        return variances.reshape(-1, variances.shape[-1]).mean(dim=0)
+
+
+def _candidates(
+    kernel: Kernel,
+    X: Tensor,
+    raw_X: Tensor,
+    residuals: Tensor,
+    prior_mean: Tensor,
+    noise: Tensor,
+    *,
+    generator: torch.Generator,
+) -> tuple[Candidates, _Distinct]:
+    """Return the distinct inputs as the samplers see them; arguments as :func:`sampled`."""
+    distinct = _distinct(X)
+    pilot = distinct.rows[uniform_rows(len(distinct.rows), PILOT_POINTS, generator=generator, device=X.device)]
+    posterior = _pilot(kernel, X[..., pilot, :], X, residuals, noise)
+    # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
+    precision = noise.detach().double().reciprocal()
+    sums = precision.new_zeros(*precision.shape[:-1], len(distinct.rows)).index_add_(-1, distinct.group, precision)
+    harmonic = distinct.counts.double() / sums
+    single = noise.shape[:-1].numel() == 1
+    levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)
+    relative = harmonic / levels.unsqueeze(-1)
+    means = (prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
+    positions = torch.arange(len(distinct.rows), device=X.device)
+    candidates = Candidates(
+        raw_X.reshape(-1, *raw_X.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
+        distinct.counts,
+        posterior.leverages[distinct.rows],
+        positions,
+        positions,
+        covariance=_AverageCovariance(kernel, levels),
+        inputs=X[..., distinct.rows, :].detach(),
+        regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
+        means=means.reshape(-1) if single else None,
+    )
+    return candidates, distinct
+
+
+def sampled(
+    sampler: Sampler,
+    kernel: Kernel,
+    X: Tensor,
+    raw_X: Tensor,
+    *,
+    residuals: Tensor,
+    prior_mean: Tensor,
+    noise: Tensor,
+    size: int,
+    generator: torch.Generator,
+) -> Chosen:
+    """Ask the user's sampler; a dictionary beyond ``size`` is cut down to the points of highest inclusion probability.
+
+    Where all are as probable the lowest rows stay, which says nothing for them: give such a sampler a size within the cap.
+
+    The sampler sees the distinct inputs in the user's units, with their counts; the kernel and the inputs it takes, so that no
+    transform is repeated; leverages and means by a uniform pilot; and the noise of each. Of a batch it sees the average of
+    leverages, kernels and noise (each member in units of its noise level), and no means.
+
+    Args:
+        sampler: The user's sampler.
+        kernel: The prior covariance.
+        X: ``batch_shape x n x d``, transformed.
+        raw_X: ``batch_shape x n x d``, as given by the user.
+        residuals: ``batch_shape x n`` targets less the prior mean.
+        prior_mean: ``batch_shape x n``.
+        noise: ``batch_shape x n`` noise variances.
+        size: The cap.
+        generator: CPU generator.
+
+    Raises:
+        InputDataError: If the sampler returns external points for a batch of different data sets.
+        SamplerError: If the sampler needs what this model cannot give (IPA: the means of one output).
+    """
+    candidates, distinct = _candidates(kernel, X, raw_X, residuals, prior_mean, noise, generator=generator)
+    dictionary = sampler.sample(candidates, generator=generator)
+    keep = torch.arange(dictionary.m, device=X.device)
+    if dictionary.m > size:
+        keep = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values
+    if dictionary.indices is not None:
+        return Chosen(distinct.rows[dictionary.indices[keep]].sort().values, None)
+    if X.dim() > 2 and raw_X.shape[:-2].numel() > 1 and not bool((raw_X == raw_X.reshape(-1, *raw_X.shape[-2:])[0]).all()):
+        raise InputDataError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
+    return Chosen(None, dictionary.points[keep])

@@ -1,0 +1,170 @@
+"""What a SparseGP keeps besides its parameters: rows joined only when someone looks, and a cache that knows its age."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.models.sparse_gp.representation import Representation
+
+
+class Appended:
+    """Rows with more rows below them, joined on demand: look-ahead makes thousands of these and reads none.
+
+    Joining costs ``batch · n`` memory, which would make every fantasy cost as much as the data are long.
+    """
+
+    def __init__(self, base: Tensor | Appended, extra: Tensor, *, dim: int) -> None:
+        """Hold both parts.
+
+        Args:
+            base: ``… x n x d`` inputs or ``… x n`` targets.
+            extra: ``… x q x d`` or ``… x q``; may have more batch dimensions.
+            dim: Dimension of the rows: −2 for inputs, −1 for targets.
+        """
+        self.base, self.extra, self.dim = base, extra, dim
+        self._joined: Tensor | None = None
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the joined rows."""
+        below = self.base.batch_shape if isinstance(self.base, Appended) else self.base.shape[: self.dim]
+        return broadcast_shapes(below, self.extra.shape[: self.dim])
+
+    @property
+    def rows(self) -> int:
+        """Number of joined rows."""
+        below = self.base.rows if isinstance(self.base, Appended) else self.base.shape[self.dim]
+        return below + self.extra.shape[self.dim]
+
+    def tensor(self) -> Tensor:
+        """Return the joined rows, ``batch_shape x (n + q) x d`` or ``batch_shape x (n + q)``; the same tensor every time."""
+        if self._joined is None:
+            parts = [part.expand(self.batch_shape + part.shape[self.dim :]) for part in (joined(self.base), self.extra)]
+            self._joined = torch.cat(parts, dim=self.dim)
+        return self._joined
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Appended:
+        """Apply a conversion to both parts, without joining them; what does not change stays the same object."""
+        base, extra = mapped(self.base, fn), fn(self.extra)
+        return self if base is self.base and extra is self.extra else Appended(base, extra, dim=self.dim)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "extra": self.extra.detach(), "_joined": None}
+
+
+def mapped(rows: Tensor | Appended, fn: Callable[[Tensor], Tensor]) -> Tensor | Appended:
+    """Apply a conversion to rows."""
+    return rows.map(fn) if isinstance(rows, Appended) else fn(rows)
+
+
+def joined(rows: Tensor | Appended) -> Tensor:
+    """Return the rows as one tensor."""
+    return rows.tensor() if isinstance(rows, Appended) else rows
+
+
+class Stamp:
+    """The identity of everything a cache was computed from: data by identity and version, parameters by value.
+
+    GPyTorch's setters write through ``.data``, which leaves no trace in a tensor's version: so parameters are compared.
+    """
+
+    def __init__(self, data: tuple[Tensor | Appended, ...], parameters: tuple[Tensor, ...]) -> None:
+        """Take the stamp.
+
+        Args:
+            data: Training inputs, targets and known noise.
+            parameters: All parameters; they are copied.
+        """
+        self.data = data
+        self.parameters = tuple(parameter.detach().clone() for parameter in parameters)
+        self.versions = _versions(data)
+
+    def matches(self, data: tuple[Tensor | Appended, ...], parameters: tuple[Tensor, ...]) -> bool:
+        """Return whether nothing has changed. O(number of parameters)."""
+        return (
+            len(data) == len(self.data)
+            and all(now is then for now, then in zip(data, self.data, strict=True))
+            and _versions(data) == self.versions
+            and len(parameters) == len(self.parameters)
+            and all(_same(now, then) for now, then in zip(parameters, self.parameters, strict=True))
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        current = _versions(self.data) == self.versions
+        return {"data": self.data, "parameters": self.parameters, "current": current}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.data, self.parameters = state["data"], state["parameters"]
+        self.versions = _versions(self.data) if state["current"] else ()
+
+
+def _same(now: Tensor, then: Tensor) -> bool:
+    return now.dtype == then.dtype and now.device == then.device and torch.equal(now, then)
+
+
+def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
+    return tuple(-1 if isinstance(part, Appended) or part.is_inference() else part._version for part in data)
+
+
+@dataclass(frozen=True, eq=False)
+class PosteriorCache:
+    """A posterior, what it was computed from, and which dictionary it stands on."""
+
+    representation: Representation
+    stamp: Stamp
+    rows: Tensor
+    """Rows of the training inputs that are in the dictionary (none if it is external)."""
+    points: Tensor | None
+    """External points of the dictionary in the user's units, if any."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**state, "representation": self.representation.map(torch.Tensor.detach)}
+
+
+class TrainingData:
+    """The training data of a GPyTorch model as properties: joined on demand, and every assignment drops the caches."""
+
+    _stored_inputs: Tensor | Appended | None
+    _stored_targets: Tensor | Appended | None
+
+    def _clear_cache(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def train_inputs(self) -> tuple[Tensor, ...] | None:
+        """The training inputs, ``aug_batch_shape x n x d``; transformed in evaluation mode."""
+        stored = self._stored_inputs
+        return None if stored is None else (joined(stored),)
+
+    @train_inputs.setter
+    def train_inputs(self, value: tuple[Tensor, ...] | None) -> None:
+        self.__dict__["_stored_inputs"] = None if value is None else next(iter(value))
+        self._clear_cache()
+
+    @property
+    def train_targets(self) -> Tensor | None:
+        """The training targets in the outcome transform's units, ``aug_batch_shape x n``."""
+        stored = self._stored_targets
+        return None if stored is None else joined(stored)
+
+    @train_targets.setter
+    def train_targets(self, value: Tensor | None) -> None:
+        self.__dict__["_stored_targets"] = value
+        self._clear_cache()
+
+    @property
+    def _original_train_inputs(self) -> Tensor | None:
+        stored = self.__dict__.get("_stored_originals")
+        return None if stored is None else joined(stored)
+
+    @_original_train_inputs.setter
+    def _original_train_inputs(self, value: Tensor | None) -> None:
+        self.__dict__["_stored_originals"] = value

@@ -1,0 +1,180 @@
+"""What the model answers in training mode: a prior over the training data whose likelihood is never ``n x n``.
+
+``ExactMarginalLogLikelihood`` adds the noise to the covariance, rebuilds the distribution from its class, a mean and a
+covariance, and asks for ``log_prob``. So all that a likelihood needs travels in the covariance operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.core.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
+from sparse_bo.models.sparse_gp.representation import dictionary_factor, kernel_diagonal, kernel_matrix, row_sums, sweep
+
+LARGE_N = 4096
+"""The training prior of more points is never made dense."""
+
+Strategy = Literal["subset", "vfe", "dtc"]
+
+
+class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """The prior covariance of the training targets (plus noise), with the likelihood that stands for it.
+
+    ``"subset"`` is ``k(X, X)``; ``"vfe"`` and ``"dtc"`` are its Nyström approximation over a dictionary.
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        points: Tensor,
+        *,
+        kernel: Kernel,
+        strategy: Strategy,
+        rows: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> None:
+        """Hold references; nothing is computed.
+
+        Args:
+            X: ``batch_shape x n x d``, transformed.
+            points: ``batch_shape x m x d``: the dictionary, or the subset that is learned from; transformed.
+            kernel: The prior covariance.
+            strategy: Which likelihood.
+            rows: ``m`` rows of ``X`` that ``points`` are (``"subset"`` only).
+            noise: ``batch_shape x n`` noise variances added so far.
+        """
+        super().__init__(X, points, kernel=kernel, strategy=strategy, rows=rows, noise=noise)
+        self.X, self.points, self.kernel = X, points, kernel
+        self.strategy, self.rows, self.noise = strategy, rows, noise
+
+    def log_likelihood(self, residuals: Tensor) -> Tensor:
+        """Return the log-likelihood of ``residuals`` (``batch_shape x n``), ``batch_shape``.
+
+        ``"subset"`` gives ``n/m`` times the exact log-likelihood of the m subset points: an estimate of that of all n points,
+        so that priors weigh what they would weigh with all the data. O(m³), or O(n m² + m³) for ``"vfe"`` and ``"dtc"``.
+
+        Raises:
+            UnsupportedError: If no noise has been added: the distribution is then degenerate.
+            NotPSDError: If a covariance is not finite or not positive semi-definite.
+        """
+        if self.noise is None:
+            raise UnsupportedError(
+                "the training prior of a SparseGP has a density only with observation noise; "
+                "use mll(model(*model.train_inputs), model.train_targets)"
+            )
+        noise = self.noise.expand(broadcast_shapes(self.noise.shape, self.shape[:-1]))
+        residuals = residuals.expand(broadcast_shapes(residuals.shape, noise.shape))
+        try:
+            if self.strategy == "subset":
+                covariance = kernel_matrix(self.kernel, self.points, self.points) + torch.diag_embed(noise[..., self.rows])
+                subset = gaussian_log_likelihood(covariance, residuals[..., self.rows])
+                return subset * (self.shape[-1] / self.points.shape[-2])
+            factor = dictionary_factor(self.kernel, self.points)
+            sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
+            from_sums = vfe_log_likelihood_from_sums if self.strategy == "vfe" else dtc_log_likelihood_from_sums
+            return from_sums(sums).to(self.dtype)
+        except ValueError as error:  # what BoTorch's fitting loop knows how to retry
+            raise NotPSDError(str(error)) from error
+
+    def __add__(self, other: Any) -> LinearOperator:
+        """Add observation noise; everything else as any operator."""
+        if not isinstance(other, DiagLinearOperator):
+            return super().__add__(other)
+        added = other.diagonal(dim1=-2, dim2=-1)
+        noise = added if self.noise is None else self.noise + added
+        kwargs = {"kernel": self.kernel, "strategy": self.strategy, "rows": self.rows, "noise": noise}
+        return TrainingCovariance(self.X, self.points, **kwargs)
+
+    def _size(self) -> torch.Size:
+        shapes = [self.X.shape[:-2], self.points.shape[:-2], self.kernel.batch_shape]
+        if self.noise is not None:
+            shapes.append(self.noise.shape[:-1])
+        n = self.X.shape[-2]
+        return broadcast_shapes(*shapes) + torch.Size([n, n])
+
+    def _transpose_nonbatch(self) -> TrainingCovariance:
+        return self
+
+    def _by_rows(self, function: Callable[[Tensor], Tensor], dim: int) -> Tensor:
+        return torch.cat([function(self.X[..., rows, :]) for rows in sweep(self.points, self.X)], dim=dim)
+
+    def _features(self, X: Tensor) -> Tensor:
+        factor = dictionary_factor(self.kernel, self.points)
+        return factor.features(kernel_matrix(self.kernel, self.points, X).double()).to(X)
+
+    def _diagonal(self) -> Tensor:
+        if self.strategy == "subset":
+            diagonal = kernel_diagonal(self.kernel, self.X)
+        else:
+            diagonal = self._by_rows(lambda X: self._features(X).square().sum(dim=-1), -1)
+        diagonal = diagonal if self.noise is None else diagonal + self.noise
+        return diagonal.expand(self.shape[:-1])
+
+    def matmul(self, other: Any) -> Any:
+        """Multiply; with a tensor, gradients reach the kernel's parameters (the base class's would not)."""
+        return self._matmul(other) if isinstance(other, Tensor) else super().matmul(other)
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        if self.strategy == "subset":
+            product = self._by_rows(lambda X: kernel_matrix(self.kernel, X, self.X) @ columns, -2)
+        else:
+            features = self._by_rows(self._features, -2)
+            product = features @ (features.mT @ columns)
+        if self.noise is not None:
+            product = product + self.noise.unsqueeze(-1) * columns
+        return product.squeeze(-1) if rhs.dim() == 1 else product
+
+    def to_dense(self) -> Tensor:
+        """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
+
+        Raises:
+            UnsupportedError: For more than :data:`LARGE_N` training points; and with noise, which is what efficient
+                leave-one-out cross-validation asks of a model that was left in training mode: its answer would be neither
+                the exact GP's nor that of the posterior.
+        """
+        if self.noise is not None:
+            raise UnsupportedError(
+                "the noisy covariance of the training points of a SparseGP is never made dense; efficient leave-one-out "
+                "cross-validation needs an exact GP: use botorch.cross_validation.batch_cross_validation"
+            )
+        if self.shape[-1] > LARGE_N:
+            raise UnsupportedError(
+                f"the prior covariance of {self.shape[-1]} training points would be a dense matrix; "
+                "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
+            )
+        if self.strategy == "subset":
+            dense = kernel_matrix(self.kernel, self.X, self.X)
+        else:
+            features = self._by_rows(self._features, -2)
+            dense = features @ features.mT
+        return dense.expand(self.shape)
+
+
+class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
+    """The distribution that training mode returns; its ``log_prob`` is the learning objective of the model's ``fit``."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-likelihood (or its bound) of targets ``value`` (``batch_shape x n``), ``batch_shape``.
+
+        Raises:
+            UnsupportedError: If the covariance is no longer the model's own (the distribution was sliced or scaled).
+            NotPSDError: If a covariance is not finite or not positive semi-definite.
+        """
+        covariance = self.lazy_covariance_matrix
+        if not isinstance(covariance, TrainingCovariance):
+            raise UnsupportedError(
+                "log_prob of a SparseGP's training prior works on the whole training set; "
+                "use fit='exact' for slices or combinations of it"
+            )
+        return covariance.log_likelihood(value - self.mean)

@@ -1,0 +1,263 @@
+"""REMBO and HeSBO: search a random low-dimensional subspace of a box by any policy on boxes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+
+from sparse_bo.domains.base import Domain
+from sparse_bo.domains.box import Box
+from sparse_bo.policies.botorch.surrogate import BoTorchUCB
+from sparse_bo.policies.persistence import Freezing, Frozen
+from sparse_bo.policies.protocol import Policy, Proposal, box_of
+from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
+from sparse_bo.validation import check_count
+
+TOLERANCE = 1e-5
+"""How far, in half-widths of the box, a told point may lie from the subspace."""
+
+
+class Embedding(Protocol):
+    """A map from a low-dimensional box to the cube [−1, 1]^D."""
+
+    @property
+    def box(self) -> Box:
+        """The low-dimensional box."""
+        ...
+
+    def lift(self, U: Tensor) -> Tensor:
+        """Map ``q x d`` points to ``q x D``."""
+        ...
+
+    def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return points (``q x d``) that are lifted to ``X`` (``q x D``), and how far each misses it (``q``)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianEmbedding:
+    """``x = clip(A u, −1, 1)``, ``A_ij ~ N(0, 1)``, u in ``[−√d, √d]^d`` (REMBO, Wang et al. 2016, Algorithm 2)."""
+
+    matrix: Tensor
+    """``D x d``."""
+
+    @property
+    def box(self) -> Box:
+        """``[−√d, √d]^d``."""
+        edge = self.matrix.new_full((self.matrix.shape[1],), self.matrix.shape[1] ** 0.5)
+        return Box(torch.stack([-edge, edge]))
+
+    def lift(self, U: Tensor) -> Tensor:
+        """See :class:`Embedding`."""
+        return (U @ self.matrix.mT).clamp(-1.0, 1.0)
+
+    def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Embedding`.
+
+        Clipping hides part of ``A u``: any u whose image agrees where x is inside the cube and lies beyond it where x is on
+        its boundary is a preimage. One linear program with D constraints and d + 1 unknowns per point.
+        """
+        A, edge = self.matrix.cpu().numpy(), float(self.box.upper[0])
+        rows = [_linear_preimage(A, x, edge) for x in X.cpu().numpy()]
+        points = torch.tensor(np.array([u for u, _ in rows]), dtype=X.dtype, device=X.device).reshape(len(X), A.shape[1])
+        return points, torch.tensor([miss for _, miss in rows], dtype=X.dtype, device=X.device)
+
+
+def _linear_preimage(A: np.ndarray, x: np.ndarray, edge: float) -> tuple[np.ndarray, float]:
+    """Minimise t over (u, t): A u ≤ x + t unless x is at +1, A u ≥ x − t unless x is at −1, |u| ≤ edge."""
+    below, above = x < 1.0 - TOLERANCE, x > -1.0 + TOLERANCE
+    constraints = np.vstack([np.c_[A[below], -np.ones(below.sum())], np.c_[-A[above], -np.ones(above.sum())]])
+    bounds = [(-edge, edge)] * A.shape[1] + [(0.0, None)]
+    cost = np.r_[np.zeros(A.shape[1]), 1.0]
+    solution = linprog(cost, A_ub=constraints, b_ub=np.r_[x[below], -x[above]], bounds=bounds, method="highs")
+    if solution.x is None:
+        raise ValueError(f"no point of the embedding could be found for a told point: {solution.message}")
+    return solution.x[:-1], float(solution.x[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class HashEmbedding:
+    """``x_j = sign_j u_{h(j)}``, u in ``[−1, 1]^d`` (HeSBO, Nayebi et al. 2019, Algorithm 1)."""
+
+    hashes: Tensor
+    """``D`` integers in ``[0, d)``."""
+    signs: Tensor
+    """``D`` numbers ±1."""
+    dims: int
+    """D of the low-dimensional box."""
+
+    @property
+    def box(self) -> Box:
+        """``[−1, 1]^d``."""
+        edge = self.signs.new_ones(self.dims)
+        return Box(torch.stack([-edge, edge]))
+
+    def lift(self, U: Tensor) -> Tensor:
+        """See :class:`Embedding`."""
+        return U[:, self.hashes] * self.signs
+
+    def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Embedding`: the mean of the inputs that share a hash; 0 for a hash that none has."""
+        counts = torch.bincount(self.hashes, minlength=self.dims).clamp_min(1)
+        sums = X.new_zeros(len(X), self.dims).index_add_(1, self.hashes, X * self.signs)
+        U = (sums / counts).clamp(-1.0, 1.0)
+        return U, (self.lift(U) - X).abs().amax(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedState(BoxState):
+    """What a policy in an embedding knows: the data in the user's box, the inner policy's state in the small one. A value."""
+
+    embedding: Any = None
+    """The :class:`Embedding`."""
+    inner: Any = None
+    """The inner policy's state."""
+    seconds: Any = field(default_factory=dict)
+
+    def to_cube(self, X: Tensor) -> Tensor:
+        """Map the user's box to [−1, 1]^D."""
+        return 2.0 * self.box.to_unit(X) - 1.0
+
+    def from_cube(self, X: Tensor) -> Tensor:
+        """Map [−1, 1]^D to the user's box."""
+        return self.box.from_unit(0.5 * (X + 1.0))
+
+    def without_results(self) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.states.State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={}, inner=self.inner.without_results())
+
+    def report(self) -> Report:
+        """See :meth:`sparse_bo.policies.states.State.report`; the model is the inner policy's."""
+        inner = self.inner.report()
+        best = None if inner.best_x is None else self.from_cube(self.embedding.lift(inner.best_x[None]))[0]
+        lucky = None if inner.best_observed_x is None else self.from_cube(self.embedding.lift(inner.best_observed_x[None]))[0]
+        return replace(inner, best_x=best, best_observed_x=lucky)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddingPolicy(ABC):
+    """The settings of REMBO and HeSBO.
+
+    Attributes:
+        inner: Policy that searches the low-dimensional box; default: GP-UCB through BoTorch, warm-started.
+        target_dims: d, dimensions of the subspace, at most those of the box.
+        embedding_seed: Decides the random embedding (it must be known before the first draw of a run).
+    """
+
+    inner: Any = None
+    target_dims: int = 10
+    embedding_seed: int = 0
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name for reports."""
+
+    @abstractmethod
+    def embedding(self, box: Box) -> Embedding:
+        """Draw the embedding for a box of D dimensions."""
+
+    def __post_init__(self) -> None:
+        check_count("target_dims", self.target_dims)
+        check_count("embedding_seed", self.embedding_seed, minimum=0)
+        if self.inner is not None and not isinstance(self.inner, Policy):
+            raise TypeError(f"expected inner to be a policy on boxes or None, got {type(self.inner).__name__}")
+
+    @property
+    def searcher(self) -> Any:
+        """The inner policy."""
+        return BoTorchUCB(warm_start=True) if self.inner is None else self.inner
+
+    def init(self, domain: Domain) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.Policy.init`.
+
+        Raises:
+            ValueError: If ``target_dims`` exceeds the dimensions of the box.
+        """
+        box = box_of(domain, policy=self.name).double()
+        if self.target_dims > box.dims:
+            raise ValueError(
+                f"expected target_dims <= the {box.dims} dimensions of the box, got {self.target_dims}; lower target_dims"
+            )
+        empty, embedding = initial_box_state(box), self.embedding(box)
+        return EmbeddedState(empty.box, empty.X, empty.y, embedding=embedding, inner=self.searcher.init(embedding.box))
+
+    def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Lift the inner policy's picks into the box."""
+        inside, _ = state.embedding.preimage(state.to_cube(pending)) if len(pending) else (state.inner.X[:0], None)
+        proposal = self.searcher.ask(state.inner, max_q=max_q, pending=inside, generator=generator)
+        return Proposal(state.from_cube(state.embedding.lift(proposal.picks)), proposal.rechecked)
+
+    def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
+        """Tell the inner policy the low-dimensional points.
+
+        Raises:
+            ValueError: If a told point is not in the embedded subspace.
+        """
+        inside, misses = state.embedding.preimage(state.to_cube(picks))
+        worst = int(misses.argmax())
+        if float(misses[worst]) > TOLERANCE:
+            raise ValueError(
+                f"{self.name} knows only points of its subspace, got one (row {worst}) that lies {float(misses[worst]):.1e} "
+                "half-widths of the box outside; tell only points that were asked"
+            )
+        inner = self.searcher.tell(state.inner, inside, y, generator=generator)
+        base = told(state, picks, y)
+        assert isinstance(base, EmbeddedState)
+        return replace(base, inner=inner, seconds=inner.seconds)
+
+    def freeze(self, state: EmbeddedState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`; ``None`` where the inner policy has no snapshots."""
+        inner = self.searcher.freeze(state.inner) if isinstance(self.searcher, Freezing) else None
+        if inner is None:
+            return None
+        kept = {"X": state.X, "y": state.y, "round": state.round}
+        return kept | {f"inner.{name}": value for name, value in inner.items()}
+
+    def thaw(self, domain: Domain, frozen: Frozen) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`; the embedding is drawn again from its seed."""
+        empty = self.init(domain)
+        parts = {name.removeprefix("inner."): value for name, value in frozen.items() if name.startswith("inner.")}
+        inner = self.searcher.thaw(empty.embedding.box, parts)
+        X, y = frozen["X"].to(empty.X.device), frozen["y"].to(empty.X.device)
+        return replace(empty, X=X, y=y, round=frozen["round"], inner=inner)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class REMBO(EmbeddingPolicy):
+    """Bayesian optimisation in a random Gaussian embedding (Wang et al. 2016). Settings: :class:`EmbeddingPolicy`."""
+
+    @property
+    def name(self) -> str:
+        """``"rembo"``."""
+        return "rembo"
+
+    def embedding(self, box: Box) -> GaussianEmbedding:
+        """Draw ``D d`` normal numbers."""
+        generator = torch.Generator().manual_seed(self.embedding_seed)
+        return GaussianEmbedding(
+            torch.randn(box.dims, self.target_dims, generator=generator, dtype=torch.float64).to(box.bounds)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeSBO(EmbeddingPolicy):
+    """Bayesian optimisation in a hashing-enhanced subspace (Nayebi et al. 2019). Settings: :class:`EmbeddingPolicy`."""
+
+    @property
+    def name(self) -> str:
+        """``"hesbo"``."""
+        return "hesbo"
+
+    def embedding(self, box: Box) -> HashEmbedding:
+        """Draw D hashes and D signs."""
+        generator = torch.Generator().manual_seed(self.embedding_seed)
+        hashes = torch.randint(self.target_dims, (box.dims,), generator=generator)
+        signs = torch.randint(2, (box.dims,), generator=generator).mul(2).sub(1)
+        return HashEmbedding(hashes.to(box.bounds.device), signs.to(box.bounds), self.target_dims)

@@ -1,0 +1,199 @@
+"""Thompson sampling over arms: S-GP-TS by decoupled sampling, QFF-TS by quadrature Fourier features."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from botorch.sampling.pathwise.features import gen_kernel_features
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior
+from sparse_bo.core.decoupled import update_weights
+from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
+from sparse_bo.domains.base import Domain
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.kernels import covariance_function, gaussian_parameters
+from sparse_bo.policies.botorch.thompson import ORDERS
+from sparse_bo.policies.posterior.policy import PosteriorPolicy
+from sparse_bo.policies.states import BanditState
+from sparse_bo.seeding import seeded
+from sparse_bo.validation import check_count
+
+QUADRATURE_TOLERANCE = 0.01
+"""Largest error of the quadrature, in units of the kernel's variance, that QFF-TS accepts."""
+
+
+class _Best:
+    """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask."""
+
+    def __init__(self, posterior: ArmPosterior, q: int) -> None:
+        surrogate = posterior.surrogate
+        self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
+        if surrogate.repeats is not None:
+            self.allowed[surrogate.repeats] = False
+        self.values = surrogate.in_memory[1].new_full((q,), -math.inf)
+        self.indices = torch.zeros(q, dtype=torch.int64, device=surrogate.arms.device)
+
+    def add(self, part: slice, draws: Tensor) -> None:
+        """Take in the draws at the arms of ``part``, ``rows x q``."""
+        values, rows = draws.masked_fill(~self.allowed[part].unsqueeze(-1), -math.inf).max(dim=0)
+        better = values > self.values
+        self.values = torch.where(better, values, self.values)
+        self.indices = torch.where(better, rows + part.start, self.indices)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SGPTSArms(PosteriorPolicy):
+    """Thompson sampling over arms with a sparse GP by decoupled sampling (S-GP-TS, Vakili et al. 2021; Wilson et al. 2020).
+
+    Each arm of a batch maximises a draw of its own from the DTC posterior: a prior draw of random Fourier features, the same
+    for all draws of a batch but for their weights, and an exact update at the dictionary (:mod:`sparse_bo.core.decoupled`).
+    O(a (m + features) q) per batch of q, beside BKB's O(a m² + n m²) for the posterior; never ``a x a``. Kernels: those of
+    which BoTorch has features (RBF, Matérn and a ScaleKernel around them).
+
+    Settings shared with other policies: :class:`sparse_bo.policies.posterior.policy.PosteriorPolicy`.
+
+    Attributes:
+        features: Random Fourier features, even; their error (about 1/√features of the prior variance) is in the prior draw
+            alone, the update corrects it at the data.
+    """
+
+    features: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if check_count("features", self.features, minimum=2) % 2:
+            raise ValueError(f"expected an even number of features (cosines and sines), got {self.features}")
+
+    @property
+    def name(self) -> str:
+        """``"s-gp-ts-arms"``."""
+        return "s-gp-ts-arms"
+
+    def init(self, domain: Domain) -> BanditState:
+        """See :meth:`sparse_bo.policies.Policy.init`.
+
+        Raises:
+            ValueError: If there are no random features of the kernel.
+        """
+        state = super().init(domain)
+        if self.covar_module is not None:
+            kernel = covariance_function(self.covar_module, like=state.arms[:2]).kernel
+            try:
+                with seeded(torch.Generator()):
+                    gen_kernel_features(kernel, num_inputs=state.arms.shape[1], num_outputs=2)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"S-GP-TS draws from random Fourier features, and there are none of {type(kernel).__name__}; "
+                    "use RBFKernel or MaternKernel (a ScaleKernel around it is fine)"
+                ) from error
+        return state
+
+    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
+        posterior = state.posterior
+        assert posterior is not None
+        arms, best = posterior.surrogate.arms, _Best(posterior, q)
+        with torch.no_grad():
+            with seeded(generator):
+                kernel = posterior.surrogate.covariance.kernel
+                phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
+            rank = posterior.state.factor.rank
+            normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
+            prior, spread = normal[:, : self.features], normal[:, self.features :]
+            weights = update_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
+            for part, K_DX in posterior.kernel_chunks():
+                best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
+        return best.indices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QFFTSArms(PosteriorPolicy):
+    """Thompson sampling over arms with quadrature Fourier features (QFF-TS, Mutný & Krause 2018): Gaussian kernel, d ≤ 3.
+
+    Each arm of a batch maximises a draw of its own from Bayesian linear regression of all observations on F ≤ orderᵈ + 1
+    features. O(n F² + F³ + a F q) per batch of q. The sparse posterior is there for reports and for what it learns; the draws
+    do not look at it.
+
+    Settings shared with other policies: :class:`sparse_bo.policies.posterior.policy.PosteriorPolicy`.
+
+    Attributes:
+        order: Quadrature nodes per dimension; ``None``: :data:`sparse_bo.policies.botorch.thompson.ORDERS`. The kernel is
+            exact to round-off while ``order`` is well above half the square of the arms' width in lengthscales.
+    """
+
+    order: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order is not None:
+            check_count("order", self.order)
+
+    @property
+    def name(self) -> str:
+        """``"qff-ts-arms"``."""
+        return "qff-ts-arms"
+
+    def init(self, domain: Domain) -> BanditState:
+        """See :meth:`sparse_bo.policies.Policy.init`.
+
+        Raises:
+            ValueError: If the arms have more than three columns, or the kernel is not Gaussian or too narrow for the order.
+        """
+        state = super().init(domain)
+        dims = state.arms.shape[1]
+        if dims > max(ORDERS):
+            raise ValueError(
+                f"QFF-TS needs orderᵈ features and takes arms of d <= {max(ORDERS)}, got d = {dims}; use SGPTSArms"
+            )
+        if self.covar_module is not None:
+            error = self._error(covariance_function(self.covar_module, like=state.arms[:2]).kernel, state.arms)
+            if error > QUADRATURE_TOLERANCE:
+                raise ValueError(self._too_coarse(error, dims))
+        return state
+
+    def _order(self, dims: int) -> int:
+        return ORDERS[dims] if self.order is None else self.order
+
+    def _error(self, kernel: Kernel, arms: ArmSet) -> float:
+        lengthscale, _ = gaussian_parameters(kernel, dims=arms.shape[1])
+        widths = (arms.amax(dim=0) - arms.amin(dim=0)) / lengthscale
+        return quadrature_error(widths, order=self._order(arms.shape[1]))
+
+    def _too_coarse(self, error: float, dims: int) -> str:
+        return (
+            f"{self._order(dims)} quadrature nodes per dimension miss the kernel by up to {error:.1g} of its variance "
+            f"(more than {QUADRATURE_TOLERANCE}) over these arms; raise order, use a longer lengthscale, or SGPTSArms"
+        )
+
+    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw ``q`` times F normal numbers.
+
+        Warns:
+            NumericalWarning: If a learned kernel is too narrow for the order.
+        """
+        posterior, observed = state.posterior, state.observations
+        assert posterior is not None
+        surrogate, best = posterior.surrogate, _Best(posterior, q)
+        kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
+        if self.covar_module is None:
+            error = self._error(kernel, surrogate.arms)
+            if error > QUADRATURE_TOLERANCE:
+                warnings.warn(self._too_coarse(error, dims), NumericalWarning, stacklevel=2)
+        with torch.no_grad():
+            lengthscale, variance = gaussian_parameters(kernel, dims=dims)
+            frequencies, weights = quadrature_frequencies(lengthscale, order=self._order(dims))
+            weights = weights * variance
+            roots = observed.counts.sqrt()  # a mean of c pulls with weight c, as c rows
+            Z = fourier_features(observed.X, frequencies, weights) * roots.unsqueeze(-1)
+            y = (observed.means - surrogate.prior_mean) * roots
+            normal = torch.randn(q, Z.shape[1], generator=generator, dtype=Z.dtype).to(Z.device)
+            w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
+            for part, _ in posterior.kernel_chunks():
+                best.add(part, fourier_features(surrogate.arms[part], frequencies, weights) @ w.mT)
+        return best.indices

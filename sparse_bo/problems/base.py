@@ -1,0 +1,162 @@
+"""Problems whose truth is known, on arms and on boxes, and noise that repeats by ticket."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_bo.evaluations.batch import Batch
+from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.validation import check_number
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A finite set of arms whose true values are known."""
+
+    name: str
+    arms: Tensor
+    """``a x d``, float64."""
+    values: Tensor
+    """``a`` true values."""
+    noise_sd: float
+    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    description: str
+    call_with: ClassVar[Literal["X", "indices"]] = "indices"
+    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+
+    @property
+    def domain(self) -> dict[str, Any]:
+        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        return {"arms": self.arms}
+
+    @property
+    def best_value(self) -> float:
+        """The highest true value."""
+        return float(self.values.max())
+
+    def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
+        """Return a noisy objective of arm *indices* (``q`` -> ``q``) with a generator of its own."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def evaluate(indices: Tensor) -> Tensor:
+            noise = torch.randn(len(indices), generator=generator, dtype=torch.float64)
+            return self.values[indices] + self.noise_sd * noise.to(self.values.device)
+
+        return evaluate
+
+    def regret(self, indices: list[int]) -> Tensor:
+        """Return the regret of each evaluation, ``len(indices)``: best value minus true value."""
+        return self.best_value - self.values.cpu()[torch.tensor(indices, dtype=torch.long)]
+
+    def regret_of(self, run: History | HistoryRow) -> Tensor:
+        """Return the regret of every evaluation of a run or a batch, in order."""
+        return self.regret(run.indices)
+
+    def to(self, device: str | torch.device) -> Problem:
+        """Return the problem with its tensors on ``device``."""
+        return Problem(self.name, self.arms.to(device), self.values.to(device), self.noise_sd, self.description)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxProblem:
+    """A function on a box whose maximum is known."""
+
+    name: str
+    bounds: Tensor
+    """``2 x d``, float64."""
+    function: Callable[[Tensor], Tensor]
+    """True values, ``q x d`` -> ``q``."""
+    best_value: float
+    """The highest true value."""
+    noise_sd: float
+    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    description: str
+    call_with: ClassVar[Literal["X", "indices"]] = "X"
+    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+
+    @property
+    def domain(self) -> dict[str, Any]:
+        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        return {"bounds": self.bounds}
+
+    def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
+        """Return a noisy objective of points (``q x d`` -> ``q``) with a generator of its own."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def evaluate(X: Tensor) -> Tensor:
+            noise = torch.randn(len(X), generator=generator, dtype=torch.float64)
+            return self.function(X) + self.noise_sd * noise.to(X.device)
+
+        return evaluate
+
+    def regret(self, points: list[list[float]] | Tensor) -> Tensor:
+        """Return the regret of each evaluation, ``q`` from ``q x d``: best value minus true value."""
+        X = torch.as_tensor(points, dtype=torch.float64).to(self.bounds.device)
+        return (self.best_value - self.function(X)).cpu()
+
+    def regret_of(self, run: History | HistoryRow) -> Tensor:
+        """Return the regret of every evaluation of a run or a batch, in order."""
+        return self.regret(run.points or [])
+
+    def to(self, device: str | torch.device) -> BoxProblem:
+        """Return the problem with its bounds on ``device``; the function is called with points there."""
+        function = self.function
+        if isinstance(function, torch.nn.Module):
+            function = copy.deepcopy(function).to(device)
+        return replace(self, bounds=self.bounds.to(device), function=function)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeatable:
+    """A noisy objective whose noise depends on the ticket alone: the same on any worker, after any resume. Can be pickled.
+
+    Called with a :class:`sparse_bo.Batch` (``call_with="batch"``).
+    """
+
+    truth: Callable[[Tensor], Tensor] | Tensor
+    """True values of arms (``a``), or of points (``q x d`` -> ``q``)."""
+    noise_sd: float
+    seed: int
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return ``q`` values."""
+        if isinstance(self.truth, Tensor):
+            assert batch.indices is not None
+            values = self.truth[batch.indices.to(self.truth.device)]
+        else:
+            values = self.truth(batch.X.to(torch.float64))
+        return values + self.noise_sd * ticket_noise(batch.tickets, seed=self.seed).to(values.device)
+
+
+def repeatable(problem: Problem | BoxProblem, *, seed: int) -> Repeatable:
+    """Return the problem's objective with noise by ticket; evaluated on the CPU."""
+    on_cpu = problem.to("cpu")
+    return Repeatable(on_cpu.values if isinstance(on_cpu, Problem) else on_cpu.function, problem.noise_sd, seed)
+
+
+def ticket_noise(tickets: Sequence[int], *, seed: int) -> Tensor:
+    """Return standard normal numbers, one per ticket, by SplitMix64 (Steele et al. 2014) and Box–Muller."""
+    with np.errstate(over="ignore"):
+        counters = np.asarray(tickets, np.uint64) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+        first, second = ((_split_mix(np.uint64(2) * counters + np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in (0, 1))
+    return torch.from_numpy(np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * math.pi * second))
+
+
+def _split_mix(counters: np.ndarray) -> np.ndarray:
+    z = counters * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _check_noise(noise_sd: float) -> None:
+    if check_number("noise_sd", noise_sd) < 0.0:
+        raise ValueError(f"expected noise_sd >= 0, got {noise_sd!r}")

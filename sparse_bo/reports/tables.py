@@ -1,0 +1,120 @@
+"""Summaries of runs as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.table import Table
+from torch import Tensor
+
+from sparse_bo.planning import Plan
+from sparse_bo.policies import EliminationState
+from sparse_bo.problems.base import BoxProblem, Problem
+from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.records import Recorded
+from sparse_bo.runs.result import Result
+
+
+def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnProblem, seconds: float) -> Table:
+    """Return what is worth knowing of a run that has ended."""
+    rows = result.history.rows
+    table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
+    sizes = [row.batch_size for row in rows]
+    where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
+    lines = {
+        "evaluations": f"{sum(sizes):,} {where}",
+        "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
+        "seconds": f"{seconds:.2f} in all ({1e6 * seconds / sum(sizes):.0f} µs per evaluation)",
+    }
+    if not isinstance(problem, OwnProblem):
+        lines |= {"regret": _of(problem.regret_of(result.history)), "best possible": f"{problem.best_value:.4f}"}
+    if isinstance(problem, OwnProblem):
+        lines.update(_best_own_arm(result))
+    elif isinstance(problem, BoxProblem):
+        lines.update(_best_point(result, problem))
+    elif result.best_index is not None and result.best_mean is not None:
+        sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
+        true = float(problem.values[result.best_index])
+        better = int((problem.values > true).sum())
+        lines["best arm"] = (
+            f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
+        )
+    state = loop.state
+    if isinstance(state, EliminationState) and state.survivors is not None:
+        lines["not eliminated"] = state.describe()
+    certificate = loop.certificate()
+    if certificate is not None and rows[-1].effective_dimension is not None:
+        lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"
+        lines["certificate"] = f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
+    return _filled(table, lines)
+
+
+def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProblem | None) -> Table:
+    """Return what a journal says of a run, ended or not; with regrets where the problem is known."""
+    about, rows = recorded.about, recorded.history.rows
+    title = f"{about['policy']}, seed {about['seed']}, in {path}" + ("" if problem is None else f": {problem.description}")
+    table = Table(title=title, show_header=False, title_justify="left")
+    out = recorded.asked - sum(row.batch_size for row in rows)
+    lines = {
+        "evaluations": f"{recorded.asked:,} asked, {recorded.told:,} told, {recorded.failed:,} failed",
+        "since the last update": f"{max(out, 0):,}",
+        "batches": f"{len(rows):,}",
+    }
+    if rows and rows[-1].best_mean is not None:
+        lines["best posterior mean"] = f"{rows[-1].best_mean:.4f}" + (
+            "" if rows[-1].best_index is None else f" (arm {rows[-1].best_index})"
+        )
+    if rows and problem is not None:
+        lines["regret"] = _of(problem.regret_of(recorded.history))
+    if rows and rows[-1].dictionary_size is not None:
+        lines["dictionary"] = f"{rows[-1].dictionary_size} points"
+    return _filled(table, lines)
+
+
+def plan_table(made: Plan) -> Table:
+    """Return a plan, a line each."""
+    return _filled(Table(title=f"plan: {made.policy.name}", show_header=False, title_justify="left"), made.lines())
+
+
+def _filled(table: Table, lines: Mapping[str, str]) -> Table:
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table
+
+
+def _of(regret: Tensor) -> str:
+    return f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000"
+
+
+def _arms_pulled(result: Result, problem: Problem | OwnProblem) -> str:
+    return f"on {len(set(result.history.indices)):,} distinct arms of {problem.arms.shape[0]:,}"
+
+
+def _best_own_arm(result: Result) -> dict[str, str]:
+    if result.best_index is None or result.best_mean is None or result.best_x is None:
+        return {}
+    sd = "" if result.best_sd is None else f" ± {result.best_sd:.4g}"
+    lines = {"best arm": f"{result.best_index} (mean {result.best_mean:.4g}{sd})"}
+    if len(result.best_x) <= 10:
+        lines["at"] = _coordinates(result.best_x)
+    if result.best_observed_index is not None:
+        arm, mean, times = result.best_observed_index, result.best_observed_mean, result.best_observed_count
+        lines["best observed"] = f"arm {arm}: mean {mean:.4g} of {times:,} evaluation{'s' if times != 1 else ''}"
+    return lines
+
+
+def _coordinates(x: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in x.tolist())
+
+
+def _best_point(result: Result, problem: BoxProblem) -> dict[str, str]:
+    if result.best_x is None or result.best_mean is None:
+        return {}
+    gap = float(problem.regret(result.best_x[None]))
+    sd = "" if result.best_sd is None else f" ± {result.best_sd:.4f}"
+    lines = {"best point": f"mean {result.best_mean:.4f}{sd}; its true value is {gap:.4f} below the best possible"}
+    if len(result.best_x) <= 10:
+        lines["at"] = _coordinates(result.best_x)
+    return lines

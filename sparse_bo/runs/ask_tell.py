@@ -1,0 +1,402 @@
+"""The ask/tell loop, the only mutable object of the package, and ``maximize`` on top of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_bo.dictionary.certificate import Certificate
+from sparse_bo.domains.base import Domain, check_domain, check_picks, like
+from sparse_bo.domains.box import Box
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
+from sparse_bo.evaluations.answers import answers_of, some
+from sparse_bo.evaluations.batch import Batch, tickets_of
+from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
+from sparse_bo.evaluations.worker import Arrays, CallWith
+from sparse_bo.evaluations.workers import Workers
+from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.policies import BBKB, Policy, State
+from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.records import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
+from sparse_bo.runs.result import Result, make_result
+from sparse_bo.validation import check_count, check_finite
+
+Objective = Callable[[Any], Any]
+Callback = Callable[["AskTell", HistoryRow], None]
+
+SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
+"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
+and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
+
+
+class AskTell:
+    """Bayesian optimisation of a finite arm set or a box by ask and tell.
+
+    Everything random comes from ``seed``: the same domain, policy, seed and results give the same picks on any chunk size,
+    thread count or device. The global generators are never touched.
+
+    Args:
+        arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
+            :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
+        policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
+        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
+        seed: Non-negative integer.
+        initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``.
+        certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
+        storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
+            on after a crash. Close it (:meth:`close`, or ``with``) when done.
+        notes: Kept in the journal: anything that ``json`` takes.
+
+    Raises:
+        TypeError: If an argument has the wrong kind or dtype.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
+            fit them.
+        FileExistsError: If there is a file at ``storage``.
+        StorageError: If the journal cannot be written.
+    """
+
+    def __init__(
+        self,
+        arms: ArmSet | None = None,
+        policy: Policy[Any] | None = None,
+        *,
+        bounds: Tensor | None = None,
+        seed: int = 0,
+        initial: tuple[Tensor, Tensor] | None = None,
+        certify_every: int | None = None,
+        storage: str | Path | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._domain = check_domain(arms, bounds)
+        chosen: Policy[Any] = BBKB() if policy is None else policy
+        if not isinstance(chosen, Policy):
+            raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {type(policy).__name__}")
+        check_count("seed", seed, minimum=0)
+        if certify_every is not None:
+            check_count("certify_every", certify_every)
+        self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
+        observed = None if initial is None else _checked_initial(initial, self._domain)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
+        self._journal: Journal | None = None
+        self._snapshot_bytes = 0
+        if storage is not None:
+            self._journal = Journal.create(storage, self._about, self._domain if isinstance(self._domain, Tensor) else None)
+        if observed is not None:
+            picks, y = observed
+            if self._journal is not None:
+                self._journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
+            self._engine.observe(picks, y)
+            self._save()
+
+    @classmethod
+    def resume(
+        cls,
+        storage: str | Path,
+        *,
+        arms: ArmSet | None = None,
+        policy: Policy[Any] | None = None,
+        device: str | torch.device | None = None,
+    ) -> AskTell:
+        """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
+
+        The last snapshot of the state is loaded and what happened after it is done again. Evaluations that were out are still
+        :attr:`pending`; :meth:`reissue` returns them.
+
+        Args:
+            storage: Path of the journal.
+            arms: Those of the run; needed only where they were too large to be kept (more than 8 MB).
+            policy: That of the run; needed only where it has parts of your own, or a kernel that cannot be rebuilt.
+            device: Where to compute; default as before.
+
+        Raises:
+            FileNotFoundError: If there is no journal.
+            StorageError: If it is damaged, of a newer version, read-only, or open for writing elsewhere.
+            ValueError: If arms or policy are not those of the run, or are needed.
+
+        Warns:
+            ResumeWarning: If picks computed again differ from those recorded (other hardware or versions). Those recorded stay.
+        """
+        journal = Journal.open(storage)
+        try:
+            about = journal.about
+            where, bounds = domain_of(journal, arms, device)
+            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            loop = cls(where, policy_of(journal, policy), bounds=bounds, **settings)
+            loop._replay(journal)
+        except BaseException:
+            journal.close()
+            raise
+        loop._journal = journal
+        return loop
+
+    def close(self) -> None:
+        """Write what is left to write to the journal, and release it. Does nothing without one."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __enter__(self) -> AskTell:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """Round, observations, posterior or model, dictionary and width after the last update."""
+        return self._engine.state
+
+    @property
+    def policy(self) -> Policy[Any]:
+        """The policy."""
+        return self._engine.policy
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What identifies the run: policy, seed, domain, versions, and what was given as ``notes``."""
+        return self._about
+
+    @property
+    def asked(self) -> int:
+        """Evaluations handed out so far."""
+        return self._engine.asked
+
+    @property
+    def pending(self) -> list[int]:
+        """Tickets that are out, in order."""
+        return self._engine.ledger.pending
+
+    @property
+    def history(self) -> History:
+        """One row per update of the state: in a synchronous loop, per batch."""
+        return History(tuple(self._engine.rows), run_info(self._about))
+
+    def ask(self, max_q: int | None = None) -> Batch:
+        """Return the next evaluations to make; the policy decides how many.
+
+        Evaluations may be out: they keep their effect on the variance, and the new ones continue their batch. Picks asked in
+        pieces are those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results that have
+        come in update the state, and the next batch starts, with the evaluations still out counting towards it. Policies
+        without such batches take results in before every ask.
+
+        Args:
+            max_q: At most so many (default: as many as the policy wants).
+
+        Raises:
+            PendingBatchError: If nothing may be handed out before more results are told; says how many.
+            ValueError: If ``max_q`` < 1.
+            TypeError: If ``max_q`` is not an integer.
+            StorageError: If the journal cannot be written; nothing is handed out then.
+        """
+        if max_q is not None:
+            check_count("max_q", max_q)
+        engine, limit = self._engine, UNLIMITED if max_q is None else max_q
+        if engine.due:
+            self._take_in()
+        batch, needed = self._hand_out(limit)
+        if batch is None and engine.ledger.answered:
+            self._take_in()
+            batch, needed = self._hand_out(limit)
+        if batch is None:
+            if self._journal is not None:
+                self._journal.append()  # what has been taken in above stays so
+            out = engine.ledger.outstanding
+            raise PendingBatchError(
+                f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
+                f"{needed} of their results before it hands out more; tell or fail them before the next ask",
+                needed=needed,
+                pending=out,
+            )
+        return batch
+
+    def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
+        """Hand back results, in any order and any number at a time; once none is out the state is updated.
+
+        Args:
+            tickets: Of :meth:`ask`.
+            y: One finite value per ticket; NaN marks a failed evaluation, which is dropped.
+
+        Raises:
+            TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
+            ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+            TypeError: If the values are not real numbers.
+            StorageError: If the journal cannot be written; nothing is recorded then, and the same can be told again.
+        """
+        numbers = tickets_of(tickets)
+        answers = answers_of(numbers, y)
+        self._engine.ledger.check(numbers)
+        self._answer(answers)
+
+    def fail(self, tickets: Sequence[int] | Tensor) -> None:
+        """Mark evaluations as failed; they are dropped, and the arms may be picked again from the next update on.
+
+        Raises:
+            TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
+            StorageError: If the journal cannot be written; nothing is recorded then.
+        """
+        numbers = tickets_of(tickets)
+        self._engine.ledger.check(numbers)
+        self._answer(dict.fromkeys(numbers))
+
+    def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
+        """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
+
+        A ticket stands for one evaluation: whoever tells it first is recorded, a second result raises :class:`TicketError`.
+
+        Args:
+            tickets: Default: all that are out.
+
+        Raises:
+            TicketError: If a ticket is unknown, repeated or already answered.
+        """
+        ledger = self._engine.ledger
+        numbers = ledger.pending if tickets is None else tickets_of(tickets)
+        ledger.check(numbers)
+        return ledger.handed_out(numbers)
+
+    def run(
+        self,
+        objective: Objective,
+        budget: int,
+        *,
+        call_with: CallWith = "X",
+        vectorized: bool = True,
+        arrays: Arrays = "torch",
+        workers: Workers | None = None,
+        callback: Callback | None = None,
+    ) -> Result:
+        """Ask, evaluate and tell until ``budget`` more evaluations have been asked; what is out already is evaluated first.
+
+        Args:
+            objective: Returns ``q`` values; NaN marks a failed evaluation.
+            budget: Evaluations, failed ones included; 0 evaluates what is out.
+            call_with: ``"X"``: with ``q x d`` points; ``"indices"``: with ``q`` arms; ``"batch"``: with a :class:`Batch`, whose
+                tickets can seed a random objective, so that it repeats after a resume.
+            vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+            arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`.
+            workers: Where to evaluate; ``None``: here, batch by batch.
+            callback: Called with the loop and the new history row after each update of the state.
+
+        Raises:
+            ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
+                usable, with the failed evaluations out.
+            RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
+            TypeError: If the objective cannot be sent to the workers.
+            StorageError: If the journal cannot be written.
+        """
+        end = self.asked + check_count("budget", budget, minimum=0)
+        evaluate = evaluation_of(objective, call_with, vectorized, arrays, box=isinstance(self._domain, Box))
+        progress = _Progress(self, callback)
+        try:
+            if workers is None:
+                run_serially(self, evaluate, end, progress)
+            else:
+                Dispatch(self, evaluate, workers, end, progress).run()
+        except KeyboardInterrupt as interrupt:
+            message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
+            raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
+        except EvaluationFailed as error:
+            message = (
+                f"the objective failed {error}. Everything told before is in .result and .loop; tell or fail the tickets in "
+                ".loop.pending, then go on with .loop.run(...)"
+            )
+            raise ObjectiveError(message, loop=self, result=self.result()) from error.__cause__
+        return self.result()
+
+    def result(self) -> Result:
+        """Return the best arms and the history so far."""
+        return make_result(self.state, self.history, dtype=like(self._domain).dtype)
+
+    def certificate(self) -> Certificate | None:
+        """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
+
+        Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
+        """
+        return self._engine.certificate()
+
+    def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
+        """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
+        engine = self._engine
+        with nullcontext() if engine.picked_ahead(limit) else engine.undrawn():
+            handing = engine.propose(limit)
+            if isinstance(handing, int):
+                return None, handing
+            if self._journal is not None:
+                wanted = None if limit == UNLIMITED else limit
+                self._journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
+        engine.hand_out(handing)
+        return handing.batch, 0
+
+    def _answer(self, answers: dict[int, float | None]) -> None:
+        if answers and self._journal is not None:
+            results = [math.nan if v is None else v for v in answers.values()]
+            self._journal.append(Event("tell", tickets=np.array(list(answers)), results=np.array(results)))
+        if self._engine.answer(answers):
+            self._save()
+
+    def _take_in(self) -> None:
+        self._engine.fold()
+        if self._journal is not None:
+            self._journal.queue(Event("update"))
+        self._save()
+
+    def _save(self) -> None:
+        """Let the journal write the newest row of the history, and a snapshot if it is time, with the next event."""
+        engine, journal = self._engine, self._journal
+        if journal is None:
+            return
+        journal.queue_row(len(engine.rows) - 1, row_of(engine.rows[-1], engine.row_tickets[-1]))
+        if engine.seconds > SNAPSHOT_SECONDS * (1.0 + self._snapshot_bytes / SNAPSHOT_BYTES):
+            frozen = engine.freeze()
+            if frozen is not None:
+                data = pack(frozen)
+                journal.queue_snapshot(data)
+                engine.seconds, self._snapshot_bytes = 0.0, len(data)
+
+    def _replay(self, journal: Journal) -> None:
+        """Bring the engine to where the journal ends."""
+        engine, rows, evaluations = self._engine, journal.rows(), evaluations_of(journal)
+        done, snapshot = -1, journal.snapshot()
+        if snapshot is not None:
+            done, data = snapshot
+            self._snapshot_bytes = len(data)
+            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
+        for event in journal.events(after=done):
+            engine.redo(event)
+        for number in range(len(rows), len(engine.rows)):
+            journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))
+
+
+class _Progress:
+    """Calls back with every new row of the history."""
+
+    def __init__(self, loop: AskTell, callback: Callback | None) -> None:
+        self.loop, self.callback, self.rows = loop, callback, len(loop._engine.rows)
+
+    def evaluated(self, seconds: float) -> None:
+        self.loop._engine.spend("objective", seconds)
+
+    def told(self) -> None:
+        rows = self.loop._engine.rows
+        while self.callback is not None and self.rows < len(rows):
+            self.rows += 1
+            self.callback(self.loop, rows[self.rows - 1])
+
+
+def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:
+    where, y = initial
+    picks = check_picks("initial inputs", where, domain)
+    values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
+    if len(values) != len(picks) or not len(picks):
+        got = f"{len(values)} values and {len(picks)} inputs"
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
+    check_finite("initial values", values)
+    return picks, values

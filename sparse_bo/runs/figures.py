@@ -1,0 +1,141 @@
+"""Figures of a run, drawn from its history alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from sparse_bo.runs.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, MUTED = "#1b1b1e", "#8a8a93"
+BLUE, ORANGE, GREEN, RED, PURPLE = "#1f6fb4", "#e07b39", "#3a9d6e", "#c0392b", "#7d5ba6"
+PHASES = {"pick": BLUE, "objective": MUTED, "observe": PURPLE, "learn": RED, "sample": GREEN, "fit": ORANGE}
+STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6ea",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+class NotebookFigure(Figure):
+    """A matplotlib figure that notebooks show without pyplot, whose global state we leave alone."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+
+
+def plot_history(history: History, *, regret: Sequence[float] | None = None, best_possible: float | None = None) -> Figure:
+    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase.
+
+    Args:
+        history: At least one row.
+        regret: Regret of every evaluation, where the truth is known: draws the cumulative regret.
+        best_possible: Highest true value, where it is known: draws the gap to it.
+
+    Raises:
+        ValueError: If the history has no rows.
+    """
+    if not history.rows:
+        raise ValueError("expected a history of at least one batch, got none; run the loop first")
+    with matplotlib.rc_context(STYLE):
+        figure = NotebookFigure(figsize=(10.0, 6.4), layout="constrained")
+        axes = figure.subplots(2, 2)
+        _progress(axes[0, 0], history, regret, best_possible)
+        _batches(axes[0, 1], history)
+        _dictionary(axes[1, 0], history)
+        _time(axes[1, 1], history)
+        for axis in axes.flat:
+            axis.set_xlabel("evaluations")
+            axis.set_xlim(left=0)
+        arms, dims = history.info.get("arms", ("?", "?"))
+        size = f"{arms:,} arms x {dims} inputs" if isinstance(arms, int) else ""
+        figure.suptitle(
+            f"{history.info.get('policy', 'run')}   ·   {size}   ·   seed {history.info.get('seed', '?')}", fontsize=11
+        )
+    return figure
+
+
+def _asked(history: History) -> list[int]:
+    return list(accumulate(history.column("batch_size")))
+
+
+def _progress(axis: Axes, history: History, regret: Sequence[float] | None, best_possible: float | None) -> None:
+    if regret is not None:
+        total = list(accumulate(regret))
+        axis.plot(range(1, len(total) + 1), total, color=BLUE, lw=1.8)
+        axis.set_title("Cumulative regret")
+        axis.set_ylabel("sum of (best − chosen)")
+        axis.annotate(
+            f"{total[-1] / len(total):.3f} per evaluation", (0.98, 0.06), xycoords="axes fraction", ha="right", color=BLUE
+        )
+        axis.set_ylim(bottom=0)
+        return
+    pulls, means = _asked(history), history.column("best_mean")
+    shown = [(p, m) for p, m in zip(pulls, means, strict=True) if m is not None]
+    if best_possible is not None:
+        axis.plot([p for p, _ in shown], [best_possible - m for _, m in shown], color=BLUE, lw=1.8)
+        axis.set_title("Gap between the best possible and the best posterior mean")
+        return
+    axis.plot([p for p, _ in shown], [m for _, m in shown], color=BLUE, lw=1.8, label="best posterior mean")
+    axis.plot(pulls, history.column("best_observed"), color=MUTED, lw=1.0, label="best mean observation")
+    axis.set_title("Best value")
+    axis.legend(loc="lower right")
+
+
+def _batches(axis: Axes, history: History) -> None:
+    axis.plot(_asked(history), history.column("batch_size"), color=ORANGE, marker=".", ms=4, lw=1.0)
+    axis.set_title("Batch size")
+    axis.set_ylabel("evaluations per batch")
+    axis.set_yscale("log")
+
+
+def _dictionary(axis: Axes, history: History) -> None:
+    sizes, dimensions = history.column("dictionary_size"), history.column("effective_dimension")
+    if all(size is None for size in sizes):
+        axis.set_title("No model, no dictionary")
+        return
+    pulls = _asked(history)
+    kept = [i for i, size in enumerate(sizes) if size is not None]
+    x = [pulls[i] for i in kept]
+    axis.plot(x, [sizes[i] for i in kept], color=GREEN, lw=1.4, label="dictionary size")
+    axis.plot(x, [dimensions[i] for i in kept], color=INK, lw=1.4, ls="--", label="effective dimension")
+    factors = [(pulls[i], row.variance_factor) for i, row in enumerate(history.rows) if row.variance_factor is not None]
+    if factors:
+        axis.plot([p for p, _ in factors], [f for _, f in factors], color=RED, lw=1.0, label="certified variance factor")
+    axis.set_title("Dictionary")
+    axis.set_ylim(bottom=0)
+    axis.legend(loc="lower right")
+
+
+def _time(axis: Axes, history: History) -> None:
+    x = _asked(history)
+    columns = {
+        phase: list(accumulate(row.seconds.get(phase, 0.0) for row in history.rows))
+        for phase in PHASES
+        if any(phase in row.seconds for row in history.rows)
+    }
+    axis.stackplot(x, *columns.values(), colors=[PHASES[p] for p in columns], labels=list(columns), lw=0)
+    axis.set_title("Seconds by phase, cumulative")
+    axis.set_ylabel("seconds")
+    axis.legend(loc="upper left", ncols=2, fontsize=8)

@@ -1,0 +1,157 @@
+"""The ticket book of a run: what is handed out, under which ticket, and what has come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparse_bo.domains.base import Domain, no_picks
+from sparse_bo.domains.box import Box
+from sparse_bo.errors import TicketError
+from sparse_bo.evaluations.answers import some
+from sparse_bo.evaluations.batch import Batch
+
+GATHERED = 256
+"""Inputs of picks made ahead that are fetched at a time, at least."""
+
+
+class Handing(NamedTuple):
+    """Evaluations that are about to be handed out; nothing is recorded yet."""
+
+    batch: Batch
+    picks: NDArray[Any]
+    """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
+    ahead: Ahead
+    """Where they come from."""
+
+
+class Ahead:
+    """Picks that a policy has made already, for the next asks as long as the state stays. Owned by the engine.
+
+    They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies.
+
+    Args:
+        domain: The user's.
+        picks: ``q`` arms, or ``q x d`` points.
+    """
+
+    def __init__(self, domain: Domain, picks: Tensor) -> None:
+        self.domain, self._picks, self._at = domain, picks, 0
+        given = picks.to(domain.bounds.dtype).to(picks.dtype) if isinstance(domain, Box) else picks
+        self._host: NDArray[Any] = given.cpu().numpy()
+        self._X, self._start, self._stop = picks[:0], 0, 0  # inputs of the picks from start to stop
+
+    def __len__(self) -> int:
+        return len(self._host) - self._at
+
+    def picks(self) -> Tensor:
+        """Return all of them, as a policy takes them."""
+        return self._picks[self._at :]
+
+    def next(self, q: int, ticket: int) -> Handing:
+        """Return the next q, numbered from ``ticket``; nothing changes. O(q d)."""
+        start, stop = self._at, self._at + q
+        if stop > self._stop:
+            self._gather(start, max(stop, start + GATHERED))
+        # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
+        X = self._X.narrow(0, start - self._start, q).clone()
+        tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
+        if isinstance(self.domain, Box):
+            return Handing(Batch(None, X, tickets), host, self)
+        return Handing(Batch(self._picks.narrow(0, start, q).clone(), X, tickets), host, self)
+
+    def drop(self, q: int) -> None:
+        """Forget the next q: they are handed out."""
+        self._at += q
+
+    def _gather(self, start: int, stop: int) -> None:
+        picks = self._picks[start:stop]
+        self._X = picks.to(self.domain.bounds.dtype) if isinstance(self.domain, Box) else self.domain[picks]
+        self._start, self._stop = start, start + len(picks)
+
+
+class Ledger:
+    """Evaluations of which the state has no result yet, by ticket. Owned and changed by ``AskTell`` alone.
+
+    Every operation costs O(evaluations it is about).
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self._open: dict[int, int | Tensor] = {}  # ticket -> arm, or point (d) in the user's dtype; in order
+        self._answers: dict[int, float | None] = {}  # the part of them that is answered; None: failed
+
+    @property
+    def answered(self) -> int:
+        """Evaluations whose result waits for the next update of the state; failed ones included."""
+        return len(self._answers)
+
+    @property
+    def outstanding(self) -> int:
+        """Evaluations without a result."""
+        return len(self._open) - len(self._answers)
+
+    @property
+    def pending(self) -> list[int]:
+        """Tickets of the evaluations without a result, in order."""
+        return [ticket for ticket in self._open if ticket not in self._answers]
+
+    def batch(self, picks: Tensor, tickets: Iterable[int]) -> Batch:
+        """Return picks as evaluations to make; nothing is recorded yet."""
+        if isinstance(self.domain, Box):
+            return Batch(None, picks.to(self.domain.bounds.dtype), list(tickets))
+        return Batch(picks, self.domain[picks], list(tickets))
+
+    def add(self, batch: Batch, picks: NDArray[Any] | None = None) -> None:
+        """Record that a batch is handed out; ``picks`` are its arms, where they are known on the host."""
+        if batch.indices is None:
+            self._open.update(zip(batch.tickets, batch.X, strict=True))
+        else:
+            arms = batch.indices if picks is None else picks
+            self._open.update(zip(batch.tickets, arms.tolist(), strict=True))
+
+    def handed_out(self, tickets: Sequence[int]) -> Batch:
+        """Return evaluations again as they were handed out."""
+        return self.batch(self._stacked([self._open[t] for t in tickets]), tickets)
+
+    def picks(self) -> Tensor:
+        """Return all picks of which the state has no result yet, in order, as a policy takes them."""
+        return self._stacked(list(self._open.values())).to(no_picks(self.domain).dtype)
+
+    def answer(self, answers: Mapping[int, float | None]) -> None:
+        """Record results (``None``: failed) of tickets that :meth:`check` has passed."""
+        self._answers.update(answers)
+
+    def answers(self) -> tuple[Batch, list[float | None]]:
+        """Return what is answered, in order of the tickets."""
+        tickets = [ticket for ticket in self._open if ticket in self._answers]
+        return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]
+
+    def settle(self, tickets: Iterable[int]) -> None:
+        """Forget evaluations whose results are in the state now."""
+        for ticket in tickets:
+            del self._open[ticket], self._answers[ticket]
+
+    def check(self, tickets: list[int]) -> None:
+        """Check that tickets are out and none is given twice.
+
+        Raises:
+            TicketError: If one is unknown, repeated or already answered.
+        """
+        unknown = [t for t in tickets if t not in self._open or t in self._answers]
+        if unknown:
+            known = f"tickets that are out: {some(self.pending)}" if self.outstanding else "no tickets are out; ask first"
+            raise TicketError(f"tickets {some(unknown)} are unknown or already answered; {known}")
+        if len(set(tickets)) != len(tickets):
+            repeated = sorted({t for t in tickets if tickets.count(t) > 1})
+            raise TicketError(f"tickets {some(repeated)} are given more than once")
+
+    def _stacked(self, picks: list[Any]) -> Tensor:
+        none = no_picks(self.domain)
+        if isinstance(self.domain, Box):
+            return torch.stack(picks) if picks else self.domain.bounds[:0]
+        return torch.tensor(picks, dtype=none.dtype, device=none.device)

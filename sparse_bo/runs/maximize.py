@@ -1,0 +1,111 @@
+"""A whole run in one call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.evaluations.pools import Submits
+from sparse_bo.evaluations.worker import Arrays, CallWith
+from sparse_bo.evaluations.workers import Workers
+from sparse_bo.policies import Policy
+from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
+from sparse_bo.runs.result import Result
+from sparse_bo.validation import check_count
+
+
+def maximize(
+    objective: Objective,
+    *,
+    arms: ArmSet | None = None,
+    bounds: Tensor | None = None,
+    budget: int,
+    policy: Policy[Any] | None = None,
+    seed: int = 0,
+    initial: tuple[Tensor, Tensor] | None = None,
+    call_with: CallWith = "X",
+    vectorized: bool = True,
+    arrays: Arrays = "torch",
+    executor: str | Submits | Workers | None = None,
+    workers: int | None = None,
+    storage: str | Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+) -> Result:
+    """Maximise an objective over a finite arm set or a box.
+
+    Args:
+        objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
+        arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
+        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
+        budget: Evaluations to make, those of a resumed run included.
+        policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.
+        seed: Decides everything random in the policy.
+        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
+        call_with: What the objective is called with, see :meth:`AskTell.run`.
+        vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+        arrays: What points and indices are: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. If the
+            objective takes those and imports no torch itself, its worker processes load none either.
+        executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
+            ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here.
+        workers: Evaluations at a time; default: as many as the executor has workers.
+        storage: Path of a journal: nothing told is ever lost.
+        resume: Go on with the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
+        callback: Called with the loop and the new history row after each update of the state.
+
+    Raises:
+        TypeError: If an argument has the wrong kind or dtype, the policy does not work on this domain, or the objective cannot
+            be sent to the workers.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, settings do not
+            fit them, or the recorded run is another one.
+        FileExistsError: If there is a file at ``storage`` and ``resume`` is not set.
+        StorageError: If the journal cannot be written.
+        ObjectiveError: If the objective fails; carries the loop and the result so far.
+        RunInterrupted: On Ctrl-C; carries the loop and the result so far.
+    """
+    check_count("budget", budget, minimum=0)
+    spread = workers_of(executor, workers)
+    if resume and storage is None:
+        raise ValueError("resume=True needs storage= (the path of the journal)")
+    if storage is not None and resume and Path(storage).exists():
+        loop = _resumed(storage, arms, bounds, policy, seed)
+    else:
+        loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage)
+    more = max(budget - loop.asked, 0)
+    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
+    result = loop.run(objective, more, workers=spread, callback=callback, **how)
+    loop.close()
+    return result
+
+
+def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
+    """Return the settings that ``executor`` and ``workers`` stand for.
+
+    Raises:
+        TypeError: If one has the wrong kind.
+        ValueError: If they do not fit together, or one is out of range.
+    """
+    if executor is None:
+        if workers is not None:
+            raise ValueError(f"workers={workers!r} needs executor= (for example 'processes')")
+        return None
+    if not isinstance(executor, Workers):
+        return Workers(executor=executor, count=workers)
+    return executor if workers is None else replace(executor, count=workers)
+
+
+def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy[Any] | None, seed: int) -> AskTell:
+    loop = AskTell.resume(storage, arms=arms, policy=policy)
+    about = loop.about
+    if bounds is not None and "bounds" not in about:
+        loop.close()
+        raise ValueError(f"the run in {storage} is among arms, this call searches a box; pass arms=, or another storage=")
+    if about["seed"] != seed or (bounds is not None and bounds.tolist() != about.get("bounds")):
+        loop.close()
+        what = f"seed {about['seed']}" if about["seed"] != seed else f"bounds {about.get('bounds')}"
+        raise ValueError(f"the run in {storage} has {what}; this call asks for another one")
+    return loop

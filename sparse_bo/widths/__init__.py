@@ -1,0 +1,41 @@
+"""How wide confidence is: multipliers for upper-confidence scores, and simultaneous bounds for elimination."""
+
+from sparse_bo.widths.bounds import (
+    BatchConfidence,
+    BatchWidth,
+    BiasConstant,
+    Bounds,
+    GaussianBounds,
+    SBPELightTailed,
+    SBPEOnBox,
+    SBPETheory,
+)
+from sparse_bo.widths.leverage import (
+    BBKBAuthors,
+    BBKBTheory,
+    BKBAuthors,
+    BKBTheory,
+    Confidence,
+    ConstantWidth,
+    Width,
+    botorch_beta,
+)
+
+__all__ = [
+    "BBKBAuthors",
+    "BBKBTheory",
+    "BKBAuthors",
+    "BKBTheory",
+    "BatchConfidence",
+    "BatchWidth",
+    "BiasConstant",
+    "Bounds",
+    "Confidence",
+    "ConstantWidth",
+    "GaussianBounds",
+    "SBPELightTailed",
+    "SBPEOnBox",
+    "SBPETheory",
+    "Width",
+    "botorch_beta",
+]

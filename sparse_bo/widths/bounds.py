@@ -1,0 +1,192 @@
+"""Simultaneous confidence bounds of policies that eliminate: S-BPE's, BPE's, and those of a Gaussian prior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.validation import check_choice, check_positive, check_probability
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfidence:
+    """What the bounds of a batch that was picked by variance alone may depend on (S-BPE §5)."""
+
+    pulls: int
+    """n ≥ 1 results of this batch."""
+    batches: int
+    """B: batches that the schedule makes."""
+    arms: int
+    """a: arms, or candidates on a box."""
+    dims: int
+    regularization: float
+    """λ = τ²."""
+    kappa_squared: float
+    ratio: float
+    """At least ``ρ = λ_max(K − Q)/λ`` over the batch; 0 with an exact posterior."""
+
+
+class Bounds(NamedTuple):
+    """A confidence interval ``mean ± (width · √variance + slack)`` of the objective at any point."""
+
+    width: float
+    """Multiplies √variance (dimensionless)."""
+    slack: float
+    """Added (y): what a discretisation costs; 0 on arms."""
+
+
+@runtime_checkable
+class BatchWidth(Protocol):
+    """Simultaneous bounds on an objective from one batch of a policy that eliminates. A frozen value."""
+
+    def bounds(self, confidence: BatchConfidence) -> Bounds:
+        """Return bounds that hold together for every arm and every batch but for the width's share of δ."""
+        ...
+
+
+BiasConstant = Literal["paper", "tight"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SBPETheory:
+    """S-BPE Thm 3.5 with Eq. 13: ``(2 + √ρ) F + (ξ/τ) √(2 log(1/δ'))``, ``δ' = δ/(4 B a)``, ``ρ = λ_max/τ²``, ``τ² = λ``.
+
+    ``bias="tight"`` puts ``√(1+t)`` in place of ``2 + √ρ``, with t of the variance certificate
+    (:func:`sparse_bo.core.spectrum.variance_factor`): 1 in place of 2 with an exact posterior (BPE's constant; Vakili et al.
+    2021a, Thm 1), 1.62 in place of 3 at ρ = 1. It is ours. Proof: split ``f = f_κ + f⊥`` in the dictionary's span and beside
+    it. The bias at x is at most ``‖f⊥‖ (√(k−q) + √ρ s) + ‖f_κ‖ c`` with ``s² = λ‖V‖²`` and ``k − q + c² + s² = variance``
+    (Thm 3.2), so by Cauchy–Schwarz at most ``F √((√(k−q) + √ρ s)² + c²)``; and ``(a + √ρ b)² + b² ≤ (1+t)(a² + b²)``, as
+    ``1 + t`` is the larger eigenvalue of that quadratic form.
+
+    Attributes:
+        rkhs_norm: F > 0, bound on the RKHS norm of the objective minus the prior mean.
+        noise_variance: ξ² > 0: the noise is independent and sub-Gaussian with this variance proxy; ``None``: λ.
+        failure_probability: δ of the policy, of which the bounds use half (the other half is the dictionaries').
+        bias: Constant of F.
+    """
+
+    rkhs_norm: float
+    noise_variance: float | None = None
+    failure_probability: float = 0.05
+    bias: BiasConstant = "paper"
+
+    def __post_init__(self) -> None:
+        check_positive("rkhs_norm", self.rkhs_norm)
+        if self.noise_variance is not None:
+            check_positive("noise_variance", self.noise_variance)
+        check_probability("failure_probability", self.failure_probability)
+        check_choice("bias", self.bias, ("paper", "tight"))
+
+    def bounds(self, confidence: BatchConfidence) -> Bounds:
+        """Return the bounds; they need picks and dictionaries that depend on no result of the batch."""
+        return Bounds(self.multiplier(confidence, log_inverse_delta(confidence, self.failure_probability)), 0.0)
+
+    def multiplier(self, confidence: BatchConfidence, log_inverse: float) -> float:
+        """Return ``β(δ')`` of Thm 3.5 from ``log(1/δ')``."""
+        return bias_constant(confidence.ratio, self.bias) * self.rkhs_norm + self.noise(confidence, log_inverse)
+
+    def noise(self, confidence: BatchConfidence, log_inverse: float) -> float:
+        """Return ``(ξ/τ) √(2 log(1/δ'))``."""
+        variance = confidence.regularization if self.noise_variance is None else self.noise_variance
+        return math.sqrt(2.0 * variance / confidence.regularization * log_inverse)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SBPELightTailed(SBPETheory):
+    """S-BPE Thm E.2: noise with ``E exp(hε) ≤ exp(h² ξ₀/2)`` for ``|h| ≤ h₀`` only.
+
+    The second term of Thm 3.5 becomes ``(1/τ) √(2 max{ξ₀, 2 log(1/δ')/h₀²} log(1/δ'))``.
+
+    Attributes:
+        noise_variance: ξ₀ > 0; ``None``: λ.
+        noise_radius: h₀ > 0 (1/y).
+    """
+
+    noise_radius: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("noise_radius", self.noise_radius)
+
+    def noise(self, confidence: BatchConfidence, log_inverse: float) -> float:
+        """Return the second term of ``β(δ')``."""
+        variance = confidence.regularization if self.noise_variance is None else self.noise_variance
+        proxy = max(variance, 2.0 * log_inverse / self.noise_radius**2)
+        return math.sqrt(2.0 * proxy / confidence.regularization * log_inverse)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SBPEOnBox:
+    """S-BPE Cor. 3.7 with Eq. 15: ``mean ± (2/n + β̃ (√variance + 2/√n))`` uniformly over a box, ``β̃ = β(δ/(8 B Γ))``.
+
+    ``Γ = c (C n)^d`` is the size of a discretisation with error 1/n (Assumption 3.6, RBF and Matérn with ν > 1),
+    ``C = F (1 + √n κ²/τ) + (√n ξ/τ) √(2 log(16 B n/δ))``. Lemma F.1 bounds ``|f⊥(x)|`` by ``F κ²`` where the reproducing
+    property gives ``F κ``; the larger of the two is used.
+
+    Attributes:
+        theory: β, and with it F, ξ and δ.
+        discretization_constant: c > 0 of Assumption 3.6.
+    """
+
+    theory: SBPETheory
+    discretization_constant: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("discretization_constant", self.discretization_constant)
+
+    def bounds(self, confidence: BatchConfidence) -> Bounds:
+        """Return the bounds."""
+        per_batch = math.log(4.0 * confidence.batches / self.theory.failure_probability)
+        width = self.theory.multiplier(confidence, per_batch + math.log(2.0) + self.log_discretization(confidence))
+        n = confidence.pulls
+        return Bounds(width, 2.0 / n + 2.0 * width / math.sqrt(n))
+
+    def log_discretization(self, confidence: BatchConfidence) -> float:
+        """Return ``log Γ``."""
+        n, theory = confidence.pulls, self.theory
+        per_batch = math.log(4.0 * confidence.batches / theory.failure_probability)
+        largest = max(confidence.kappa_squared, math.sqrt(confidence.kappa_squared))
+        norm = theory.rkhs_norm * (1.0 + math.sqrt(n / confidence.regularization) * largest)
+        norm += math.sqrt(n) * theory.noise(confidence, math.log(4.0 * n) + per_batch)
+        return math.log(self.discretization_constant) + confidence.dims * math.log(norm * n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianBounds:
+    """For an objective drawn from the prior: ``√((1+t) · 2 log(B a/δ'))``, ``δ' = δ/2``, t of the variance certificate.
+
+    With Gaussian noise of variance at most λ the error of the sparse mean is Gaussian with variance at most ``(1+t)`` times
+    the sparse variance (the computation of :class:`SBPETheory` with ``bias="tight"``, squares in place of products), and
+    ``P(|Z| > z) ≤ exp(−z²/2)``. With an exact posterior this is the width of GP-UCB (Srinivas et al. 2010, Lemma 5.1) for B
+    batches. Nothing needs to be known of the RKHS norm; on a box it holds at the candidates.
+
+    Attributes:
+        failure_probability: δ of the policy, of which the bounds use half.
+    """
+
+    failure_probability: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_probability("failure_probability", self.failure_probability)
+
+    def bounds(self, confidence: BatchConfidence) -> Bounds:
+        """Return the bounds."""
+        log_inverse = math.log(2.0 * confidence.batches * confidence.arms / self.failure_probability)
+        return Bounds(math.sqrt(2.0 * variance_factor(confidence.ratio) * log_inverse), 0.0)
+
+
+def bias_constant(ratio: float, bias: BiasConstant) -> float:
+    """Return what multiplies F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+t)``, see :class:`SBPETheory`.
+
+    Args:
+        ratio: ``ρ ≥ 0``.
+        bias: ``"paper"`` or ``"tight"``.
+    """
+    return 2.0 + math.sqrt(ratio) if bias == "paper" else math.sqrt(variance_factor(ratio))
+
+
+def log_inverse_delta(confidence: BatchConfidence, failure_probability: float) -> float:
+    """Return ``log(1/δ')`` with ``δ' = δ/(4 B a)``: upper and lower bounds, all batches, all arms (S-BPE Eq. 13)."""
+    return math.log(4.0 * confidence.batches * confidence.arms / failure_probability)

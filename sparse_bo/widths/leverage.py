@@ -1,0 +1,173 @@
+"""Multipliers of the posterior standard deviation in upper-confidence scores: BKB's, BBKB's and constants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sparse_bo.validation import check_number, check_positive, check_probability
+from sparse_bo.widths.bounds import BatchConfidence, Bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confidence:
+    """What a width may depend on, at a resparsification."""
+
+    pulls: int
+    """t ≥ 1."""
+    information: float
+    """Sum of the width's own :meth:`Width.gains` over all pulls."""
+    effective_dimension: float
+    """``Σ count · leverage`` of the new posterior."""
+    regularization: float
+    kappa_squared: float
+    ratio_threshold: float
+
+
+@runtime_checkable
+class Width(Protocol):
+    """A confidence width. A frozen value."""
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return what each pull adds to the information (``q``), from its leverage at the start of its batch."""
+        ...
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return the multiplier of √leverage (y)."""
+        ...
+
+
+def botorch_beta(width: float, *, regularization: float) -> float:
+    """Return BoTorch's ``beta`` (multiplies the variance under a root) for a leverage width: ``width²/λ``.
+
+    Args:
+        width: Multiplier of √leverage (y).
+        regularization: λ > 0 (y²).
+
+    Raises:
+        ValueError: If λ is not positive.
+    """
+    return width * width / check_positive("regularization", regularization)
+
+
+@dataclass(frozen=True)
+class ConstantWidth:
+    """A constant number of posterior standard deviations: ``mean + value · sd``, what practitioners use.
+
+    Attributes:
+        value: Standard deviations, ≥ 0.
+    """
+
+    value: float = 2.0
+
+    def __post_init__(self) -> None:
+        if check_number("width", self.value) < 0.0:
+            raise ValueError(f"expected width >= 0, got {self.value!r}")
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return zeros: nothing is needed."""
+        return torch.zeros_like(leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return ``value · √λ``."""
+        return self.value * math.sqrt(confidence.regularization)
+
+    def bounds(self, confidence: BatchConfidence) -> Bounds:
+        """Return ``mean ± value · √variance``: nothing is promised."""
+        return Bounds(self.value, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Constants:
+    """F, ξ² (``None``: λ) and δ."""
+
+    rkhs_norm: float
+    noise_variance: float | None = None
+    failure_probability: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_positive("rkhs_norm", self.rkhs_norm)
+        if self.noise_variance is not None:
+            check_positive("noise_variance", self.noise_variance)
+        check_probability("failure_probability", self.failure_probability)
+
+    def _noise(self, confidence: Confidence, information: float) -> float:
+        """Return ``ξ √(information + log(1/δ))``."""
+        variance = confidence.regularization if self.noise_variance is None else self.noise_variance
+        return math.sqrt(variance * (information + math.log(1.0 / self.failure_probability)))
+
+    def _bias(self, confidence: Confidence) -> float:
+        """Return ``√λ F``."""
+        return math.sqrt(confidence.regularization) * self.rkhs_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class BKBTheory(_Constants):
+    """BKB Thm 2: ``2ξ √(α log(κ²t) d_eff + log(1/δ)) + (1 + 1/√(1−ε)) √λ F``, ``α = (1+ε)/(1−ε)``.
+
+    Attributes:
+        accuracy: ε in (0, 1) of the dictionary (BKB Thm 1).
+    """
+
+    accuracy: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability("accuracy", self.accuracy)
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return zeros: the effective dimension of the new posterior is used instead."""
+        return torch.zeros_like(leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return the width; ``log(κ²t)`` is taken as 0 where it is negative."""
+        alpha = (1.0 + self.accuracy) / (1.0 - self.accuracy)
+        growth = max(math.log(confidence.kappa_squared * confidence.pulls), 0.0) if confidence.kappa_squared > 0 else 0.0
+        noise = self._noise(confidence, alpha * growth * confidence.effective_dimension)
+        return 2.0 * noise + (1.0 + 1.0 / math.sqrt(1.0 - self.accuracy)) * self._bias(confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BBKBTheory(_Constants):
+    """BBKB Thm 2: ``C̃ [2ξ √(Σ_s log(1 + 3 leverage_fb(x_s)) + log(1/δ)) + (1+√2) √λ F]``."""
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return ``log(1 + 3 leverage)``."""
+        return torch.log1p(3.0 * leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return the width."""
+        noise = self._noise(confidence, confidence.information)
+        return confidence.ratio_threshold * (2.0 * noise + (1.0 + math.sqrt(2.0)) * self._bias(confidence))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BKBAuthors(_Constants):
+    """The authors' BKB code: ``√λ F + √(ξ² (log t · d_eff + log(1/δ)))``."""
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return zeros: the effective dimension of the new posterior is used instead."""
+        return torch.zeros_like(leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return the width."""
+        information = math.log(confidence.pulls) * confidence.effective_dimension
+        return self._bias(confidence) + self._noise(confidence, information)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BBKBAuthors(_Constants):
+    """The authors' BBKB code: ``√λ F + √(ξ² (C̃ Σ_s log(1 + leverage_fb(x_s)) + log(1/δ)))``."""
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return ``log(1 + leverage)``."""
+        return torch.log1p(leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return the width."""
+        information = confidence.ratio_threshold * confidence.information
+        return self._bias(confidence) + self._noise(confidence, information)

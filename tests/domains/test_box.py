@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+
+from sparse_bo import AskTell, maximize
+from sparse_bo.domains.base import check_domain
+from sparse_bo.domains.box import Box
+from sparse_bo.policies import BoxState, EpsilonGreedy, RandomSearch
+
+
+def bounds(**kwargs):
+    return torch.tensor([[-1.0, 0.0], [1.0, 10.0]], **{"dtype": torch.float64, **kwargs})
+
+
+def test_draws_lie_inside_and_follow_the_generator(device):
+    box = Box(bounds(device=device))
+    for draw in (box.uniform, box.sobol):
+        X = draw(64, generator=torch.Generator().manual_seed(1))
+        assert X.shape == (64, 2)
+        assert X.device.type == torch.device(device).type
+        assert bool((box.lower <= X).all())
+        assert bool((box.upper >= X).all())
+        assert torch.equal(X, draw(64, generator=torch.Generator().manual_seed(1)))
+        assert not torch.equal(X, draw(64, generator=torch.Generator().manual_seed(2)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ([[0.0], [1.0]], TypeError, "bounds to be a torch.Tensor"),
+        (torch.zeros(3, 2), ValueError, "bounds of shape 2 x d"),
+        (torch.tensor([[0], [1]]), TypeError, "use bounds.double"),
+        (torch.tensor([[0.0, math.nan], [1.0, 1.0]]), ValueError, "finite bounds"),
+        (torch.tensor([[0.0, 2.0], [1.0, 2.0]]), ValueError, "lower < upper bounds, got .2.0, 2.0. in column 1"),
+    ],
+    ids=["list", "shape", "integers", "nan", "order"],
+)
+def test_bad_bounds_are_named(wrong, error, message):
+    with pytest.raises(error, match=message):
+        AskTell(bounds=wrong, policy=RandomSearch())
+
+
+def test_either_arms_or_bounds():
+    with pytest.raises(ValueError, match="got none of them"):
+        check_domain(None, None)
+    with pytest.raises(ValueError, match="got both"):
+        check_domain(bounds(), bounds())
+
+
+@pytest.mark.parametrize(
+    ("X", "error", "message"),
+    [
+        (torch.zeros(1, 3, dtype=torch.float64), ValueError, "shape n x 2"),
+        (torch.zeros(1, 2), TypeError, "dtype torch.float64"),
+        (
+            torch.tensor([[0.0, 0.0], [0.0, 11.0]], dtype=torch.float64),
+            ValueError,
+            "inside the bounds, got 1 outside, .* row 1",
+        ),
+        (torch.tensor([[0.0, math.inf]], dtype=torch.float64), ValueError, "finite initial inputs"),
+        ([0.0, 0.0], TypeError, "torch.as_tensor"),
+    ],
+    ids=["width", "dtype", "outside", "infinite", "list"],
+)
+def test_bad_initial_points_are_named(X, error, message):
+    with pytest.raises(error, match=message):
+        AskTell(bounds=bounds(), policy=RandomSearch(), initial=(X, torch.zeros(len(X), dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_box_run_hands_out_points_in_the_users_dtype(dtype):
+    seen = []
+
+    def objective(X):
+        seen.append(X)
+        return -(X - 0.5).square().sum(dim=-1)
+
+    start = (torch.tensor([[0.5, 1.0]], dtype=dtype), torch.tensor([-9.0]))
+    result = maximize(
+        objective, bounds=bounds(dtype=dtype), budget=25, policy=RandomSearch(batch_size=10), seed=3, initial=start
+    )
+    X = torch.cat(seen)
+    y = objective(X)
+    assert X.dtype == result.best_x.dtype == dtype
+    assert torch.equal(result.best_x, X[y.argmax()])
+    assert result.best_mean == pytest.approx(float(y.max()))
+    assert result.best_index is None
+    assert result.history.indices == []
+    assert torch.equal(torch.tensor(result.history.points[1:], dtype=dtype), X)
+    assert [row.batch_size for row in result.history.rows] == [1, 10, 10, 5]
+    assert isinstance(result.state, BoxState)
+    assert result.state.pulls == 26
+    assert result.state.X.dtype == torch.float64
+
+
+def test_failed_evaluations_on_a_box_are_dropped():
+    result = maximize(lambda X: torch.full((len(X),), math.nan), bounds=bounds(), budget=3, policy=RandomSearch())
+    assert result.best_x is None
+    assert [row.failed for row in result.history.rows] == [1, 1, 1]
+
+
+def test_indices_of_a_box_are_refused():
+    with pytest.raises(Exception, match="call_with='indices' needs arms"):
+        maximize(lambda i: i, bounds=bounds(), budget=1, policy=RandomSearch(), call_with="indices")
+
+
+def test_a_policy_over_arms_says_so():
+    with pytest.raises(TypeError, match="chooses among arms, got a box"):
+        AskTell(bounds=bounds(), policy=EpsilonGreedy())

@@ -1,0 +1,411 @@
+"""Evaluations on threads, processes, loky and Dask: the same picks, every result once, whatever the workers do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+
+import gpytorch
+import pytest
+import torch
+
+from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, Workers, maximize
+from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.worker import Evaluate
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.records import read_run
+from tests.evaluations import flaky, light
+
+distributed = pytest.importorskip("distributed")
+loky = pytest.importorskip("loky")
+
+pytestmark = [
+    # Dask warns when a scheduler takes its time on a busy machine, and when its default port is taken.
+    pytest.mark.filterwarnings("ignore:Port .* is already in use:UserWarning"),
+    # Python 3.12+: processes are started by a fork server that runs no threads.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+def arms(a: int = 60) -> torch.Tensor:
+    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def policy(**changes) -> BBKB:
+    kernel = gpytorch.kernels.RBFKernel().double()
+    kernel.lengthscale = 0.4
+    return BBKB(**{"covar_module": kernel, "regularization": 0.02, "ratio_threshold": 3.0, **changes})
+
+
+@pytest.fixture(scope="module")
+def dask_client():
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def loky_executor():
+    pool = loky.ProcessPoolExecutor(2)
+    yield pool
+    pool.shutdown(kill_workers=True)
+
+
+@pytest.fixture(params=["threads", "processes", "loky", "dask", "own threads"])
+def executor(request):
+    if request.param == "dask":
+        yield request.getfixturevalue("dask_client").get_executor()
+    elif request.param == "loky":
+        yield request.getfixturevalue("loky_executor")
+    elif request.param == "own threads":
+        with ThreadPoolExecutor(3) as pool:
+            yield pool
+    else:
+        yield request.param
+
+
+def run(objective, **settings):
+    chosen = {"arms": arms(), "policy": policy(), "budget": 50, "seed": 2, **settings}
+    return maximize(objective, **chosen)
+
+
+def test_the_same_seed_gives_the_same_picks_on_every_executor(executor):
+    reference = run(flaky.smooth).history
+    history = run(flaky.smooth, executor=Workers(executor=executor, count=3)).history
+    assert history.indices == reference.indices
+    assert history.column("values") == reference.column("values")
+    assert history.column("batch_size") == reference.column("batch_size")
+
+
+def test_asynchronous_runs_make_every_evaluation_once(executor, tmp_path):
+    workers = Workers(executor=executor, count=3, asynchronous=True)
+    result = run(flaky.slow, executor=workers, storage=tmp_path / "run.db")
+    history = result.history
+    assert len(history.indices) == result.state.pulls == 50
+    truth = flaky.smooth(arms()).tolist()
+    values = [v for row in history.rows for v in row.values]
+    assert values == [truth[i] for i in history.indices]
+    assert read_run(tmp_path / "run.db").told == 50
+
+
+EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask": "raises"}
+"""Dask's worker is a thread of this process here: its end would be ours."""
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("threads", 64),
+        ("processes", 16),
+        pytest.param("processes", 64, marks=pytest.mark.slow),
+        pytest.param("loky", 64, marks=pytest.mark.slow),
+        ("dask", 64),
+    ],
+    ids=["threads", "processes", "64 processes", "loky", "dask"],
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["batches", "asynchronous"])
+def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous, tmp_path):
+    """Exceptions, NaN, hangs and exits: tried again where that helps, dropped where it does not, never told twice."""
+    if name == "dask":
+        cluster = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=count, processes=False, dashboard_address="127.0.0.1:0"
+        )
+        client = distributed.Client(cluster)
+        executor = client.get_executor()
+    else:
+        executor = name
+    try:
+        workers = Workers(executor=executor, count=count, timeout=0.6, retries=4, on_error="drop", asynchronous=asynchronous)
+        objective = light.Flaky(str(tmp_path), exits=EXITS[name])
+        result = run(
+            objective,
+            executor=workers,
+            call_with="batch",
+            arrays="list",
+            storage=tmp_path / "run.db",
+            budget=52,
+            policy=policy(ratio_threshold=1e6, max_batch_size=26),
+        )
+    finally:
+        if name == "dask":
+            client.close()
+            cluster.close()
+    recorded = read_run(tmp_path / "run.db")
+    kinds = [objective.kind(t) for t in range(52)]
+    dropped = {t for t, kind in enumerate(kinds) if kind in ("nan", "always raises")}
+    assert {"raises", "nan", "hangs", "exits", "always raises"} <= set(kinds)
+    assert (recorded.asked, recorded.failed) == (52, len(dropped))
+    assert result.state.pulls == recorded.told == 52 - len(dropped)
+    truth, values = flaky.smooth(arms()), [v for row in result.history.rows for v in row.values]
+    noise = sorted(
+        round(1000 * (v - float(truth[i]))) for i, v in zip(result.history.indices, values, strict=True) if v is not None
+    )
+    assert noise == sorted(set(range(52)) - dropped)
+
+
+@pytest.mark.slow
+def test_dask_workers_that_die_are_replaced_and_their_evaluations_repeated(dask_client, tmp_path):
+    objective = light.Flaky(str(tmp_path), exits="process", hang_seconds=0.0)
+    workers = Workers(executor=dask_client.get_executor(), retries=4, on_error="drop")
+    result = run(
+        objective, executor=workers, call_with="batch", budget=30, policy=policy(ratio_threshold=1e6, max_batch_size=15)
+    )
+    dropped = [t for t in range(30) if objective.kind(t) in ("nan", "always raises")]
+    assert result.state.pulls == 30 - len(dropped)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["batches", "asynchronous"])
+def test_an_objective_that_raises_ends_the_run_with_everything_told_and_the_rest_out(asynchronous, tmp_path):
+    lock, calls = threading.Lock(), []
+
+    def sometimes(X):
+        with lock:
+            calls.append(len(X))
+            if len(calls) == 20:
+                raise ArithmeticError("the oven exploded")
+        return flaky.smooth(X)
+
+    workers = Workers(executor="threads", count=4, asynchronous=asynchronous, chunk=1)
+    with pytest.raises(ObjectiveError, match=r"on ticket \d+ \(ArithmeticError: the oven exploded\)") as caught:
+        run(sometimes, executor=workers, storage=tmp_path / "run.db")
+    loop = caught.value.loop
+    assert loop.pending
+    told = read_run(tmp_path / "run.db").told
+    assert told >= 16
+    result = loop.run(flaky.smooth, 50 - loop.asked, workers=workers)
+    assert result.state.pulls == loop.asked == 50
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (flaky.raises, "ArithmeticError: the oven exploded"),
+        (flaky.too_many, "one value for each of 1 tickets"),
+        (flaky.complex_values, "real values"),
+        (flaky.infinite, "finite values"),
+    ],
+)
+@pytest.mark.parametrize("executor", [None, "threads", "processes"])
+def test_wrong_results_are_named(objective, message, executor):
+    with pytest.raises(ObjectiveError, match=message) as caught:
+        run(objective, executor=executor)
+    assert caught.value.loop.pending == [0]
+    assert caught.value.loop.state.pulls == 0
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
+    calls = []
+
+    def interrupted(X):
+        calls.append(1)
+        if len(calls) == 15:
+            raise KeyboardInterrupt
+        return flaky.smooth(X)
+
+    with pytest.raises(RunInterrupted) as caught:
+        run(interrupted, executor=Workers(executor="threads", count=3, chunk=1), storage=tmp_path / "run.db")
+    told = read_run(tmp_path / "run.db").told
+    assert told >= 11
+    caught.value.loop.close()
+    with pytest.raises(FileExistsError):
+        run(flaky.smooth, storage=tmp_path / "run.db")
+    result = run(flaky.smooth, executor="threads", workers=7, storage=tmp_path / "run.db", resume=True)
+    assert result.history.indices == run(flaky.smooth).history.indices
+    again = run(flaky.smooth, storage=tmp_path / "run.db", resume=True)
+    assert again.history.indices == result.history.indices
+
+
+def test_resuming_another_run_is_refused(tmp_path):
+    run(flaky.smooth, storage=tmp_path / "run.db", budget=5)
+    with pytest.raises(ValueError, match="has seed 2; this call asks for another one"):
+        run(flaky.smooth, storage=tmp_path / "run.db", resume=True, seed=3)
+    with pytest.raises(ValueError, match="another problem"):
+        run(flaky.smooth, storage=tmp_path / "run.db", resume=True, arms=arms(61))
+    with pytest.raises(ValueError, match="resume=True needs storage="):
+        run(flaky.smooth, resume=True)
+    assert run(flaky.smooth, storage=tmp_path / "new.db", resume=True, budget=5).state.pulls == 5
+
+
+@pytest.mark.parametrize("executor", [None, "threads", "loky"])
+def test_single_evaluations_get_one_point_or_a_batch_of_one(executor, loky_executor):
+    executor = loky_executor if executor == "loky" else executor
+    reference = run(flaky.smooth).history
+    assert run(flaky.one, executor=executor, vectorized=False).history.indices == reference.indices
+    result = run(flaky.one_batch, executor=executor, vectorized=False, call_with="batch", budget=9)
+    assert [v for row in result.history.rows for v in row.values] == list(range(9))
+
+
+def test_loky_takes_lambdas_and_the_standard_library_says_before_anything_is_asked_that_it_does_not(tmp_path, loky_executor):
+    assert run(lambda X: flaky.smooth(X), executor=loky_executor, budget=6).state.pulls == 6
+    for executor in ("processes", ProcessPoolExecutor(1)):
+        path = tmp_path / f"{type(executor).__name__}.db"
+        with pytest.raises(TypeError, match="cannot be sent to another process.*at the top level of a module.*loky"):
+            run(lambda X: X[:, 0], executor=executor, storage=path)
+        assert read_run(path).asked == 0
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        run(threading.Lock().acquire, executor=loky_executor)
+
+
+def test_executors_that_are_shut_down_or_none_are_named():
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    with pytest.raises(ValueError, match=r"\(ThreadPoolExecutor\) is shut down; make a new one"):
+        run(flaky.smooth, executor=pool)
+    processes = ProcessPoolExecutor(1)
+    processes.shutdown()
+    with pytest.raises(ValueError, match="is shut down"):
+        run(flaky.smooth, executor=processes)
+    with pytest.raises(TypeError, match="an object with submit.*got int"):
+        run(flaky.smooth, executor=4)
+    with pytest.raises(ValueError, match="one of 'threads', 'processes', 'loky', got 'cluster'"):
+        run(flaky.smooth, executor="cluster")
+    with pytest.raises(ValueError, match=r"for dask, pass client.get_executor\(\)"):
+        run(flaky.smooth, executor="dask")
+
+
+class ShutsDown:
+    """An executor that is shut down while it is used."""
+
+    def __init__(self) -> None:
+        self.left = 10
+
+    def submit(self, fn, /, *args) -> Future:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = Future()
+        future.set_result(fn(*args))
+        return future
+
+
+def test_an_executor_shut_down_during_a_run_loses_nothing(tmp_path):
+    with pytest.raises(ObjectiveError, match=r"takes no more evaluations \(RuntimeError: cannot schedule") as caught:
+        run(flaky.smooth, executor=Workers(executor=ShutsDown(), count=2, chunk=1), storage=tmp_path / "run.db")
+    assert read_run(tmp_path / "run.db").told >= 9
+    caught.value.loop.close()
+
+
+def test_a_worker_that_dies_in_the_users_own_pool_is_named(tmp_path):
+    objective = light.Flaky(str(tmp_path), exits="process")
+    with (
+        ProcessPoolExecutor(2) as pool,
+        pytest.raises(ObjectiveError, match="a worker died and the executor with it.*would be restarted"),
+    ):
+        run(objective, executor=Workers(executor=pool, retries=5, on_error="drop"), call_with="batch")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"count": 0}, ValueError, "workers >= 1"),
+        ({"count": 2.0}, TypeError, "workers to be an integer"),
+        ({"timeout": 0.0}, ValueError, "timeout > 0"),
+        ({"retries": -1}, ValueError, "retries >= 0"),
+        ({"on_error": "ignore"}, ValueError, "'raise', 'drop'"),
+        ({"chunk": 0}, ValueError, "chunk >= 1"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_named(settings, error, message):
+    with pytest.raises(error, match=message):
+        Workers(**settings)
+
+
+def test_workers_without_an_executor_is_named():
+    with pytest.raises(ValueError, match="workers=4 needs executor="):
+        run(flaky.smooth, workers=4)
+
+
+class Counting(ThreadPoolExecutor):
+    """Counts tasks, and how many are in flight."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.sizes, self.most, self.now, self.guard = [], 0, 0, threading.Lock()
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.sizes.append(len(args[1]))
+        with self.guard:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, _):
+        with self.guard:
+            self.now -= 1
+
+
+def test_short_evaluations_travel_in_chunks_and_long_ones_alone():
+    big = policy(ratio_threshold=1e6, max_batch_size=500)
+    with Counting(2) as pool:
+        result = run(flaky.smooth, executor=pool, policy=big, budget=1001)
+    assert sum(pool.sizes) == result.state.pulls == 1001
+    assert max(pool.sizes) > 50
+    assert pool.most <= 2
+    with Counting(2) as pool:
+        run(flaky.slow, executor=Workers(executor=pool, chunk=None), policy=big, budget=60)
+    assert max(pool.sizes) <= 8
+    with Counting(2) as pool:
+        run(flaky.smooth, executor=Workers(executor=pool, chunk=10), policy=big, budget=101)
+    assert max(pool.sizes) == 10
+
+
+def test_asynchronous_workers_are_kept_busy_while_a_slow_one_works():
+    """With one evaluation of 1 s among many of 10 ms, the others go on; batch by batch they would wait."""
+    started = time.monotonic()
+    finished = []
+
+    def uneven(batch):
+        time.sleep(1.0 if 1 in batch.tickets else 0.01)
+        finished.append((batch.tickets[0], time.monotonic() - started))
+        return flaky.smooth(batch.X)
+
+    workers = Workers(executor="threads", count=4, asynchronous=True, chunk=1)
+    run(uneven, executor=workers, call_with="batch", policy=RandomSearch(), budget=60)
+    order = [ticket for ticket, _ in finished]
+    assert order.index(1) > 20
+
+
+def test_the_worker_count_may_change_while_it_runs(dask_client):
+    evaluate = Evaluate(flaky.smooth, "X", True)
+    seen = []
+
+    class Grows(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            seen.append(self._max_workers)
+            self._max_workers = min(8, self._max_workers + 1)
+            return super().submit(fn, *args, **kwargs)
+
+    class Quiet:
+        def evaluated(self, seconds):
+            pass
+
+        def told(self):
+            pass
+
+    with Grows(1) as pool:
+        loop = AskTell(arms(), RandomSearch(batch_size=40), seed=0)
+        Dispatch(loop, evaluate, Workers(executor=pool, chunk=1), 40, Quiet()).run()
+    assert max(seen) == 8
+    assert loop.state.pulls == 40
+
+
+def test_callbacks_see_every_row_once():
+    rows = []
+    history = run(flaky.smooth, executor="threads", workers=2, callback=lambda loop, row: rows.append(row)).history
+    assert rows == list(history.rows)
+    assert all(row.seconds["objective"] > 0.0 for row in rows)
+
+
+def test_random_search_on_a_box_with_an_executor():
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float32)
+    result = maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(batch_size=5), budget=20, executor="threads")
+    assert result.state.pulls == 20
+    with pytest.raises(ValueError, match="call_with='indices' needs arms"):
+        maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(), budget=2, call_with="indices")

@@ -1,0 +1,152 @@
+"""Every policy of the command line, on arms and on boxes: an interrupted run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import sparse_bo.runs.ask_tell
+from sparse_bo import AskTell
+from sparse_bo.cli.presets import POLICIES, make_policy
+from sparse_bo.errors import PendingBatchError
+from sparse_bo.policies import BoTorchUCB
+from sparse_bo.policies.botorch import surrogate, thompson
+from sparse_bo.policies.ucb import box as box_ucb
+from sparse_bo.runs.engine import Engine
+from tests.journal.runs import arms
+
+KERNEL = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "width": 2.0}
+POSTERIOR = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "batch_size": 2}
+SURROGATE = {"initial_design": 4, "num_restarts": 1, "raw_samples": 8}
+BATCHES = {"batch_size": 2}
+ELIMINATION = {**KERNEL, "regularization": 0.01, "width": "gaussian"}
+ON_ARMS: dict[str, dict[str, Any]] = {
+    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
+    "bkb": KERNEL,
+    "gp-ucb": KERNEL,
+    "gp-bucb": KERNEL,
+    "sbpe": ELIMINATION,
+    "bpe": ELIMINATION,
+    "mini-meta": {**KERNEL, "ratio_threshold": 4.0},
+    "s-gp-ts-arms": POSTERIOR,
+    "qff-ts-arms": POSTERIOR,
+    "epsilon-greedy": BATCHES,
+    "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
+    "random": BATCHES,
+}
+ON_BOXES: dict[str, dict[str, Any]] = {
+    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
+    "bkb": KERNEL,
+    "gp-ucb": KERNEL,
+    "gp-bucb": KERNEL,
+    "sbpe": {**ELIMINATION, "candidates": 64},
+    "bpe": {**ELIMINATION, "candidates": 64},
+    "random": BATCHES,
+    "gssbo": {**SURROGATE, "buffer": 6},
+    "gssbo, all known": {**SURROGATE, "buffer": 6, "condition_on": "all"},
+    "rssbo": {**SURROGATE, "buffer": 6},
+    "botorch-ucb": {**SURROGATE, **BATCHES},
+    "sparse-ucb": SURROGATE,
+    "vecchia-ucb": {**SURROGATE, "neighbors": 3},
+    "s-gp-ts": {**SURROGATE, **BATCHES},
+    "qff-ts": {**SURROGATE, **BATCHES},
+    "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
+    "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
+}
+RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
+REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "random")]
+"""Without snapshots every policy takes the same way; fits of a surrogate are slow."""
+BUDGET = {"arms": 24, "box": 8}
+
+
+def bounds() -> torch.Tensor:
+    return torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
+
+
+def started(domain: str, name: str, **settings: Any) -> AskTell:
+    options = (ON_ARMS if domain == "arms" else ON_BOXES)[name]
+    policy = make_policy(
+        name.split(",")[0], options, problem="hartmann6" if domain == "box" else "gp-draw", budget=BUDGET[domain]
+    )
+    where = {"arms": arms()} if domain == "arms" else {"bounds": bounds()}
+    return AskTell(policy=policy, seed=4, **where, **settings)
+
+
+def step(loop: AskTell, budget: int, log: list[Any]) -> None:
+    """Ask, or tell one of what is out, not the oldest first; the loop alone decides which. Every eleventh fails."""
+    pending = loop.pending
+    if loop.asked < budget and len(pending) < 4:
+        try:
+            batch = loop.ask(min(1 + loop.asked % 2, budget - loop.asked))
+        except PendingBatchError as error:
+            log.append(error.needed)
+            pending = loop.pending
+        else:
+            log.append((batch.tickets, batch.X.tolist()))
+            return
+    ticket = pending[(7 * loop.asked) % len(pending)]
+    x = loop.reissue([ticket]).X[0]
+    noise = 0.1 * (ticket * 7919 % 101 / 50)
+    told = math.nan if ticket % 11 == 6 else float(torch.sin(5.0 * x[0]) + torch.cos(3.0 * x[1])) + noise
+    log.append((ticket, repr(told)))
+    loop.tell([ticket], [told])
+
+
+def finished(loop: AskTell, budget: int, log: list[Any]) -> AskTell:
+    while loop.asked < budget or loop.pending:
+        step(loop, budget, log)
+    return loop
+
+
+@pytest.fixture(autouse=True)
+def small_searches(monkeypatch):
+    """What is compared is the same search twice, however short it is."""
+    short = {"options": {"maxiter": 4}}
+    quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
+    monkeypatch.setattr(box_ucb, "optimize_batch", quick)
+    for module in (surrogate, thompson):
+        monkeypatch.setattr(module, "optimize_acqf", functools.partial(module.optimize_acqf, **short))
+
+
+@functools.cache
+def uninterrupted(domain: str, name: str) -> tuple[AskTell, list[Any]]:
+    log: list[Any] = []
+    return finished(started(domain, name), BUDGET[domain], log), log
+
+
+def test_every_policy_is_here():
+    assert {name.split(",")[0] for _, name in RUNS} == set(POLICIES)
+
+
+CASES = [("snapshots", *run) for run in RUNS] + [("replay", *run) for run in REPLAYED]
+
+
+@pytest.mark.parametrize(("way", "domain", "name"), CASES, ids=["-".join(case) for case in CASES])
+def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(way, domain, name, tmp_path, monkeypatch):
+    often = way == "snapshots"
+    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+    reference, expected = uninterrupted(domain, name)
+    loop, log = started(domain, name, storage=tmp_path / "run.db"), []
+    updates = []
+    update = Engine.update
+    monkeypatch.setattr(Engine, "update", lambda self, *args: (updates.append(1), update(self, *args))[1])
+    for share in (0.5, 0.7, 0.9) if often else (0.8,):
+        while len(log) < int(share * len(expected)):
+            step(loop, BUDGET[domain], log)
+        loop.close()
+        before = len(updates)
+        loop = AskTell.resume(tmp_path / "run.db")
+        assert (len(updates) == before) == often  # with a snapshot of the last update, none is made again
+        assert loop.pending == loop.reissue().tickets
+    finished(loop, BUDGET[domain], log)
+    loop.close()
+    assert log == expected
+    assert loop.history.indices == reference.history.indices
+    assert loop.history.points == reference.history.points
+    assert loop.history.column("values") == reference.history.column("values")
+    assert loop.history.column("best_mean") == pytest.approx(reference.history.column("best_mean"), rel=1e-9)
+    assert torch.equal(loop._engine.generator.get_state(), reference._engine.generator.get_state())

@@ -1,0 +1,364 @@
+"""The journal's file: one writer, many readers; full, read-only, damaged and newer files."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sparse_bo.runs.ask_tell
+from sparse_bo import AskTell
+from sparse_bo.errors import StorageError
+from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.journal.files import SCHEMA
+from sparse_bo.runs.records import read_run
+from tests.journal.runs import arms, finished, policy, step, value
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+def finished_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0)
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=60)
+    return path
+
+
+def contents(path: Path) -> tuple:
+    run = read_run(path)
+    return run.asked, run.told, run.failed, run.history.indices, run.history.column("values"), run.about
+
+
+def test_arrays_come_back_as_they_were_packed():
+    values = {
+        "a": torch.rand(3, 4, dtype=torch.float64),
+        "b": torch.tensor([1, -5, 2**62]),
+        "c": torch.zeros(0, 3, dtype=torch.float32),
+        "d": torch.tensor([True, False]),
+        "state": torch.Generator().manual_seed(3).get_state(),
+        "scalar": torch.tensor(0.1, dtype=torch.float64),
+        "none": None,
+        "text": "ü",
+        "number": 0.1 + 0.2,
+        "list": [1, [2.5]],
+    }
+    back = unpack(pack(values))
+    assert list(back) == sorted(values, key=list(values).index)
+    for name, part in values.items():
+        if isinstance(part, torch.Tensor):
+            assert back[name].dtype == part.dtype
+            assert torch.equal(back[name], part)
+        else:
+            assert back[name] == part
+
+
+@pytest.mark.parametrize("data", [b"", b"12345678", pack({"a": torch.ones(3)})[:-1], b"\xff" * 40], ids=range(4))
+def test_other_bytes_are_refused(data):
+    with pytest.raises(StorageError, match="not what was written"):
+        unpack(data)
+
+
+def test_events_come_back_as_they_were_written(path):
+    journal = Journal.create(path, {"dims": 2}, None)
+    points, results = np.array([[0.1, -0.0], [1e-300, 2.0]]), np.array([np.nan, 0.1])
+    journal.append(Event("ask", 0, None, points))
+    journal.queue(Event("update"))
+    journal.append(Event("tell", tickets=np.array([1, 0]), results=results))
+    journal.close()
+    journal.close()
+    reader = Journal.read(path)
+    ask, update, tell = reader.events()
+    assert (ask.kind, ask.first, ask.max_q, update.kind, tell.kind) == ("ask", 0, None, "update", "tell")
+    assert ask.picks.tobytes() == points.tobytes()
+    assert tell.results.tobytes() == results.tobytes()
+    assert tell.tickets.tolist() == [1, 0]
+    assert [e.kind for e in reader.events(after=1)] == ["tell"]
+    reader.close()
+
+
+def test_a_second_writer_is_told_so_and_readers_always_read(path):
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    for _ in range(30):
+        step(loop)
+        with pytest.raises(StorageError, match="open for writing in another process"):
+            AskTell.resume(path)
+        run = read_run(path)
+        assert run.asked == loop.asked
+        assert run.told + run.failed == loop.asked - len(loop.pending)
+    loop.close()
+    AskTell.resume(path).close()
+
+
+def test_the_lock_holds_between_processes_and_ends_with_them(path):
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from sparse_bo.journal import Journal;"
+        "Journal.open(sys.argv[1]); print('locked', flush=True); time.sleep(600)"
+    )
+    AskTell(arms(), policy(), storage=path).close()
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen([sys.executable, "-c", script, str(path), root], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(StorageError, match="open for writing in another process"):
+            AskTell.resume(path)
+        assert read_run(path).asked == 0
+        other.kill()
+        other.wait(timeout=30)
+    AskTell.resume(path).close()
+
+
+def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(path):
+    """SQLite's own limit on the file's size gives the error that a full disk gives."""
+    reference = AskTell(arms(), policy(), seed=1)
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    connection = loop._journal._connection
+    refused, named = {"ask": 0, "tell": 0}, True
+    while loop.asked < 400:
+        step(reference, budget=400)
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        while True:
+            before = (loop.asked, loop.pending, loop.state)
+            try:
+                step(loop, budget=400)
+                break
+            except StorageError as error:
+                named &= "the disk is full; free some space and try again" in str(error)
+                refused["ask" if len(before[1]) < 6 else "tell"] += 1
+                assert (loop.asked, loop.pending) == before[:2]
+                assert read_run(path).asked == loop.asked
+                connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    assert named
+    assert loop.history.indices == reference.history.indices
+    assert loop.pending == reference.pending
+    assert min(refused.values()) > 0
+    connection.execute("PRAGMA max_page_count = 100000")
+    loop.close()
+    assert read_run(path).history.indices == reference.history.indices
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(path, monkeypatch):
+    open_for = sparse_bo.journal.files._open
+
+    def small_disk(address: str) -> sqlite3.Connection:
+        connection = open_for(address)
+        if ".partial" in address:
+            connection.execute("PRAGMA max_page_count = 3")
+        return connection
+
+    monkeypatch.setattr(sparse_bo.journal.files, "_open", small_disk)
+    with pytest.raises(StorageError, match=r"cannot create .*run.db: .*; the disk is full; free some space") as caught:
+        AskTell(arms(), policy(), storage=path)
+    assert "partial" not in str(caught.value)
+    assert {file.name for file in path.parent.iterdir()} <= {"run.db-lock"}
+    monkeypatch.setattr(sparse_bo.journal.files, "_open", open_for)
+    AskTell(arms(), policy(), storage=path).close()
+
+
+def test_folders_and_empty_files_are_named(tmp_path):
+    for attempt in (read_run, AskTell.resume, lambda path: AskTell(arms(), policy(), storage=path)):
+        with pytest.raises(StorageError, match=r"the path of a file for the journal, got the folder .*; use .*run.db"):
+            attempt(tmp_path)
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=r"empty.db is empty: a copy that was cut off"):
+            attempt(empty)
+
+
+def test_a_lock_that_is_no_lock_is_named(path):
+    AskTell(arms(), policy(), storage=path).close()
+    path.with_name("run.db-lock").write_text("not a database, but a text that is long enough to be one " * 40)
+    with pytest.raises(StorageError, match=r"no run is writing, delete .*run.db-lock"):
+        AskTell.resume(path)
+
+
+def test_a_file_that_has_become_read_only_is_named_and_nothing_is_recorded(finished_run, monkeypatch):
+    open_for = sparse_bo.journal.files._open
+    monkeypatch.setattr(sparse_bo.journal.files, "_open", lambda address: open_for(address.replace("mode=rw", "mode=ro")))
+    with pytest.raises(StorageError, match="the file is read-only; change its permissions or work on a copy"):
+        AskTell.resume(finished_run)
+    monkeypatch.setattr(sparse_bo.journal.files, "_open", open_for)
+    AskTell.resume(finished_run).close()
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_read_only_folder_can_be_read_and_not_written(finished_run):
+    before = contents(finished_run)
+    folder = finished_run.parent
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        assert contents(finished_run) == before
+        with pytest.raises(StorageError, match=r"is its folder writable\?"):
+            AskTell.resume(finished_run)
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_closed_journal_without_a_shared_memory_file_is_read_as_it_is(finished_run, monkeypatch):
+    before, open_for = contents(finished_run), sparse_bo.journal.files._open
+
+    def read_only_disk(address: str) -> sqlite3.Connection:
+        if "immutable" not in address:
+            raise sqlite3.OperationalError("unable to open database file")
+        return open_for(address)
+
+    monkeypatch.setattr(sparse_bo.journal.files, "_open", read_only_disk)
+    assert contents(finished_run) == before
+
+
+def test_a_journal_of_a_newer_version_is_refused(finished_run):
+    connection = sqlite3.connect(finished_run)
+    connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    connection.close()
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}, this sparse_bo reads up to {SCHEMA}"):
+            attempt(finished_run)
+
+
+def test_other_files_are_refused_and_left_alone(tmp_path):
+    text, other = tmp_path / "notes.txt", tmp_path / "other.db"
+    text.write_text("not a database, but a text that is long enough to be one " * 40)
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    for file, message in ((text, "the file is not a journal"), (other, "not a journal of sparse_bo")):
+        before = file.read_bytes()
+        for attempt in (read_run, AskTell.resume):
+            with pytest.raises(StorageError, match=message):
+                attempt(file)
+        with pytest.raises(FileExistsError):
+            AskTell(arms(), policy(), storage=file)
+        assert file.read_bytes() == before
+
+
+def test_a_truncated_journal_is_named_whatever_is_missing(finished_run, tmp_path):
+    whole, before = finished_run.read_bytes(), contents(finished_run)
+    named = 0
+    for share in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
+        short = tmp_path / f"{share}.db"
+        short.write_bytes(whole[: int(share * len(whole))])
+        try:
+            assert contents(short) == before
+        except StorageError as error:
+            named += str(short) in str(error)
+        assert short.read_bytes() == whole[: int(share * len(whole))]
+    assert named >= 5
+
+
+def test_a_flipped_byte_is_named_or_harmless(finished_run, tmp_path):
+    whole, before, generator = finished_run.read_bytes(), contents(finished_run), random.Random(0)
+    named = 0
+    for k in range(150):
+        flipped = bytearray(whole)
+        flipped[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        damaged = tmp_path / f"{k}.db"
+        damaged.write_bytes(flipped)
+        try:
+            assert contents(damaged) == before, k
+        except StorageError:
+            named += 1
+    assert named > 15
+
+
+def test_a_journal_without_its_write_ahead_log_is_a_shorter_run(path, tmp_path):
+    """What power failures do: the last transactions are gone, the others are whole."""
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    for _ in range(40):
+        step(loop)
+    log, asked = path.with_name("run.db-wal").read_bytes(), []
+    for share in (0.0, 0.4, 0.8, 1.0):
+        copy = tmp_path / f"{share}.db"
+        shutil.copy(path, copy)
+        copy.with_name(copy.name + "-wal").write_bytes(log[: int(share * len(log))])
+        with AskTell.resume(copy) as again:
+            asked.append(again.asked)
+            finished(again)
+            assert again.history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices
+    assert asked == sorted(asked)
+    assert asked[-1] == loop.asked
+    assert len(set(asked)) >= 3
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("DELETE FROM events WHERE seq = 9", "event 9 of .* is damaged or missing"),
+        ("UPDATE events SET results = zeroblob(8) WHERE seq = 2", "event 2 of .* is damaged"),
+        ("UPDATE rows SET summary = replace(summary, '1', '2') WHERE number = 1", "row 1 of the history"),
+        ("UPDATE about SET value = '{}' WHERE name = 'run'", "description of the run .* is damaged"),
+        ("DROP TABLE events", "no such table"),
+    ],
+    ids=["missing", "changed", "row", "about", "table"],
+)
+def test_changed_records_are_named(finished_run, damage, message):
+    connection = sqlite3.connect(finished_run)
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=message):
+            attempt(finished_run)
+
+
+def test_a_damaged_snapshot_is_passed_over(finished_run):
+    connection = sqlite3.connect(finished_run)
+    (count,) = connection.execute("SELECT count(*) FROM snapshots").fetchone()
+    assert count == 2
+    connection.execute("UPDATE snapshots SET data = zeroblob(100)")
+    connection.commit()
+    connection.close()
+    with AskTell.resume(finished_run) as loop:
+        assert loop.history.indices == finished(AskTell(arms(), policy(), seed=1), budget=60).history.indices
+
+
+def test_results_told_twice_in_a_journal_are_damage(path):
+    journal = Journal.create(path, {}, None)
+    journal.append(Event("ask", 0, None, np.array([1, 2])))
+    for _ in range(2):
+        journal.append(Event("tell", tickets=np.array([1]), results=np.array([0.5])))
+    journal.close()
+    with pytest.raises(StorageError, match="two of one"):
+        read_run(path)
+
+
+def test_the_journal_grows_with_what_is_told_not_with_the_run_so_far(path, monkeypatch):
+    """Bytes written per step are the same at the end of a run as at its start: snapshots replace each other."""
+    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0)
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    sizes = []
+    for budget in (300, 600, 900):
+        finished(loop, budget=budget)
+        loop._journal._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        sizes.append(path.stat().st_size)
+    loop.close()
+    assert sizes[2] - sizes[1] <= 1.3 * (sizes[1] - sizes[0])
+
+
+def test_values_are_kept_to_the_last_bit(path):
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    told = {}
+    for _ in range(40):
+        one = step(loop)
+        if one is not None and one[1] == one[1]:
+            told[one[0]] = one[1]
+    loop.close()
+    with AskTell.resume(path) as again:
+        tickets = [t for part in again._engine.row_tickets for t in part]
+        values = [v for row in again.history.rows for v in row.values]
+    assert {t: v for t, v in zip(tickets, values, strict=True) if v is not None}.items() <= told.items()
+    assert value(0, 0) == value(0, 0)

@@ -1,0 +1,322 @@
+"""Plans: what they forecast, how they make a run fit, and what they refuse."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from typer.testing import CliRunner
+
+from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
+from sparse_bo.cli.app import app
+from sparse_bo.planning import costs
+from sparse_bo.planning.forecast import _default_kernel
+from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
+from sparse_bo.runs.records import about_of
+
+
+def kernel(lengthscale=0.4):
+    rbf = RBFKernel().double()
+    rbf.lengthscale = lengthscale
+    return rbf
+
+
+DENSE = BBKB(covar_module=kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0)
+"""Explores, and keeps all that it has seen."""
+
+
+def quick(arms=500, dims=2, *, budget=60, **settings):
+    return plan(arms, dims, budget=budget, **{"kernel": kernel(), "pilot_seconds": 100.0, **settings})
+
+
+def test_a_plan_of_a_small_run_is_near_the_run(generator):
+    X = torch.rand(900, 3, generator=generator, dtype=torch.float64)
+    policy = BBKB(covar_module=kernel(), regularization=0.05)
+    made = plan(X, budget=400, policy=policy, pilot_seconds=100.0)
+    assert (made.arms, made.dims) == (900, 3)
+    loop = AskTell(X, policy, seed=5)
+    truth = (4.0 * X).sin().sum(dim=-1)
+    loop.run(lambda i: truth[i] + 0.2 * torch.randn(len(i), generator=generator, dtype=torch.float64), 400, call_with="indices")
+    last = loop.history.rows[-1]
+    assert made.dictionary_size == pytest.approx(last.dictionary_size, rel=1.0)
+    assert 0.4 < made.batches / last.round < 2.5
+    assert made.batches_range[0] <= made.batches <= made.batches_range[1]
+    assert made.fits
+    assert made.notes == ()
+    assert made.settings == {"memory_bytes": 2**28, "sweep_dtype": torch.float64, "max_dictionary": None}
+
+
+def test_longer_and_larger_runs_take_more():
+    short, long = quick(budget=20), quick(budget=600)
+    assert long.batches > short.batches
+    assert long.dictionary_size >= short.dictionary_size
+    few, many = quick(), quick(10**7)
+    assert many.memory_bytes > 10 * few.memory_bytes
+    assert many.memory["arms"] == 10**7 * 2 * 8
+    assert many.seconds_per_sweep > 20 * few.seconds_per_sweep
+
+
+def test_rougher_kernels_have_larger_dictionaries():
+    assert quick(kernel=kernel(0.1)).dictionary_size > 1.5 * quick(kernel=kernel(1.0)).dictionary_size
+
+
+def test_the_default_kernel_follows_the_ranges(generator):
+    X = torch.rand(300, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 10.0, 100.0, 0.0])
+    lengthscale = _default_kernel(X).lengthscale.detach().flatten()
+    assert float(lengthscale[1] / lengthscale[0]) == pytest.approx(10.0, rel=0.1)
+    assert bool((lengthscale > 0).all())
+
+
+def test_the_planned_policy_learns_what_the_given_one_learns(generator):
+    X = torch.rand(300, 2, generator=generator, dtype=torch.float64)
+    for policy in (None, BBKB(), BBKB(oversampling=3.0, regularization=0.2)):
+        made = plan(X, budget=20, policy=policy, memory=2**26, pilot_seconds=100.0).policy
+        assert made.covar_module is None
+        assert made.regularization == (None if policy is None else policy.regularization)
+        assert made.oversampling == (BBKB() if policy is None else policy).oversampling
+    assert plan(X, budget=20, kernel=kernel(), pilot_seconds=100.0).policy.regularization == 0.01
+
+
+def test_tiles_shrink_before_the_dictionary_does():
+    free = quick(200_000, kernel=kernel(0.2))
+    vectors = free.memory["arms"] + free.memory["vectors"]
+    tight = quick(200_000, kernel=kernel(0.2), memory=vectors + 2**24)
+    assert tight.memory_bytes <= vectors + 2**24
+    assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
+    assert tight.settings["max_dictionary"] is None
+    assert any("smaller tiles: memory_bytes lowered from 256 MiB" in note for note in tight.notes)
+    assert tight.fits
+
+
+def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch):
+    monkeypatch.setattr("sparse_bo.planning.costs.memory", lambda *, m, **others: {"model": 1000 * m})
+    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
+    assert free.dictionary_size > 64
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, memory=70_000)
+    assert tight.settings["max_dictionary"] == 64
+    assert tight.dictionary_size == 64
+    assert tight.policy.max_dictionary == 64
+    assert tight.fits
+    assert any("smaller dictionary: capped at" in note for note in tight.notes)
+
+
+def test_what_cannot_fit_is_said_aloud():
+    made = quick(10**9, memory=2**30)
+    assert not made.fits
+    assert any("does NOT fit: 1.0 GiB may be used; pass a lazy arm set" in note for note in made.notes)
+
+
+def test_a_billion_lazy_arms_fit():
+    grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [1000] * 3)
+    made = quick(grid, None, memory=2**28)
+    assert made.fits
+    assert made.streamed
+    assert made.memory_bytes < 2**28
+    assert made.arms == 10**9
+
+
+def test_a_short_time_caps_the_dictionary():
+    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, seconds=1e-3)
+    assert tight.settings["max_dictionary"] == 64
+    assert tight.dictionary_size <= free.dictionary_size
+    assert not tight.fits
+    assert any("0.001 s are too short" in note for note in tight.notes)
+
+
+def test_a_run_takes_its_settings_from_the_plan(generator):
+    X = torch.rand(800, 3, generator=generator, dtype=torch.float64)
+    policy = BBKB(covar_module=kernel(0.1), regularization=0.05, max_dictionary=10)
+    made = plan(X, budget=150, policy=policy, pilot_seconds=100.0)
+    assert 8 <= made.dictionary_size <= 10
+    loop = AskTell(X, made.policy, seed=0)
+    loop.run(lambda x: (9.0 * x).sin().sum(dim=-1), 150)
+    sizes = [row.dictionary_size for row in loop.history.rows]
+    assert 8 <= max(sizes) <= 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "error", "message"),
+    [
+        ((100,), {}, ValueError, "expected dims="),
+        ((0, 2), {}, ValueError, "arms >= 1"),
+        ((10, 0), {}, ValueError, "dims >= 1"),
+        ((10, 2), {"budget": 0}, ValueError, "budget >= 1"),
+        ((10, 2), {"memory": 0}, ValueError, "memory >= 1"),
+        ((10, 2), {"seconds": -1.0}, ValueError, "seconds > 0"),
+        ((10, 2), {"pilot_seconds": 0.0}, ValueError, "pilot_seconds > 0"),
+        ((10, 2), {"device": "abacus"}, ValueError, "expected device cpu, cuda"),
+        ((10, 2), {"policy": GPUCB()}, ValueError, "BBKB and BKB, got GPUCB"),
+        ((torch.zeros(5, 2, dtype=torch.float64), 3), {}, ValueError, "expected dims=2"),
+        ((torch.full((5, 2), math.nan, dtype=torch.float64),), {}, ValueError, "finite arms"),
+        ((torch.zeros(5, 2, dtype=torch.int64),), {}, TypeError, "dtype torch.float64"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_named(arguments, settings, error, message):
+    with pytest.raises(error, match=message):
+        plan(*arguments, **{"budget": 10, **settings})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_but_absent_is_named():
+    with pytest.raises(ValueError, match="no CUDA device; use device='cpu'"):
+        plan(100, 2, budget=10, device="cuda")
+
+
+def test_the_global_generator_is_left_alone_and_the_seed_decides():
+    before = torch.get_rng_state()
+    one, other = quick(seed=1), quick(seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (one.dictionary_size, one.batches) == (other.dictionary_size, other.batches)
+
+
+class _Row:
+    def __init__(self, pulls, value):
+        self.pulls, self.value = pulls, value
+
+
+@pytest.mark.parametrize(
+    ("law", "low", "high"), [(lambda t: math.log(t), 9.2, 10.5), (lambda t: t**0.5, 55.0, 101.0), (lambda t: 7.0, 7.0, 7.0)]
+)
+def test_growth_is_continued_between_logarithm_and_power(law, low, high):
+    trace = _Trace([_Row(t, law(t)) for t in range(2, 1001)], 1.0)
+    assert low <= _continued(trace, lambda row: row.value, 10_000) <= high
+    assert _continued(trace, lambda row: row.value, 1000) == law(1000)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 6])
+def test_growth_in_the_number_of_arms_ends_as_their_distances_do(d):
+    def law(a):
+        return 40.0 - 12.0 * (500 / a) ** (2.0 / d)
+
+    found = {
+        a: law(2000) * saturating(law(2000) / law(500), quarter=500, most=2000, arms=a, d=d) for a in (2000, 20_000, 10**9)
+    }
+    for a, value in found.items():
+        assert value == pytest.approx(min(law(a), law(2000) * (a / 2000) ** 0.1), rel=1e-12)
+    assert saturating(0.8, quarter=500, most=2000, arms=10**6, d=d) == 1.0  # less on more arms: noise
+    assert saturating(9.0, quarter=500, most=2000, arms=200_000, d=d) <= 100**0.1
+
+
+def test_distinct_arms_grow_by_a_power():
+    assert powered(2.0, quarter=500, most=2000, arms=32_000, d=3) == pytest.approx(4.0)
+    assert powered(0.9, quarter=500, most=2000, arms=32_000, d=3) == 1.0
+    assert powered(5.0, quarter=500, most=2000, arms=200_000, d=3) == 10.0
+
+
+def test_a_pilot_with_fewer_arms_has_the_same_function(generator):
+    """The two pilots of a draw see the same values: with all arms equal in value they differ in nothing but their number."""
+    from sparse_bo.planning.pilot import _pilots
+
+    seen = []
+
+    class Spy(BBKB):
+        def tell(self, state, picks, y, *, generator):
+            seen.append((state.arms.shape[0], dict(zip(map(tuple, state.arms[picks].tolist()), y.tolist(), strict=False))))
+            return super().tell(state, picks, y, generator=generator)
+
+    X = torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    policy = Spy(covar_module=kernel(), regularization=1e-6, initial_design=10)
+    traces = _pilots(X, [10, 40], policy, 30, 100.0, generator)
+    assert [len(of_draw) for of_draw in traces] == [2] * 8
+    first_draw = seen[: sum(len(trace.rows) for trace in traces[0])]
+    small = {x: y for size, values in first_draw if size == 10 for x, y in values.items()}
+    large = {x: y for size, values in first_draw if size == 40 for x, y in values.items()}
+    both = set(small) & set(large)
+    assert len(small) == 10
+    assert both
+    assert all(abs(small[x] - large[x]) < 0.02 for x in both)
+    for trace in (trace for of_draw in traces for trace in of_draw):
+        assert trace.rows[-1].pulls == 30
+        assert trace.rows[-1].batches == len(trace.rows)
+        assert 1 <= trace.rows[-1].distinct <= 40
+
+
+def test_available_bytes_are_those_of_the_machine():
+    free = costs.available_bytes(torch.device("cpu"))
+    assert 2**20 < free < 2**50
+
+
+# The command line
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "100"])
+
+
+def test_the_command_prints_a_plan(tmp_path):
+    done = invoke("--arms", "2e3", "--dims", "3", "--budget", "1e2", "--kernel", "rbf", "--lengthscale", "0.5")
+    assert done.exit_code == 0
+    for text in ("2,000 x 3, in memory", "100 in about", "dictionary", "per sweep", "per pick", "sweep in float64"):
+        assert text in done.stdout
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((300, 2)))
+    done = invoke("--arms-file", str(tmp_path / "x.npy"), "--budget", "20")
+    assert "300 x 2, in memory" in done.stdout
+
+
+def test_the_command_says_aloud_what_does_not_fit():
+    done = invoke("--arms", "1e8", "--dims", "3", "--budget", "10", "--memory", "0.1", "--kernel", "rbf")
+    assert done.exit_code == 3
+    assert "does NOT fit" in done.stdout
+    done = invoke("--grid", "100x100x10", "--budget", "10", "--memory", "0.04", "--kernel", "rbf")
+    assert done.exit_code == 0
+    assert "100,000 x 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of --arms, --arms-file and --grid, got 0"),
+        (["--arms", "10", "--grid", "3x3"], "got 2 of them"),
+        (["--arms", "ten", "--dims", "1"], "such as 1000000 or 1e6, got 'ten'"),
+        (["--arms", "1.5", "--dims", "1"], "whole number >= 1, got '1.5'"),
+        (["--grid", "3y3"], "100x50 for the unit cube, got '3y3'"),
+        (["--grid", "0:1:5,0:1"], "'0:1' for axis 1"),
+        (["--grid", "9x9", "--arms-file", "x.npy"], "got 2 of them"),
+        (["--grid", "3x0"], "points >= 1"),
+        (["--arms-file", "nowhere.npy"], "no file nowhere.npy"),
+        (["--arms", "10", "--dims", "1", "--lengthscale", "1"], "need a --kernel"),
+        (["--arms", "10", "--dims", "1", "--precision", "half"], "'float64', 'float32', 'tf32'"),
+        (["--arms", "10", "--dims", "1", "--memory", "-1"], "memory > 0"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_options_are_named(arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+
+
+def run_with(folder, *arguments):
+    small = ("run", "--problem", "gp-draw", "--arms", "3000", "--budget", "40", "--out", str(folder))
+    return CliRunner().invoke(app, [*small, *arguments])
+
+
+def test_a_run_with_a_memory_limit_takes_its_settings_from_a_plan(tmp_path):
+    done = run_with(tmp_path, "--memory", "0.006", "--storage", str(tmp_path / "run.db"))
+    assert done.exit_code == 0
+    assert "plan: smaller tiles: memory_bytes lowered from 256 MiB" in done.output
+    assert about_of(tmp_path / "run.db")["description"]["fields"]["memory_bytes"] < 2**28  # a resume has it as well
+
+
+def test_a_run_that_does_not_fit_is_not_started(tmp_path):
+    done = run_with(tmp_path, "--memory", "0.0001", "--storage", str(tmp_path / "run.db"))
+    assert done.exit_code == 3
+    assert "does NOT fit: 105 KiB may be used" in done.output
+    assert not (tmp_path / "run.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "random", "--memory", "1"), "--memory and --seconds plan runs of bbkb and bkb over arms"),
+        (("--memory", "0"), "memory > 0"),
+        (("--seconds", "-1"), "seconds > 0"),
+    ],
+)
+def test_bad_limits_of_a_run_are_named(tmp_path, arguments, message):
+    done = run_with(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert message in done.output

@@ -1,0 +1,70 @@
+"""The history on disk and as a figure."""
+
+import json
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from sparse_bo import AskTell, History
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.figures import plot_history
+
+
+@pytest.fixture(scope="module")
+def result():
+    X = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return AskTell(X, seed=0, certify_every=1).run(lambda X: X.sum(-1), 40)
+
+
+def test_saving_and_loading_gives_the_same_history(result, tmp_path):
+    result.history.save(tmp_path / "run.jsonl")
+    loaded = History.load(tmp_path / "run.jsonl")
+    assert list(loaded.rows) == list(result.history.rows)
+    assert loaded.info == result.history.info
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.jsonl"]
+
+
+def test_a_damaged_history_is_named_by_line(result, tmp_path):
+    path = tmp_path / "run.jsonl"
+    result.history.save(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], lines[3][:-20]]))
+    with pytest.raises(ValueError, match="line 4 of .* is not JSON"):
+        History.load(path)
+    path.write_text("\n".join([lines[0], "[1]"]))
+    with pytest.raises(ValueError, match="line 2 of .* not a JSON object"):
+        History.load(path)
+    path.write_text("\n".join([lines[0], '{"colour": 1}']))
+    with pytest.raises(ValueError, match="line 2 of .* is not a row"):
+        History.load(path)
+
+
+@pytest.mark.parametrize("header", ["", "{}", json.dumps({"sparse_bo_history": 99})], ids=["empty", "other", "newer"])
+def test_a_file_of_another_kind_or_version_is_refused(header, tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(header)
+    with pytest.raises(ValueError, match="expected a history file of version 1"):
+        History.load(path)
+
+
+def test_plot_draws_four_panels_and_saves(result, tmp_path):
+    figure = result.plot(tmp_path / "run.png", best_possible=2.0)
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 4
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+    drawn = figure.axes[1].lines[0].get_ydata()
+    assert drawn.tolist() == result.history.column("batch_size")
+
+
+def test_plot_draws_cumulative_regret_where_it_is_known(result):
+    regret = [0.5] * 40
+    figure = plot_history(result.history, regret=regret)
+    assert figure.axes[0].lines[0].get_ydata()[-1] == pytest.approx(20.0)
+
+
+def test_plot_of_a_policy_without_a_model_and_of_nothing():
+    loop = AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), seed=0)
+    with pytest.raises(ValueError, match="at least one batch"):
+        loop.result().plot()
+    assert "No model" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
