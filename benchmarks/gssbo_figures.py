@@ -38,7 +38,7 @@ from sparse_bo.runs.figures import STYLE
 from sparse_bo.runs.history import HistoryRow
 
 FILE = RESULTS / "gssbo_figures.jsonl"
-METHODS: dict[str, tuple[Callable[[int, Any], Policy[Any]], str]] = {
+METHODS: dict[str, tuple[Callable[[int, Any], Policy], str]] = {
     "GP-UCB": (lambda n, m: BoTorchUCB(initial_design=n), "#1b1b1e"),
     "GP-UCB, warm start": (lambda n, m: BoTorchUCB(initial_design=n, warm_start=True), "#8a8a93"),
     "GSSBO": (lambda n, m: GSSBO(initial_design=n, buffer=m), "#e07b39"),

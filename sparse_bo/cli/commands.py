@@ -82,8 +82,8 @@ def launch(
 
 
 def _planned(
-    policy: Policy[Any], problem: AnyProblem, *, budget: int, memory: float | None, seconds: float | None, seed: int
-) -> Policy[Any]:
+    policy: Policy, problem: AnyProblem, *, budget: int, memory: float | None, seconds: float | None, seed: int
+) -> Policy:
     """Return the policy with the settings of a plan, and say what was changed."""
     if "arms" not in problem.domain or not isinstance(policy, (BBKB, BKB)):
         raise ValueError("--memory and --seconds plan runs of bbkb and bkb over arms; drop them")

@@ -121,7 +121,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     return SIZED_SAMPLERS[name](size=size)
 
 
-def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy[Any]:
+def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
     On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it off.
@@ -164,7 +164,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
         of_the_policy = accepted | {"kernel", "lengthscale"}
         preset = {key: value for key, value in preset.items() if key in of_the_policy}
         given = _with_kernel(given, preset=preset, default=default)
-    chosen: Policy[Any] = policy(**given)
+    chosen: Policy = policy(**given)
     return chosen
 
 

@@ -1,9 +1,11 @@
 """Where a policy may evaluate: boxes, and arms in memory, in a file or of a product grid."""
 
-from sparse_bo.domains.base import Domain, check_domain
+from sparse_bo.domains.arms import Arms
+from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
+from sparse_bo.domains.given import check_domain
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.memmap import MemmapArms
 
-__all__ = ["ArmSet", "Box", "Domain", "LazyArms", "MemmapArms", "ProductGrid", "check_domain"]
+__all__ = ["ArmSet", "Arms", "Box", "Domain", "LazyArms", "MemmapArms", "ProductGrid", "check_domain"]

@@ -1,64 +1,80 @@
-"""Where a policy may evaluate: a finite arm set or a box."""
+"""What a domain is: where a policy may evaluate, and what a pick in it stands for."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.box import Box
-from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.validation import check_indices, check_points
 
-Domain = ArmSet | Box
-"""Arms (``a x d``, in memory or lazy) or a box.
+class Domain(ABC):
+    """A finite arm set or a box, as the user gave it. A value.
 
-Picks are ``q`` rows (int64) of the former, ``q x d`` points (float64) of the latter."""
-
-
-def check_arms(arms: ArmSet) -> ArmSet:
-    """Return the arms that a user gave; rows made on request check themselves where they are made.
-
-    Raises:
-        TypeError: If they are no float tensor.
-        ValueError: If they are empty or not finite.
+    Policies compute with *picks*: ``q`` rows (int64) of an arm set, ``q x d`` points (float64) of a box. A domain says what
+    inputs they stand for, in the user's dtype, and checks those that come from outside.
     """
-    return arms if isinstance(arms, LazyArms) else check_points("arms", arms)
 
+    indexed: ClassVar[bool]
+    """Whether picks are rows of an arm set, so that an objective may be called with indices."""
 
-def check_domain(arms: ArmSet | None, bounds: Tensor | None) -> Domain:
-    """Return the arms or the box that a user gave.
+    @property
+    @abstractmethod
+    def like(self) -> Tensor:
+        """``0 x d``: a tensor of the user's dtype and device."""
 
-    Raises:
-        TypeError: If the one given has the wrong kind or dtype.
-        ValueError: If both or none are given, arms are empty or not finite, or bounds are not those of a box.
-    """
-    if arms is not None and bounds is None:
-        return check_arms(arms)
-    if bounds is not None and arms is None:
-        return Box(bounds)
-    given = "none of them" if arms is None else "both"
-    raise ValueError(f"expected either arms= (a x d candidates) or bounds= (2 x d corners of a box), got {given}")
+    @abstractmethod
+    def hull(self) -> Tensor:
+        """Return the lower and the upper corner (``2 x d``) of what the domain spans. O(a d) on arms in memory."""
 
+    @property
+    @abstractmethod
+    def no_picks(self) -> Tensor:
+        """Zero picks."""
 
-def like(domain: Domain) -> Tensor:
-    """Return a tensor of the domain's dtype and device."""
-    return domain.bounds if isinstance(domain, Box) else domain[:0]
+    @abstractmethod
+    def inputs(self, picks: Tensor) -> Tensor:
+        """Return the inputs that picks stand for, ``q x d``, in the user's dtype. O(q d)."""
 
+    @abstractmethod
+    def check(self, name: str, where: Tensor) -> Tensor:
+        """Return where a user has evaluated (rows of the arms, or points in the box) as picks.
 
-def no_picks(domain: Domain) -> Tensor:
-    """Return zero picks."""
-    if isinstance(domain, Box):
-        return domain.bounds[:0].to(torch.float64)
-    return torch.empty(0, dtype=torch.long, device=domain.device)
+        Raises:
+            TypeError: If the dtype is wrong.
+            ValueError: If a row is out of range, or a point is not finite or outside the box.
+        """
 
+    @abstractmethod
+    def recorded(self, picks: Tensor) -> NDArray[Any]:
+        """Return picks as a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64) as the user gets them."""
 
-def check_picks(name: str, where: Tensor, domain: Domain) -> Tensor:
-    """Return where a user has evaluated (rows of the arms, or points in the box) as picks.
+    @abstractmethod
+    def stacked(self, picks: Sequence[Any]) -> Tensor:
+        """Return single picks (numbers, or points of ``d``) as one tensor of picks."""
 
-    Raises:
-        TypeError: If the dtype is wrong.
-        ValueError: If a row is out of range, or a point is not finite or outside the box.
-    """
-    if isinstance(domain, Box):
-        return domain.checked(name, where).to(torch.float64)
-    return check_indices(name, torch.as_tensor(where), size=domain.shape[0]).to(domain.device)
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies the domain, as ``json`` takes it. O(a d) where arms are data: they are hashed."""
+
+    @abstractmethod
+    def double(self) -> Self:
+        """Return the domain in float64: what policies compute with."""
+
+    @property
+    def dims(self) -> int:
+        """Number d of inputs."""
+        return self.like.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The user's."""
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs are handed out, and where policies compute."""
+        return self.like.device

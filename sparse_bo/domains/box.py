@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sparse_bo.domains.base import Domain
 from sparse_bo.validation import FLOATING, check_finite, check_like
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class Box(Domain):
     """The points between two corners.
 
     Attributes:
@@ -23,6 +27,7 @@ class Box:
     """
 
     bounds: Tensor
+    indexed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         bounds = self.bounds
@@ -39,22 +44,52 @@ class Box:
             raise ValueError(f"expected lower < upper bounds, got [{float(bounds[0, i])}, {float(bounds[1, i])}] in column {i}")
 
     @property
-    def dims(self) -> int:
-        """D."""
-        return self.bounds.shape[1]
+    def like(self) -> Tensor:
+        """See :attr:`Domain.like`."""
+        return self.bounds[:0]
+
+    @property
+    def no_picks(self) -> Tensor:
+        """See :attr:`Domain.no_picks`."""
+        return self.bounds[:0].to(torch.float64)
+
+    def hull(self) -> Tensor:
+        """See :meth:`Domain.hull`."""
+        return self.bounds
+
+    def inputs(self, picks: Tensor) -> Tensor:
+        """See :meth:`Domain.inputs`."""
+        return picks.to(self.bounds.dtype)
+
+    def check(self, name: str, where: Tensor) -> Tensor:
+        """See :meth:`Domain.check`."""
+        return self.checked(name, where).to(torch.float64)
+
+    def recorded(self, picks: Tensor) -> NDArray[Any]:
+        """See :meth:`Domain.recorded`."""
+        return picks.to(self.bounds.dtype).to(picks.dtype).cpu().numpy()
+
+    def stacked(self, picks: Sequence[Any]) -> Tensor:
+        """See :meth:`Domain.stacked`."""
+        return torch.stack(list(picks)).to(torch.float64) if len(picks) else self.no_picks
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Domain.describe`."""
+        bounds = self.bounds
+        return {"bounds": bounds.tolist(), "dims": self.dims, "dtype": str(bounds.dtype), "device": str(bounds.device)}
 
     @property
     def lower(self) -> Tensor:
-        """``d``."""
+        """The lower corner, ``d``."""
         return self.bounds[0]
 
     @property
     def upper(self) -> Tensor:
-        """``d``."""
+        """The upper corner, ``d``."""
         return self.bounds[1]
 
     def double(self) -> Box:
-        """Return the box in float64."""
+        """See :meth:`Domain.double`."""
         return Box(self.bounds.to(torch.float64))
 
     def from_unit(self, U: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class EvaluationFailed(RuntimeError):
     """An evaluation raised, timed out or lost its worker, and that ends the run."""
 
 
-def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: bool, arrays: str, *, box: bool) -> Evaluate:
+def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: bool, arrays: str, *, indexed: bool) -> Evaluate:
     """Return how the objective is called.
 
     Raises:
@@ -81,7 +81,7 @@ def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: boo
         raise TypeError(f"expected objective to be callable, got {type(objective).__name__}")
     check_choice("call_with", call_with, get_args(CallWith))
     check_choice("arrays", arrays, get_args(Arrays))
-    if call_with == "indices" and box:
+    if call_with == "indices" and not indexed:
         raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
 

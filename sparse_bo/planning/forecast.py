@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domains.base import check_domain
+from sparse_bo.domains import Arms
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
 from sparse_bo.planning import costs
@@ -120,9 +120,7 @@ def _request(
         stand_in: ArmSet = _unit_grid(check_count("arms", arms), check_count("dims", dims), where)
         count, held = arms, False
     else:
-        domain = check_domain(arms, None)
-        assert isinstance(domain, (Tensor, LazyArms))
-        stand_in, count, held = domain.to(where).double(), len(arms), True
+        stand_in, count, held = Arms(arms).points.to(where).double(), len(arms), True
         if dims is not None and dims != arms.shape[1]:
             raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}")
     chosen = BBKB() if policy is None else policy

@@ -12,7 +12,7 @@ from sparse_bo.policies.elimination.schedule import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.posterior.greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
-from sparse_bo.policies.protocol import Policy, Proposal
+from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
 from sparse_bo.policies.ucb.bbkb import BBKB
 from sparse_bo.policies.ucb.bkb import BKB
@@ -37,6 +37,7 @@ __all__ = [
     "EliminationState",
     "EpsilonGreedy",
     "HeSBO",
+    "Mechanism",
     "MiniMETA",
     "Policy",
     "PosteriorEpsilonGreedy",
@@ -50,6 +51,7 @@ __all__ = [
     "State",
     "SurrogateState",
     "VecchiaUCB",
+    "Wait",
     "batch_schedule",
     "max_variance_design",
 ]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, Domain
 from sparse_bo.observations import add_observations
-from sparse_bo.policies.persistence import Frozen, freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
-from sparse_bo.policies.protocol import Proposal, Stopwatch, arm_set_of, random_arms
+from sparse_bo.policies.persistence import freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arm_set_of, random_arms
 from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
+from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
@@ -81,11 +82,16 @@ class RandomSearch:
         """``"random"``."""
         return "random"
 
-    def init(self, domain: Domain) -> BanditState | BoxState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
-        return initial_box_state(domain) if isinstance(domain, Box) else initial_state(domain)
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
 
-    def ask(self, state: BanditState | BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def init(self, domain: Domain) -> BanditState | BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_box_state(domain) if isinstance(domain, Box) else initial_state(arm_set_of(domain, policy=self.name))
+
+    def ask(self, state: BanditState | BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return ``batch_size`` random arms or points."""
         q = min(self.batch_size, max_q)
         if isinstance(state, BoxState):
@@ -99,11 +105,11 @@ class RandomSearch:
         return replace(told(state, picks, y), seconds={}) if isinstance(state, BoxState) else _observe(state, picks, y)
 
     def freeze(self, state: BanditState | BoxState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return freeze_plain(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         return thaw_plain(domain, frozen)
 
 
@@ -133,11 +139,16 @@ class EpsilonGreedy:
         """``"epsilon-greedy"``."""
         return "epsilon-greedy"
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
         return initial_state(arm_set_of(domain, policy=self.name))
 
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Draw one uniform number per arm of the batch, then the random arms; the first arm of a run is random."""
         q = min(self.batch_size, max_q)
         observed = state.observations
@@ -154,9 +165,9 @@ class EpsilonGreedy:
         return _observe(state, picks, y)
 
     def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return freeze_bandit(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         return thaw_bandit(arm_set_of(domain, policy=self.name), frozen)

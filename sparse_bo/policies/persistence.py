@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations
 from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.policies.protocol import arms_of
-from sparse_bo.policies.states import BanditState, BoxState, State
+from sparse_bo.policies.protocol import Frozen, arm_set_of
+from sparse_bo.policies.states import BanditState, BoxState
 from sparse_bo.priors import Prior
-
-S = TypeVar("S", bound=State)
-Frozen = Mapping[str, Any]
-"""Tensors (of any shape) and what ``json`` takes, by name."""
-
-
-@runtime_checkable
-class Freezing(Protocol[S]):
-    """A policy that can turn its states into arrays. Runs of other policies are resumed by replaying them."""
-
-    def freeze(self, state: S) -> Frozen | None:
-        """Return what :meth:`thaw` needs, without the domain; ``None`` if this state has something else in it."""
-        ...
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> S:
-        """Return the state: it gives the same picks (what is recomputed agrees to rounding)."""
-        ...
 
 
 def freeze_bandit(state: BanditState) -> Frozen:
@@ -107,7 +89,7 @@ def freeze_plain(state: BanditState | BoxState) -> Frozen | None:
 def thaw_plain(domain: Domain, frozen: Frozen) -> BanditState | BoxState:
     """Return the state that :func:`freeze_plain` froze."""
     if not isinstance(domain, Box):
-        return thaw_bandit(arms_of(domain, policy="random"), frozen)
+        return thaw_bandit(arm_set_of(domain, policy="random"), frozen)
     device = domain.bounds.device
     X, y = frozen["X"].to(device), frozen["y"].to(device)
     return BoxState(domain.double(), X, y, width=frozen["width"], round=frozen["round"])

@@ -2,51 +2,78 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
-from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
+from sparse_bo.domains import Arms, ArmSet, Box, Domain, LazyArms
+from sparse_bo.domains.lazy import in_memory
 from sparse_bo.policies.states import BanditState, State
+from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
 
 
-class Proposal(NamedTuple):
-    """What to evaluate next."""
+Frozen = Mapping[str, Any]
+"""A state as tensors (of any shape) and what ``json`` takes, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What to evaluate next.
+
+    Attributes:
+        picks: ``q ≥ 1`` arms (int64, repeats allowed), or ``q x d`` points of a box (float64).
+        rechecked: Arms whose score was recomputed in float64 to choose them.
+        ahead: What the policy will propose after these, as far as it is known already: as long as the state stays, the next
+            picks are taken from here and the policy is asked again only when they are used up.
+
+    Raises:
+        ValueError: If there are no picks: a policy that needs results first returns :class:`Wait`.
+    """
 
     picks: Tensor
-    """``q`` arms (int64, repeats allowed), or ``q x d`` points of a box (float64). Empty: results are needed first."""
     rechecked: int = 0
-    """Arms whose score was recomputed in float64 to choose them."""
     ahead: Tensor | None = None
-    """What the policy will propose after these, as far as it is known already: as long as the state stays, the next picks
-    are taken from here and the policy is asked again only when they are used up."""
-    needed: int = 0
-    """Where there are no picks: after so many results the policy expects to go on."""
+
+    def __post_init__(self) -> None:
+        if not len(self.picks):
+            raise ValueError("expected a proposal of at least one pick, got none; return Wait(needed) where results are needed")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to evaluate before more results are told.
+
+    Attributes:
+        needed: After so many results, at least 1, the policy expects to go on.
+
+    Raises:
+        ValueError: If it is less than 1.
+    """
+
+    needed: int
+
+    def __post_init__(self) -> None:
+        check_count("needed", self.needed)
 
 
 @runtime_checkable
-class Policy(Protocol[S]):
-    """Chooses what to evaluate. A frozen value; the generator passed in is its only source of randomness.
-
-    Picks, pending or told, are ``q`` rows of the arm set (int64) on arms and ``q x d`` points (float64) on a box.
-    """
+class Policy(Protocol):
+    """Chooses what to evaluate: a frozen value with settings. Bound to a domain it is a :class:`Mechanism`."""
 
     @property
     def name(self) -> str:
         """Name for reports."""
         ...
 
-    def init(self, domain: Domain) -> S:
-        """Check the policy's settings against the arms (``a x d``, float64) or the box and return the state without data.
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """Check the settings against a domain (in float64) and return the mechanism there.
 
         Raises:
             TypeError: If a setting has the wrong kind, or the policy does not work on this kind of domain.
@@ -54,8 +81,25 @@ class Policy(Protocol[S]):
         """
         ...
 
-    def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return at most ``max_q`` picks, at least one unless results are needed first.
+
+class Mechanism(ABC, Generic[S]):
+    """A policy on a domain: pure functions from a state value to picks and back. A frozen value.
+
+    The generator passed in is its only source of randomness. Picks, pending or told, are ``q`` rows of the arm set (int64)
+    on arms and ``q x d`` points (float64) on a box.
+    """
+
+    keeps_batch_open: bool = False
+    """Whether the batch goes on while its first results come back: they wait until :meth:`ask` returns :class:`Wait`, or no
+    evaluation is out. Otherwise results are taken in before every ask."""
+
+    @abstractmethod
+    def init(self) -> S:
+        """Return the state without data."""
+
+    @abstractmethod
+    def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return at most ``max_q`` picks, or how many results are needed first.
 
         Args:
             state: The state after the last update.
@@ -64,29 +108,55 @@ class Policy(Protocol[S]):
                 and count towards the batch. Zero rows if nothing is out.
             generator: CPU generator.
         """
-        ...
 
+    @abstractmethod
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
-        ...
+
+    def freeze(self, state: S) -> Frozen | None:
+        """Return what :meth:`thaw` needs, without the domain; ``None`` if states cannot be kept: such runs are replayed."""
+        return None
+
+    def thaw(self, frozen: Frozen) -> S:
+        """Return the state that :meth:`freeze` froze: it gives the same picks (what is recomputed agrees to rounding).
+
+        Raises:
+            NotImplementedError: If states cannot be kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
-@runtime_checkable
-class OpenBatches(Protocol):
-    """A policy that goes on with its batch while the first results come back, and takes them in when the batch is full.
+@dataclass(frozen=True, eq=False)
+class Delegated(Mechanism[Any]):
+    """A policy whose methods still take the domain."""
 
-    Of other policies, results are taken in before every ask.
-    """
+    policy: Any
+    domain: Any
 
     @property
-    def keeps_batch_open(self) -> bool:
-        """Whether results wait until :meth:`Policy.ask` returns no picks, or no evaluation is out."""
-        ...
+    def keeps_batch_open(self) -> bool:  # type: ignore[override]
+        """See :class:`Mechanism`."""
+        return getattr(self.policy, "keeps_batch_open", False)
 
+    def init(self) -> Any:
+        """See :class:`Mechanism`."""
+        return self.policy.init(self.domain)
 
-def keeps_batch_open(policy: Policy[Any]) -> bool:
-    """Return whether results wait until the policy's batch is full (:class:`OpenBatches`)."""
-    return isinstance(policy, OpenBatches) and policy.keeps_batch_open
+    def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """See :class:`Mechanism`."""
+        return self.policy.ask(state, max_q=max_q, pending=pending, generator=generator)
+
+    def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
+        """See :class:`Mechanism`."""
+        return self.policy.tell(state, picks, y, generator=generator)
+
+    def freeze(self, state: Any) -> Frozen | None:
+        """See :class:`Mechanism`."""
+        return self.policy.freeze(state)
+
+    def thaw(self, frozen: Frozen) -> Any:
+        """See :class:`Mechanism`."""
+        return self.policy.thaw(self.domain, frozen)
 
 
 def arm_set_of(domain: Domain, *, policy: str) -> ArmSet:
@@ -95,9 +165,9 @@ def arm_set_of(domain: Domain, *, policy: str) -> ArmSet:
     Raises:
         TypeError: If the domain is a box.
     """
-    if isinstance(domain, Box):
+    if not isinstance(domain, Arms):
         raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
-    return domain
+    return domain.points
 
 
 def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor:
@@ -149,19 +219,3 @@ def random_arms(state: BanditState, q: int, *, pending: Tensor | None = None, ge
         return unseen
     more = torch.randint(a, (q - len(unseen),), generator=generator).to(device)
     return torch.cat([unseen, more])
-
-
-class Stopwatch:
-    """Seconds by phase of one update; lives only inside it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to ``name`` (wall clock; work queued on a GPU counts where it is waited for)."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations, no_observations
 

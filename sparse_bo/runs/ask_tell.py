@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains.base import Domain, check_domain, check_picks, like
-from sparse_bo.domains.box import Box
-from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains import Arms, ArmSet, Domain, check_domain
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
 from sparse_bo.evaluations.answers import answers_of, some
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -67,7 +65,7 @@ class AskTell:
     def __init__(
         self,
         arms: ArmSet | None = None,
-        policy: Policy[Any] | None = None,
+        policy: Policy | None = None,
         *,
         bounds: Tensor | None = None,
         seed: int = 0,
@@ -77,7 +75,7 @@ class AskTell:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds)
-        chosen: Policy[Any] = BBKB() if policy is None else policy
+        chosen: Policy = BBKB() if policy is None else policy
         if not isinstance(chosen, Policy):
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {type(policy).__name__}")
         check_count("seed", seed, minimum=0)
@@ -89,7 +87,7 @@ class AskTell:
         self._journal: Journal | None = None
         self._snapshot_bytes = 0
         if storage is not None:
-            self._journal = Journal.create(storage, self._about, self._domain if isinstance(self._domain, Tensor) else None)
+            self._journal = Journal.create(storage, self._about, _kept(self._domain))
         if observed is not None:
             picks, y = observed
             if self._journal is not None:
@@ -103,7 +101,7 @@ class AskTell:
         storage: str | Path,
         *,
         arms: ArmSet | None = None,
-        policy: Policy[Any] | None = None,
+        policy: Policy | None = None,
         device: str | torch.device | None = None,
     ) -> AskTell:
         """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
@@ -155,7 +153,7 @@ class AskTell:
         return self._engine.state
 
     @property
-    def policy(self) -> Policy[Any]:
+    def policy(self) -> Policy:
         """The policy."""
         return self._engine.policy
 
@@ -293,7 +291,7 @@ class AskTell:
             StorageError: If the journal cannot be written.
         """
         end = self.asked + check_count("budget", budget, minimum=0)
-        evaluate = evaluation_of(objective, call_with, vectorized, arrays, box=isinstance(self._domain, Box))
+        evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
         progress = _Progress(self, callback)
         try:
             if workers is None:
@@ -313,7 +311,7 @@ class AskTell:
 
     def result(self) -> Result:
         """Return the best arms and the history so far."""
-        return make_result(self.state, self.history, dtype=like(self._domain).dtype)
+        return make_result(self.state, self.history, dtype=self._domain.dtype)
 
     def certificate(self) -> Certificate | None:
         """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
@@ -393,10 +391,15 @@ class _Progress:
 
 def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:
     where, y = initial
-    picks = check_picks("initial inputs", where, domain)
+    picks = domain.check("initial inputs", where)
     values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values
+
+
+def _kept(domain: Domain) -> Tensor | None:
+    """Return the arms that a journal may keep: those in memory."""
+    return domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None

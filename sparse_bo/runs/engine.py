@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate, certify
-from sparse_bo.domains.base import Domain, like, no_picks
+from sparse_bo.domains import Domain
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Policy, State
-from sparse_bo.policies.persistence import Freezing
-from sparse_bo.policies.protocol import keeps_batch_open
+from sparse_bo.policies.protocol import Mechanism, Wait
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.result import make_row
@@ -35,26 +34,26 @@ UNLIMITED = 2**62
 class Engine:
     """A run without its journal. Owned and changed by ``AskTell`` alone."""
 
-    def __init__(self, domain: Domain, policy: Policy[Any], *, seed: int, certify_every: int | None) -> None:
+    def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
-        self.device = like(domain).device
+        self.device = domain.device
         self.generator = torch.Generator().manual_seed(seed)
-        self.state: State = policy.init(domain.double())
+        self.mechanism: Mechanism[Any] = policy.on(domain.double())
+        self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []
         self.row_tickets: list[list[int]] = []
         self.asked = self.next_ticket = 0
         self.seconds = 0.0
         """Spent on picks and updates since the last snapshot, about what a replay would cost."""
-        self._open_batches = keeps_batch_open(policy)
-        self._ahead = Ahead(domain, no_picks(domain))
+        self._ahead = Ahead(domain, domain.no_picks)
         self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
         self._effort: dict[str, float] = {}
 
     @property
     def due(self) -> bool:
         """Whether results must be taken in before the policy is asked."""
-        return self.ledger.answered > 0 and not (self._open_batches and self.ledger.outstanding)
+        return self.ledger.answered > 0 and not (self.mechanism.keeps_batch_open and self.ledger.outstanding)
 
     def picked_ahead(self, limit: int) -> bool:
         """Whether so many picks are made already: proposing them draws nothing."""
@@ -75,16 +74,17 @@ class Engine:
         pending = torch.cat([self.ledger.picks(), picks])
         before = self.generator.get_state()
         with self.undrawn():
-            more = self.policy.ask(self.state, max_q=limit - len(picks), pending=pending, generator=self.generator)
-        if not len(more.picks):
-            self.generator.set_state(before)
+            more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=self.generator)
         self._work("pick", time.perf_counter() - start)
-        self._effort["rechecked"] = self._effort.get("rechecked", 0) + more.rechecked
-        q = len(picks) + len(more.picks)
-        if not q:
+        if isinstance(more, Wait):
+            self.generator.set_state(before)
+            if len(picks):
+                return Ahead(self.domain, picks).next(len(picks), self.next_ticket)
             self._refused = more.needed
             return more.needed
+        self._effort["rechecked"] = self._effort.get("rechecked", 0) + more.rechecked
         rest = [] if more.ahead is None else [more.ahead]
+        q = len(picks) + len(more.picks)
         return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket)
 
     def hand_out(self, handing: Handing) -> None:
@@ -124,10 +124,10 @@ class Engine:
             kept = torch.tensor(good, device=self.device)
             y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=self.device)
             with self.undrawn():
-                self.state = self.policy.tell(self.state, batch.picks[kept], y, generator=self.generator)
+                self.state = self.mechanism.tell(self.state, batch.picks[kept], y, generator=self.generator)
         else:
             self.state = self.state.without_results()
-        self._ahead, self._refused = Ahead(self.domain, no_picks(self.domain)), None
+        self._ahead, self._refused = Ahead(self.domain, self.domain.no_picks), None
         self.seconds += time.perf_counter() - start
         effort, self._effort = self._effort, {}
         rechecked = int(effort.pop("rechecked", 0))
@@ -174,7 +174,7 @@ class Engine:
 
     def freeze(self) -> dict[str, Any] | None:
         """Return the machine right after an update as arrays; ``None`` if the policy cannot freeze its states."""
-        frozen = self.policy.freeze(self.state) if isinstance(self.policy, Freezing) else None
+        frozen = self.mechanism.freeze(self.state)
         if frozen is None:
             return None
         tickets = self.ledger.pending
@@ -190,9 +190,8 @@ class Engine:
 
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow], row_tickets: list[list[int]]) -> None:
         """Restore what :meth:`freeze` returned, with the history up to then."""
-        assert isinstance(self.policy, Freezing)
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
-        self.state = self.policy.thaw(self.domain.double(), parts)
+        self.state = self.mechanism.thaw(parts)
         self.generator.set_state(frozen["generator"])
         self.ledger.add(self.ledger.batch(frozen["open"].to(self.device), frozen["tickets"]))
         self.rows, self.row_tickets = rows[: frozen["rows"]], row_tickets[: frozen["rows"]]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain, no_picks
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Domain
 from sparse_bo.errors import TicketError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
@@ -41,8 +39,7 @@ class Ahead:
 
     def __init__(self, domain: Domain, picks: Tensor) -> None:
         self.domain, self._picks, self._at = domain, picks, 0
-        given = picks.to(domain.bounds.dtype).to(picks.dtype) if isinstance(domain, Box) else picks
-        self._host: NDArray[Any] = given.cpu().numpy()
+        self._host: NDArray[Any] = domain.recorded(picks)
         self._X, self._start, self._stop = picks[:0], 0, 0  # inputs of the picks from start to stop
 
     def __len__(self) -> int:
@@ -60,9 +57,8 @@ class Ahead:
         # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
         X = self._X.narrow(0, start - self._start, q).clone()
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
-        if isinstance(self.domain, Box):
-            return Handing(Batch(None, X, tickets), host, self)
-        return Handing(Batch(self._picks.narrow(0, start, q).clone(), X, tickets), host, self)
+        indices = self._picks.narrow(0, start, q).clone() if self.domain.indexed else None
+        return Handing(Batch(indices, X, tickets), host, self)
 
     def drop(self, q: int) -> None:
         """Forget the next q: they are handed out."""
@@ -70,7 +66,7 @@ class Ahead:
 
     def _gather(self, start: int, stop: int) -> None:
         picks = self._picks[start:stop]
-        self._X = picks.to(self.domain.bounds.dtype) if isinstance(self.domain, Box) else self.domain[picks]
+        self._X = self.domain.inputs(picks)
         self._start, self._stop = start, start + len(picks)
 
 
@@ -102,9 +98,7 @@ class Ledger:
 
     def batch(self, picks: Tensor, tickets: Iterable[int]) -> Batch:
         """Return picks as evaluations to make; nothing is recorded yet."""
-        if isinstance(self.domain, Box):
-            return Batch(None, picks.to(self.domain.bounds.dtype), list(tickets))
-        return Batch(picks, self.domain[picks], list(tickets))
+        return Batch(picks if self.domain.indexed else None, self.domain.inputs(picks), list(tickets))
 
     def add(self, batch: Batch, picks: NDArray[Any] | None = None) -> None:
         """Record that a batch is handed out; ``picks`` are its arms, where they are known on the host."""
@@ -116,11 +110,11 @@ class Ledger:
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
         """Return evaluations again as they were handed out."""
-        return self.batch(self._stacked([self._open[t] for t in tickets]), tickets)
+        return self.batch(self.domain.stacked([self._open[t] for t in tickets]), tickets)
 
     def picks(self) -> Tensor:
         """Return all picks of which the state has no result yet, in order, as a policy takes them."""
-        return self._stacked(list(self._open.values())).to(no_picks(self.domain).dtype)
+        return self.domain.stacked(list(self._open.values()))
 
     def answer(self, answers: Mapping[int, float | None]) -> None:
         """Record results (``None``: failed) of tickets that :meth:`check` has passed."""
@@ -149,9 +143,3 @@ class Ledger:
         if len(set(tickets)) != len(tickets):
             repeated = sorted({t for t in tickets if tickets.count(t) > 1})
             raise TicketError(f"tickets {some(repeated)} are given more than once")
-
-    def _stacked(self, picks: list[Any]) -> Tensor:
-        none = no_picks(self.domain)
-        if isinstance(self.domain, Box):
-            return torch.stack(picks) if picks else self.domain.bounds[:0]
-        return torch.tensor(picks, dtype=none.dtype, device=none.device)

@@ -24,7 +24,7 @@ def maximize(
     arms: ArmSet | None = None,
     bounds: Tensor | None = None,
     budget: int,
-    policy: Policy[Any] | None = None,
+    policy: Policy | None = None,
     seed: int = 0,
     initial: tuple[Tensor, Tensor] | None = None,
     call_with: CallWith = "X",
@@ -98,7 +98,7 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
     return executor if workers is None else replace(executor, count=workers)
 
 
-def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy[Any] | None, seed: int) -> AskTell:
+def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy | None, seed: int) -> AskTell:
     loop = AskTell.resume(storage, arms=arms, policy=policy)
     about = loop.about
     if bounds is not None and "bounds" not in about:

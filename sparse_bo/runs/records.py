@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domains.base import Domain, check_arms
-from sparse_bo.domains.box import Box
-from sparse_bo.domains.lazy import ArmSet, digest
+from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
 from sparse_bo.journal import Journal, Row
 from sparse_bo.policies import Policy
@@ -54,11 +53,11 @@ class Evaluations(NamedTuple):
 
 
 def about_run(
-    domain: Domain, policy: Policy[Any], *, seed: int, certify_every: int | None, notes: Mapping[str, Any] | None
+    domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, notes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return what identifies a run, for a journal."""
     description = describe(policy)
-    about: dict[str, Any] = {
+    return {
         "policy": policy.name,
         "description": description,
         "fingerprint": fingerprint(description),
@@ -66,20 +65,7 @@ def about_run(
         "certify_every": certify_every,
         "notes": dict(notes or {}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
-    }
-    if isinstance(domain, Box):
-        bounds = domain.bounds
-        return about | {
-            "bounds": bounds.tolist(),
-            "dims": domain.dims,
-            "dtype": str(bounds.dtype),
-            "device": str(bounds.device),
-        }
-    return about | {
-        "arms": list(domain.shape),
-        "dtype": str(domain.dtype),
-        "device": str(domain.device),
-        "arms_hash": digest(domain),
+        **domain.describe(),
     }
 
 
@@ -100,7 +86,7 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
         if arms is None:
             raise ValueError(f"the {about['arms'][0]:,} arms of {path} were too many to be kept in it; pass arms=")
         return arms.to(where), None
-    checked = check_arms(arms)
+    checked = Arms(arms).points
     alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
     if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
         raise ValueError(
@@ -110,7 +96,7 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
     return arms if device is None else arms.to(device), None
 
 
-def policy_of(journal: Journal, policy: Policy[Any] | None) -> Policy[Any]:
+def policy_of(journal: Journal, policy: Policy | None) -> Policy:
     """Return the policy of a recorded run.
 
     Raises:
@@ -119,7 +105,7 @@ def policy_of(journal: Journal, policy: Policy[Any] | None) -> Policy[Any]:
     about, path = journal.about, journal.path
     if policy is None:
         try:
-            rebuilt: Policy[Any] = rebuild(about["description"])
+            rebuilt: Policy = rebuild(about["description"])
         except (ValueError, TypeError) as error:
             raise ValueError(f"the policy of {path} ({about['policy']}) cannot be rebuilt ({error}); pass policy=") from error
         return rebuilt

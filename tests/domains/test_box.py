@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, maximize
-from sparse_bo.domains.base import check_domain
+from sparse_bo.domains import check_domain
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import BoxState, EpsilonGreedy, RandomSearch
 

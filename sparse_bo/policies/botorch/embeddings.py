@@ -11,11 +11,9 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, Domain
 from sparse_bo.policies.botorch.surrogate import BoTorchUCB
-from sparse_bo.policies.persistence import Freezing, Frozen
-from sparse_bo.policies.protocol import Policy, Proposal, box_of
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Policy, Proposal, Wait, box_of
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
 from sparse_bo.validation import check_count
 
@@ -174,8 +172,13 @@ class EmbeddingPolicy(ABC):
         """The inner policy."""
         return BoTorchUCB(warm_start=True) if self.inner is None else self.inner
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> EmbeddedState:
-        """See :meth:`sparse_bo.policies.Policy.init`.
+        """See :meth:`sparse_bo.policies.Mechanism.init`.
 
         Raises:
             ValueError: If ``target_dims`` exceeds the dimensions of the box.
@@ -188,10 +191,12 @@ class EmbeddingPolicy(ABC):
         empty, embedding = initial_box_state(box), self.embedding(box)
         return EmbeddedState(empty.box, empty.X, empty.y, embedding=embedding, inner=self.searcher.init(embedding.box))
 
-    def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Lift the inner policy's picks into the box."""
         inside, _ = state.embedding.preimage(state.to_cube(pending)) if len(pending) else (state.inner.X[:0], None)
         proposal = self.searcher.ask(state.inner, max_q=max_q, pending=inside, generator=generator)
+        if isinstance(proposal, Wait):
+            return proposal
         return Proposal(state.from_cube(state.embedding.lift(proposal.picks)), proposal.rechecked)
 
     def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
@@ -213,15 +218,15 @@ class EmbeddingPolicy(ABC):
         return replace(base, inner=inner, seconds=inner.seconds)
 
     def freeze(self, state: EmbeddedState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`; ``None`` where the inner policy has no snapshots."""
-        inner = self.searcher.freeze(state.inner) if isinstance(self.searcher, Freezing) else None
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""
+        inner = self.searcher.freeze(state.inner)
         if inner is None:
             return None
         kept = {"X": state.X, "y": state.y, "round": state.round}
         return kept | {f"inner.{name}": value for name, value in inner.items()}
 
     def thaw(self, domain: Domain, frozen: Frozen) -> EmbeddedState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`; the embedding is drawn again from its seed."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`; the embedding is drawn again from its seed."""
         empty = self.init(domain)
         parts = {name.removeprefix("inner."): value for name, value in frozen.items() if name.startswith("inner.")}
         inner = self.searcher.thaw(empty.embedding.box, parts)

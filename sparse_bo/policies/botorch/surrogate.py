@@ -25,14 +25,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import SparseGP
 from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters, shapes
-from sparse_bo.policies.persistence import Frozen
-from sparse_bo.policies.protocol import Proposal, Stopwatch, box_of
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, box_of
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
+from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count, check_positive
 
@@ -167,23 +166,30 @@ class SurrogatePolicy(ABC):
             if part is not None and not callable(part):
                 raise TypeError(f"expected {name} to be a function or None, got {type(part).__name__}")
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> SurrogateState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
         empty = initial_box_state(box_of(domain, policy=self.name))
         return SurrogateState(empty.box, empty.X, empty.y, width=self.width)
 
-    def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of the initial design until it is complete, then maximisers of the acquisition function.
 
         Draws once for the scrambling, or once to seed BoTorch.
         """
         out = len(pending)
         if state.surrogate is None:
-            q = min(max_q, self.initial_design - len(state.y) - out)
-            return Proposal(state.box.sobol(q, generator=generator) if q > 0 else state.box.bounds[:0])
+            missing = self.initial_design - len(state.y)
+            if missing <= out:
+                return Wait(missing)
+            return Proposal(state.box.sobol(min(max_q, missing - out), generator=generator))
         q = min(max_q, self.batch_size - out)
         if q < 1:
-            return Proposal(state.box.bounds[:0])
+            return Wait(1 + out - self.batch_size)
         with seeded(generator):
             best = self._candidates(state, q, pending)
         return Proposal(state.box.from_unit(best.detach().clamp(0.0, 1.0)))
@@ -203,7 +209,7 @@ class SurrogatePolicy(ABC):
         return replace(base, model=InBox(model, base.box), subset=subset, seconds=watch.seconds)
 
     def freeze(self, state: SurrogateState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`. O(n d), and the model's parameters and buffers.
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), and the model's parameters and buffers.
 
         GPs are what data, parameters and buffers make them. A ``surrogate`` of your own may be more (fully Bayesian models
         are, and what is no ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
@@ -220,7 +226,7 @@ class SurrogatePolicy(ABC):
         return frozen | {f"model.{name}": value.detach() for name, value in held.items()}
 
     def thaw(self, domain: Domain, frozen: Frozen) -> SurrogateState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`. The model gets its parameters back and is not fitted."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters back and is not fitted."""
         empty = self.init(domain)
         arrays: dict[str, Any] = {name: v.to(empty.X.device) if isinstance(v, Tensor) else v for name, v in frozen.items()}
         state = replace(empty, **{name: arrays[name] for name in KEPT})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse_bo.core.quadrature import fourier_features, quadrature_frequencies, sample_weights
 from sparse_bo.dictionary import Sampler
-from sparse_bo.domains.base import Domain
+from sparse_bo.domains import Domain
 from sparse_bo.kernels import gaussian_parameters
 from sparse_bo.policies.botorch.gssbo import random_subset
 from sparse_bo.policies.botorch.surrogate import SurrogatePolicy, SurrogateState, sparse_matern_gp
@@ -126,7 +126,7 @@ class QFFTS(SurrogatePolicy):
         return "qff-ts"
 
     def init(self, domain: Domain) -> SurrogateState:
-        """See :meth:`sparse_bo.policies.Policy.init`.
+        """See :meth:`sparse_bo.policies.Mechanism.init`.
 
         Raises:
             ValueError: If the box has more than three dimensions.

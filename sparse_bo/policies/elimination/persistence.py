@@ -13,12 +13,11 @@ from torch import Tensor
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains.box import Box
 from sparse_bo.observations import Observations, add_observations, no_observations
 from sparse_bo.policies.description import describe, rebuild
 from sparse_bo.policies.elimination.findings import Finding, norm_of, with_norm
 from sparse_bo.policies.elimination.state import EliminationState, Plan
-from sparse_bo.policies.persistence import Frozen
+from sparse_bo.policies.protocol import Frozen
 from sparse_bo.priors import Prior
 from sparse_bo.widths import BatchConfidence
 
@@ -104,11 +103,7 @@ def _thawed(
     state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], Surrogate]
 ) -> tuple[Tensor | None, Surrogate, Dictionary]:
     members = part.get("members")
-    if members is None:
-        points = part["candidates"]
-    else:
-        assert not isinstance(state.domain, Box)
-        points = state.domain[members]
+    points = part["candidates"] if members is None else state.domain.inputs(members)
     chosen = part.get("dictionary")
     dictionary = Dictionary(part["points"] if chosen is None else points[chosen], part["probabilities"], chosen)
     return members, surrogate_of(state, points), dictionary

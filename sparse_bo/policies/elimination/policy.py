@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from gpytorch.kernels import Kernel
@@ -15,8 +15,7 @@ from torch import Tensor
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domains.base import Domain, like
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import add_observations, merge_observations, no_observations, repeated_rows
@@ -33,8 +32,8 @@ from sparse_bo.policies.elimination.persistence import freeze_elimination, thaw_
 from sparse_bo.policies.elimination.regression import certified_ratio
 from sparse_bo.policies.elimination.schedule import checked_schedule
 from sparse_bo.policies.elimination.state import EliminationState, Plan, random_picks, seed_of
-from sparse_bo.policies.persistence import Frozen
-from sparse_bo.policies.protocol import Proposal, Stopwatch, arms_of
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arms_of
+from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.priors import Prior, learn_prior
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPEOnBox, SBPETheory
@@ -134,11 +133,16 @@ class EliminationPolicy(ABC):
         if self.on_contradiction == "double" and norm_of(width) is None:
             raise ValueError("on_contradiction='double' doubles F, but these bounds have none; pass rkhs_norm=")
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> EliminationState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
         if not isinstance(domain, Box):
-            domain = arms_of(domain, policy=self.name)
-        sample = like(domain)
+            domain = Arms(arms_of(domain, policy=self.name))
+        sample = domain.like
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=sample)
         evaluations = self.horizon
@@ -153,7 +157,7 @@ class EliminationPolicy(ABC):
         if isinstance(domain, Box) and isinstance(width, SBPETheory):
             width = SBPEOnBox(theory=width, discretization_constant=self.discretization_constant)
         given = Prior(self.covar_module, self.prior_mean or 0.0, self.regularization)
-        picks = domain.bounds[:0] if isinstance(domain, Box) else torch.empty(0, dtype=torch.long, device=sample.device)
+        picks = domain.no_picks
         return EliminationState(
             domain=domain,
             sizes=checked_schedule(self.schedule, evaluations),
@@ -164,7 +168,7 @@ class EliminationPolicy(ABC):
             prior=None if self._learns() else given,
         )
 
-    def ask(self, state: EliminationState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: EliminationState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return random arms until the prior is learned, then what is left of the batch: all of it, if ``max_q`` allows.
 
         Draws only for the random arms; plans draw from a generator of their own, seeded from the state of this one.
@@ -178,7 +182,7 @@ class EliminationPolicy(ABC):
         if state.prior is None:
             missing = self._design_size(state.domain) - state.pulls - len(pending)
             if missing <= 0:
-                return Proposal(pending[:0], needed=len(pending))
+                return Wait(len(pending))
             return Proposal(random_picks(state, min(max_q, missing), generator=generator))
         state = self._current(state, generator)
         if state.contradiction is not None:
@@ -189,7 +193,7 @@ class EliminationPolicy(ABC):
                 "pass a policy with a larger horizon for more"
             )
         picks = state.plan.open(pending)
-        return Proposal(picks[:max_q], ahead=picks[max_q:], needed=0 if len(picks) else len(pending))
+        return Proposal(picks[:max_q], ahead=picks[max_q:]) if len(picks) else Wait(len(pending))
 
     def tell(self, state: EliminationState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EliminationState:
         """Record; with the last result of a batch, bound and eliminate. O(a m (d + m)) then.
@@ -219,11 +223,11 @@ class EliminationPolicy(ABC):
         return replace(told, seconds=watch.seconds)
 
     def freeze(self, state: EliminationState) -> Frozen:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return freeze_elimination(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> EliminationState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         return thaw_elimination(
             self.init(domain), frozen, given=self.covar_module, surrogate_of=self._surrogate, plan_of=self._plan
         )
@@ -234,7 +238,7 @@ class EliminationPolicy(ABC):
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
             return self.initial_design
-        return max(10, 2 * like(domain).shape[1], math.isqrt(self.horizon))
+        return max(10, 2 * domain.dims, math.isqrt(self.horizon))
 
     def _learned(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
         """Learn the prior once the initial design is complete."""
@@ -272,11 +276,12 @@ class EliminationPolicy(ABC):
     def _candidates(self, state: EliminationState, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
         """Return the active arms and their inputs; on a box ``None`` and points that no batch has eliminated."""
         domain = state.domain
-        if not isinstance(domain, Box):
+        if isinstance(domain, Arms):
             members = state.survivors
             if members is None:
-                members = torch.arange(len(domain), device=domain.device)
-            return members, domain[members]
+                members = torch.arange(domain.count, device=domain.device)
+            return members, domain.inputs(members)
+        assert isinstance(domain, Box)
         count, kept = self._candidate_count(state, domain), domain.bounds[:0]
         for _ in range(BOX_DRAWS):
             points = domain.sobol(count, generator=generator)
@@ -346,8 +351,9 @@ class EliminationPolicy(ABC):
         if isinstance(state.domain, Box):
             newest = state.findings[-1]
             return replace(state, survivors=newest.posterior.surrogate.arms[surviving(newest, width)])
-        arms = state.domain
-        return replace(state, survivors=surviving_arms(state.findings, width, arms=len(arms), device=arms.device))
+        domain = state.domain
+        assert isinstance(domain, Arms)
+        return replace(state, survivors=surviving_arms(state.findings, width, arms=domain.count, device=domain.device))
 
     def _finding(self, state: EliminationState, plan: Plan) -> Finding:
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations

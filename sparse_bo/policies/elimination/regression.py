@@ -14,8 +14,7 @@ from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
-from sparse_bo.domains.base import check_domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, check_domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import repeated_rows
 from sparse_bo.policies.protocol import arms_of
@@ -139,7 +138,7 @@ def max_variance_design(
     )
     resampling = rls_resampling(dictionary, ratio_threshold, failure_probability=failure_probability, batches=1)
     chosen = design(surrogate, n, resampling=resampling, generator=generator)
-    dtype = domain.bounds.dtype if isinstance(domain, Box) else domain.dtype
+    dtype = domain.dtype
     return _certified(surrogate, chosen, indices=arms is not None, dtype=dtype, generator=generator)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sparse_bo.arms import Surrogate
 from sparse_bo.arms.design import Design
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies.elimination.findings import Finding, surviving
 from sparse_bo.policies.protocol import random_arms
@@ -146,10 +145,10 @@ class EliminationState:
 
     def describe(self) -> str:
         """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95"."""
-        if isinstance(self.domain, Box):
+        if not isinstance(self.domain, Arms):
             total, what = len(self.findings[-1].posterior.means) if self.findings else 0, "candidates of the last batch"
         else:
-            total, what = len(self.domain), "arms"
+            total, what = self.domain.count, "arms"
         left = total if self.survivors is None else len(self.survivors)
         if self.contradiction is not None:
             return f"{left:,} of {total:,} {what} before the results contradicted the bounds"
@@ -214,10 +213,10 @@ class EliminationState:
 
     def _best_observed(self) -> tuple[int | None, Tensor, float, int]:
         """Return the arm (``None`` on a box) and point with the highest mean observation, that mean and its count."""
-        if isinstance(self.domain, Box):
+        if not isinstance(self.domain, Arms):
             seen = merge_observations(self.picks, self.y)
         else:
-            seen = add_observations(no_observations(self.domain), self.domain, self.picks, self.y)
+            seen = add_observations(no_observations(self.domain.points), self.domain.points, self.picks, self.y)
         mean, position = seen.means.max(dim=0)
         row = None if seen.indices is None else int(seen.indices[position])
         return row, seen.X[position], float(mean), int(seen.counts[position])
@@ -228,8 +227,9 @@ def random_picks(state: EliminationState, q: int, *, generator: torch.Generator)
     domain = state.domain
     if isinstance(domain, Box):
         return domain.sobol(q, generator=generator) if q else domain.bounds[:0]
-    seen = add_observations(no_observations(domain), domain, state.picks, state.y)
-    return random_arms(BanditState(domain, seen), q, generator=generator)
+    assert isinstance(domain, Arms)
+    seen = add_observations(no_observations(domain.points), domain.points, state.picks, state.y)
+    return random_arms(BanditState(domain.points, seen), q, generator=generator)
 
 
 def seed_of(generator: torch.Generator) -> int:

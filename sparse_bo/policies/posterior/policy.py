@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -11,9 +12,8 @@ from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Sampler
-from sparse_bo.domains.base import Domain
-from sparse_bo.policies.persistence import Frozen
-from sparse_bo.policies.protocol import Proposal, arms_of
+from sparse_bo.domains import Arms, Domain
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arms_of
 from sparse_bo.policies.states import BanditState
 from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.validation import check_count
@@ -73,13 +73,18 @@ class PosteriorPolicy(ABC):
             memory_bytes=self.memory_bytes,
         )
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
-        state = self.model.init(arms_of(domain, policy=self.name))
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        state = self.model.init(Arms(arms_of(domain, policy=self.name)))
         assert isinstance(state, BanditState)
         return state
 
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return random arms until the initial design is complete, then at most ``batch_size`` arms of this policy's choice."""
         if state.posterior is None:
             return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
@@ -92,11 +97,11 @@ class PosteriorPolicy(ABC):
         return told
 
     def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return self.model.freeze(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
-        state = self.model.thaw(arms_of(domain, policy=self.name), frozen)
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        state = self.model.thaw(Arms(arms_of(domain, policy=self.name)), frozen)
         assert isinstance(state, BanditState)
         return state

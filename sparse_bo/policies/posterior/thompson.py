@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_bo.arms import ArmPosterior
 from sparse_bo.core.decoupled import update_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
-from sparse_bo.domains.base import Domain
+from sparse_bo.domains import Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
@@ -76,7 +76,7 @@ class SGPTSArms(PosteriorPolicy):
         return "s-gp-ts-arms"
 
     def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Policy.init`.
+        """See :meth:`sparse_bo.policies.Mechanism.init`.
 
         Raises:
             ValueError: If there are no random features of the kernel.
@@ -140,7 +140,7 @@ class QFFTSArms(PosteriorPolicy):
         return "qff-ts-arms"
 
     def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Policy.init`.
+        """See :meth:`sparse_bo.policies.Mechanism.init`.
 
         Raises:
             ValueError: If the arms have more than three columns, or the kernel is not Gaussian or too narrow for the order.

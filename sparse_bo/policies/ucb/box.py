@@ -19,14 +19,14 @@ from torch import Tensor
 
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Candidates, Dictionary, UniformSampler, candidates_of
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import SparseGP
 from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.policies.persistence import Frozen
-from sparse_bo.policies.protocol import Proposal, Stopwatch
+from sparse_bo.policies.protocol import Frozen, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
+from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import Prior, learn_prior
 from sparse_bo.widths import Confidence, botorch_beta
@@ -93,7 +93,7 @@ class BoxUCB:
             covariance_function(self.given.covar_module, like=state.box.bounds)
         return BoxUCBState(state.box, state.X, state.y)
 
-    def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.
 
         Pending points keep their effect on the variances and count towards the stop rule. Draws one integer for the design,
@@ -103,11 +103,11 @@ class BoxUCB:
         if state.model is None:
             missing = self._design_size(state) - state.pulls
             if missing <= out and out:
-                return Proposal(pending[:0], needed=max(missing, 1))
+                return Wait(max(missing, 1))
             return Proposal(state.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
-            return Proposal(pending[:0], needed=1 - room)
+            return Wait(1 - room)
         assert state.width is not None
         assert state.prior is not None
         assert state.prior.regularization is not None
@@ -123,7 +123,7 @@ class BoxUCB:
             X_pending=pending,
             generator=generator,
         )
-        return Proposal(X, needed=0 if len(X) else self._needed(state, pending))
+        return Proposal(X) if len(X) else Wait(self._needed(state, pending))
 
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""

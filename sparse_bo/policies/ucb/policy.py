@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -20,14 +21,14 @@ from sparse_bo.arms.posterior import LazyVariances
 from sparse_bo.arms.streaming import with_contenders
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
-from sparse_bo.domains.base import Domain
-from sparse_bo.domains.box import Box
+from sparse_bo.domains import Box, Domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, repeated_rows
-from sparse_bo.policies.persistence import Frozen, freeze_bandit, thaw_bandit
-from sparse_bo.policies.protocol import Proposal, Stopwatch, arm_set_of, random_arms
+from sparse_bo.policies.persistence import freeze_bandit, thaw_bandit
+from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arm_set_of, random_arms
 from sparse_bo.policies.states import BanditState, initial_state
+from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.box import BoxUCB, BoxUCBState, freeze_box_ucb, thaw_box_ucb
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import Prior, learn_prior
@@ -105,8 +106,13 @@ class UCBPolicy(ABC):
             raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")
         _ = self.parts  # the parts check their own settings
 
+    def on(self, domain: Domain) -> Mechanism[Any]:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        self.init(domain)
+        return Delegated(self, domain)
+
     def init(self, domain: Domain) -> BanditState | BoxUCBState:
-        """See :meth:`sparse_bo.policies.Policy.init`."""
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
         if isinstance(domain, Box):
             if self.sweep_dtype != torch.float64:
                 raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
@@ -135,7 +141,9 @@ class UCBPolicy(ABC):
         """``True``: mean and dictionary stay until the stop rule asks for results."""
         return True
 
-    def ask(self, state: BanditState | BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+    def ask(
+        self, state: BanditState | BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator
+    ) -> Proposal | Wait:
         """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
 
         Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
@@ -148,12 +156,12 @@ class UCBPolicy(ABC):
         if posterior is None:
             missing = self._design_size(state.arms) - state.observations.pulls
             if missing <= out and out:
-                return Proposal(pending[:0], needed=max(missing, 1))
+                return Wait(max(missing, 1))
             return Proposal(random_arms(state, min(max_q, max(1, missing - out)), pending=pending, generator=generator))
         assert state.width is not None
         room = self.max_batch_size - out
         if room <= 0:
-            return Proposal(pending[:0], needed=1 - room)
+            return Wait(1 - room)
         parts = self.parts
         batch = pick_batch(
             posterior,
@@ -163,7 +171,9 @@ class UCBPolicy(ABC):
             max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
             given=pending,
         )
-        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:], batch.needed)
+        if not len(batch.indices):
+            return Wait(batch.needed)
+        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:])
 
     def tell(
         self, state: BanditState | BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator
@@ -195,11 +205,11 @@ class UCBPolicy(ABC):
         return replace(told, information=information, width=width, seconds=watch.seconds)
 
     def freeze(self, state: BanditState | BoxUCBState) -> Frozen:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.freeze`."""
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return freeze_box_ucb(state) if isinstance(state, BoxUCBState) else freeze_bandit(state)
 
     def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxUCBState:
-        """See :meth:`sparse_bo.policies.persistence.Freezing.thaw`."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
         if isinstance(domain, Box):
             return thaw_box_ucb(domain, frozen, given=self.covar_module)
         arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)

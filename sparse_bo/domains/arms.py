@@ -1,0 +1,84 @@
+"""Finite arm sets as domains: a tensor in memory, or rows that are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparse_bo.domains.base import Domain
+from sparse_bo.domains.lazy import ArmSet, LazyArms, digest
+from sparse_bo.validation import check_indices, check_points
+
+
+@dataclass(frozen=True, eq=False)
+class Arms(Domain):
+    """A finite set of candidates.
+
+    Attributes:
+        points: ``a x d`` candidates, float64 or float32, in memory or lazy; repeated rows are allowed. Rows made on request
+            check themselves where they are made.
+
+    Raises:
+        TypeError: If they are no float tensor.
+        ValueError: If they are empty or not finite.
+    """
+
+    points: ArmSet
+    indexed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.points, LazyArms):
+            check_points("arms", self.points)
+
+    @property
+    def count(self) -> int:
+        """Number a of arms."""
+        return self.points.shape[0]
+
+    @property
+    def like(self) -> Tensor:
+        """See :attr:`Domain.like`."""
+        return self.points[:0]
+
+    def hull(self) -> Tensor:
+        """See :meth:`Domain.hull`."""
+        return torch.stack([self.points.amin(dim=0), self.points.amax(dim=0)])
+
+    @property
+    def no_picks(self) -> Tensor:
+        """See :attr:`Domain.no_picks`."""
+        return torch.empty(0, dtype=torch.long, device=self.points.device)
+
+    def inputs(self, picks: Tensor) -> Tensor:
+        """See :meth:`Domain.inputs`."""
+        return self.points[picks]
+
+    def check(self, name: str, where: Tensor) -> Tensor:
+        """See :meth:`Domain.check`."""
+        return check_indices(name, torch.as_tensor(where), size=self.count).to(self.points.device)
+
+    def recorded(self, picks: Tensor) -> NDArray[Any]:
+        """See :meth:`Domain.recorded`."""
+        return picks.cpu().numpy()
+
+    def stacked(self, picks: Sequence[Any]) -> Tensor:
+        """See :meth:`Domain.stacked`."""
+        return torch.tensor(picks, dtype=torch.long, device=self.points.device)
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Domain.describe`."""
+        return {
+            "arms": list(self.points.shape),
+            "dtype": str(self.points.dtype),
+            "device": str(self.points.device),
+            "arms_hash": digest(self.points),
+        }
+
+    def double(self) -> Arms:
+        """See :meth:`Domain.double`."""
+        return self if self.points.dtype == torch.float64 else Arms(self.points.double())

@@ -1,0 +1,102 @@
+"""Settings that several policies share, documented and checked once: of the prior, of the confidence, of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+
+from sparse_bo.arms.moments import PRECISIONS, Precision
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.priors import Prior
+from sparse_bo.validation import check_count, check_number, check_positive, check_probability
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PriorSettings:
+    """What is known of the objective before the first evaluation; the rest is learned.
+
+    Attributes:
+        covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
+            to float64 and the device of the domain). ``None``: BoTorch's default kernel, learned.
+        prior_mean: μ₀ (y). ``None``: 0 with a given kernel, learned with a learned one.
+        regularization: λ > 0 (y²). ``None``: the noise variance, learned.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range.
+    """
+
+    covar_module: Kernel | None = None
+    prior_mean: float | None = None
+    regularization: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.covar_module is not None and not isinstance(self.covar_module, Kernel):
+            got = type(self.covar_module).__name__
+            raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
+        if self.prior_mean is not None:
+            check_number("prior_mean", self.prior_mean)
+        if self.regularization is not None:
+            check_positive("regularization", self.regularization)
+
+    @property
+    def given(self) -> Prior:
+        """What is known, as a value; ``None`` where something is to be learned."""
+        return Prior(self.covar_module, self.prior_mean, self.regularization)
+
+    @property
+    def learns(self) -> bool:
+        """Whether kernel or noise are learned."""
+        return self.covar_module is None or self.regularization is None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConfidenceSettings:
+    """What confidence widths and bounds are computed from.
+
+    Attributes:
+        noise_variance: ξ² > 0 (y²), the noise in the width or bounds (their variance proxy). ``None``: λ.
+        rkhs_norm: F > 0, bound on the RKHS norm of the objective minus the prior mean; the theory's widths need it.
+        failure_probability: δ in (0, 1) of the width or bounds.
+
+    Raises:
+        TypeError: If a setting is not a number.
+        ValueError: If one is out of range.
+    """
+
+    noise_variance: float | None = None
+    rkhs_norm: float | None = None
+    failure_probability: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("noise_variance", "rkhs_norm"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_probability("failure_probability", self.failure_probability)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepSettings:
+    """How arms are swept.
+
+    Attributes:
+        sweep_dtype: ``torch.float64``, or ``torch.float32`` or ``"tf32"`` for the large product of a sweep (picks stay exact:
+            every arm whose error interval reaches the best is recomputed in float64).
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
+            (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed by policies
+            that can: swept tile by tile, with only the arms kept that can still win.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If the dtype is none of these, or the budget is less than a mebibyte.
+    """
+
+    sweep_dtype: Precision = torch.float64
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    def __post_init__(self) -> None:
+        check_count("memory_bytes", self.memory_bytes, minimum=2**20)
+        if self.sweep_dtype not in PRECISIONS.values():
+            raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")

@@ -1,0 +1,29 @@
+"""Phases of a round, and a stopwatch that adds up the seconds of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
+"""Evaluations; merging what was told; hyper-parameters; the dictionary; the posterior (arms in memory: and its sweep); the sweep
+of streamed arms; choosing a batch."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Stopwatch:
+    """Seconds by phase of one update; lives only inside it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Phase, float] = {}
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Add the time spent inside to ``name`` (wall clock; work queued on a GPU counts where it is waited for)."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
