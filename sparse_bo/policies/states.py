@@ -15,6 +15,7 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Box
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations, no_observations
+from sparse_bo.policies.timing import Phase
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +67,7 @@ class State(Protocol):
         ...
 
     @property
-    def seconds(self) -> Mapping[str, float]:
+    def seconds(self) -> Mapping[Phase, float]:
         """Wall-clock seconds of the last update, by phase."""
         ...
 
@@ -98,7 +99,7 @@ class BanditState:
     """Kernel columns kept from one resparsification to the next: saves time, changes nothing."""
     round: int = 0
     """Batches told so far."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
 
     @property
@@ -164,7 +165,7 @@ class BoxState:
     """Multiplier of √leverage (y) in the next batch's scores, for policies that have one."""
     round: int = 0
     """Batches told so far."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
 
     @property

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
-"""Evaluations; merging what was told; hyper-parameters; the dictionary; the posterior (arms in memory: and its sweep); the sweep
-of streamed arms; choosing a batch."""
+"""Evaluations; merging what was told; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
+the sweep of streamed arms; choosing a batch."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

@@ -51,7 +51,7 @@ class HistoryRow:
     """Arms whose score was recomputed in float64 while this batch was picked."""
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` where it was not computed."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds by phase: ``pick``, ``objective``, ``observe``, ``learn``, ``sample``, ``fit``."""
 
 

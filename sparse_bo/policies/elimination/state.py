@@ -15,6 +15,7 @@ from sparse_bo.observations import Observations, add_observations, merge_observa
 from sparse_bo.policies.elimination.findings import Finding, surviving
 from sparse_bo.policies.protocol import random_arms
 from sparse_bo.policies.states import BanditState, Report
+from sparse_bo.policies.timing import Phase
 from sparse_bo.priors import Prior
 from sparse_bo.widths import BatchWidth, ConstantWidth
 
@@ -125,7 +126,7 @@ class EliminationState:
     """The plan that ``ask`` has made, by batch and seed, until the first result of it is told."""
     round: int = 0
     """Batches told so far."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
 
     @property
