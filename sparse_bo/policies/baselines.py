@@ -19,7 +19,7 @@ from sparse_bo.validation import check_count, check_number, check_probability
 
 def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
     watch = Stopwatch()
-    with watch.phase("update"):
+    with watch.phase("observe"):
         observations = add_observations(state.observations, state.arms, indices, y)
     return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
 

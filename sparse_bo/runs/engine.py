@@ -24,6 +24,7 @@ from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Policy, State
 from sparse_bo.policies.protocol import Mechanism, Wait
+from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.result import make_row
@@ -48,7 +49,8 @@ class Engine:
         """Spent on picks and updates since the last snapshot, about what a replay would cost."""
         self._ahead = Ahead(domain, domain.no_picks)
         self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
-        self._effort: dict[str, float] = {}
+        self._effort: dict[Phase, float] = {}
+        self._rechecked = 0
 
     @property
     def due(self) -> bool:
@@ -82,7 +84,7 @@ class Engine:
                 return Ahead(self.domain, picks).next(len(picks), self.next_ticket)
             self._refused = more.needed
             return more.needed
-        self._effort["rechecked"] = self._effort.get("rechecked", 0) + more.rechecked
+        self._rechecked += more.rechecked
         rest = [] if more.ahead is None else [more.ahead]
         q = len(picks) + len(more.picks)
         return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket)
@@ -129,8 +131,8 @@ class Engine:
             self.state = self.state.without_results()
         self._ahead, self._refused = Ahead(self.domain, self.domain.no_picks), None
         self.seconds += time.perf_counter() - start
-        effort, self._effort = self._effort, {}
-        rechecked = int(effort.pop("rechecked", 0))
+        effort, rechecked = self._effort, self._rechecked
+        self._effort, self._rechecked = {}, 0
         row = make_row(
             self.state,
             indices=[] if batch.indices is None else batch.indices.tolist(),
@@ -158,7 +160,7 @@ class Engine:
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    def spend(self, on: str, seconds: float) -> None:
+    def spend(self, on: Phase, seconds: float) -> None:
         """Count time for the next row of the history."""
         self._effort[on] = self._effort.get(on, 0.0) + seconds
 
@@ -232,7 +234,7 @@ class Engine:
         assert picks is not None
         return torch.from_numpy(np.array(picks)).to(self.device)
 
-    def _work(self, on: str, seconds: float) -> None:
+    def _work(self, on: Phase, seconds: float) -> None:
         self.spend(on, seconds)
         self.seconds += seconds
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sparse_bo.policies.timing import Phase
+
 SCHEMA = 1
 
 
