@@ -54,7 +54,7 @@ class Domain(ABC):
 
     @abstractmethod
     def stacked(self, picks: Sequence[Any]) -> Tensor:
-        """Return single picks (numbers, or points of ``d``) as one tensor of picks."""
+        """Return picks of a journal (numbers, or float64 arrays of ``d``) as one tensor of picks."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

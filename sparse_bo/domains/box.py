@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -71,7 +72,7 @@ class Box(Domain):
 
     def stacked(self, picks: Sequence[Any]) -> Tensor:
         """See :meth:`Domain.stacked`."""
-        return torch.stack(list(picks)).to(torch.float64) if len(picks) else self.no_picks
+        return torch.from_numpy(np.stack(picks)).to(self.bounds.device) if len(picks) else self.no_picks
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`."""

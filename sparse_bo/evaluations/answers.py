@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+FAILED = math.nan
+"""The result of a failed evaluation, wherever results are kept: one NaN, so that two histories with failures can be equal."""
 
-def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float | None]:
-    """Return one result per ticket; NaN becomes ``None``.
+
+def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
+    """Return one result per ticket; NaN stands for a failed evaluation, here and wherever results are kept.
 
     Args:
         tickets: ``q`` tickets.
@@ -25,7 +28,12 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float | None]:
     numbers = rows if plain else [_number(tickets, y, row) for row in rows]
     if any(map(math.isinf, numbers)):
         raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-    return {ticket: None if v != v else v for ticket, v in zip(tickets, numbers, strict=True)}
+    return dict(zip(tickets, results_of(numbers), strict=True))
+
+
+def results_of(numbers: Iterable[float]) -> list[float]:
+    """Return results with :data:`FAILED` for every NaN."""
+    return [FAILED if v != v else v for v in numbers]
 
 
 def some(items: Sequence[Any]) -> str:

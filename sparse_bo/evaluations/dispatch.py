@@ -96,7 +96,7 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
         batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
         start = time.perf_counter()
         try:
-            values = evaluate(batch if evaluate.arrays == "torch" else evaluate.packed(batch))
+            values = evaluate(evaluate.own(batch))
         except Exception as error:
             raise EvaluationFailed(f"on a batch of {len(batch)} ({type(error).__name__}: {error})") from error
         progress.evaluated(time.perf_counter() - start)

@@ -53,13 +53,19 @@ class Evaluate:
     arrays: Arrays = "torch"
 
     def packed(self, batch: Batch) -> Batch | PlainBatch:
-        """Return a batch as the objective takes it, on the CPU."""
-        indices = None if batch.indices is None else batch.indices.cpu()
+        """Return a batch as the objective takes it, on the CPU. A copy: objectives may write into what they are given."""
+        indices, tickets = None if batch.indices is None else batch.indices.cpu().clone(), list(batch.tickets)
         if self.arrays == "torch":
-            return type(batch)(indices, batch.X.cpu(), batch.tickets)
+            return type(batch)(indices, batch.X.cpu().clone(), tickets)
         if self.arrays == "numpy":
-            return PlainBatch(None if indices is None else indices.numpy(), batch.X.cpu().numpy(), batch.tickets)
-        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), batch.tickets)
+            return PlainBatch(None if indices is None else indices.numpy(), batch.X.cpu().clone().numpy(), tickets)
+        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets)
+
+    def own(self, batch: Batch) -> Batch | PlainBatch:
+        """Return a batch as the objective takes it where it was made, on its device; its lists are the objective's own."""
+        if self.arrays == "torch":
+            return type(batch)(batch.indices, batch.X, list(batch.tickets))
+        return self.packed(batch)
 
     def __call__(self, batch: Batch | PlainBatch) -> list[float]:
         """Return one value per evaluation, NaN where it failed.
@@ -68,12 +74,12 @@ class Evaluate:
             ValueError: If the number of values is wrong, or one is infinite.
             TypeError: If they are not real numbers, or the objective wants indices of a box.
         """
+        tickets = list(batch.tickets)
         if self.vectorized:
             y = self.objective(self._argument(batch))
         else:
             y = [self._one(batch.part(slice(k, k + 1))) for k in range(len(batch))]
-        answers = answers_of(batch.tickets, y)
-        return [float("nan") if v is None else v for v in answers.values()]
+        return list(answers_of(tickets, y).values())
 
     def _argument(self, batch: Batch | PlainBatch) -> Any:
         if self.call_with == "batch":

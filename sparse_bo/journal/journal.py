@@ -176,6 +176,11 @@ class Journal:
         self.last += 1
         self._queue.append((_INSERT_EVENT, _event_values(self.last, event)))
 
+    def unqueue(self) -> None:
+        """Take back what was queued last, an event."""
+        self._queue.pop()
+        self.last -= 1
+
     def queue_row(self, number: int, row: Row) -> None:
         """Record a row of the history together with the next event."""
         tickets, summary = _bytes(row.tickets), json.dumps(row.summary)

@@ -18,27 +18,23 @@ from sparse_bo.observations import Observations, no_observations
 from sparse_bo.policies.timing import Phase
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Report:
-    """What is worth telling of a state: the best points, and the size of the model."""
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What is worth telling of a state in plain numbers: how good the best points are, and the size of the model."""
 
     best_index: int | None = None
     """Arm with the highest posterior mean (without a model: with the highest mean observation); ``None`` without data, or on
     a box."""
-    best_x: Tensor | None = None
-    """``d``, that arm; on a box, the evaluated point with the highest posterior mean."""
     best_mean: float | None = None
-    """Its posterior mean (mean observation)."""
+    """Posterior mean (mean observation) of the best arm; on a box, of the best evaluated point."""
     best_sd: float | None = None
     """Posterior standard deviation of the objective there; ``None`` without a model."""
     best_observed_index: int | None = None
     """Arm with the highest mean observation (a lucky arm seen once can win: prefer ``best_index`` under noise)."""
-    best_observed_x: Tensor | None = None
-    """``d``, that arm; on a box, the point with the highest observation."""
     best_observed_mean: float | None = None
-    """Mean of its observations."""
+    """Highest mean observation of an arm; on a box, mean of the observations where the highest one was made."""
     best_observed_count: int | None = None
-    """Number of its observations."""
+    """Number of observations there."""
     dictionary_size: int | None = None
     """Points in the dictionary; ``None`` without a sparse model."""
     rank: int | None = None
@@ -49,6 +45,16 @@ class Report:
     """``Σ count · leverage`` over what was evaluated."""
     width: float | None = None
     """Multiplier of √leverage in the next batch's scores (y)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report(Summary):
+    """What is worth telling of a state, with the points themselves."""
+
+    best_x: Tensor | None = None
+    """``d``, the best arm; on a box, the evaluated point with the highest posterior mean."""
+    best_observed_x: Tensor | None = None
+    """``d``, the arm with the highest mean observation; on a box, the point with the highest observation."""
     survivors: Tensor | None = None
     """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` where nothing is eliminated."""
 

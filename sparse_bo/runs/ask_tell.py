@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import Arms, ArmSet, Domain, check_domain
+from sparse_bo.domains import ArmSet, Domain, check_domain
 from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
-from sparse_bo.evaluations.answers import answers_of, some
+from sparse_bo.evaluations.answers import FAILED, answers_of, some
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers
-from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, Policy, State
+from sparse_bo.runs.boundary import Boundary
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.records import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
-from sparse_bo.runs.result import Result, make_result
+from sparse_bo.runs.recorder import Recorder
+from sparse_bo.runs.records import about_run, domain_of, policy_of, run_info
+from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_count, check_finite
 
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
-
-SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
-"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
-and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
 
 
 class AskTell:
@@ -84,16 +80,12 @@ class AskTell:
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         observed = None if initial is None else _checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
-        self._journal: Journal | None = None
-        self._snapshot_bytes = 0
-        if storage is not None:
-            self._journal = Journal.create(storage, self._about, _kept(self._domain))
+        self._lock = threading.RLock()
+        self._recorder = Recorder.create(storage, self._about, self._domain)
         if observed is not None:
-            picks, y = observed
-            if self._journal is not None:
-                self._journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
-            self._engine.observe(picks, y)
-            self._save()
+            self._recorder.given(*observed)
+            self._engine.take(self._engine.observed(*observed))
+            self._recorder.updated(self._engine)
 
     @classmethod
     def resume(
@@ -129,17 +121,17 @@ class AskTell:
             where, bounds = domain_of(journal, arms, device)
             settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
             loop = cls(where, policy_of(journal, policy), bounds=bounds, **settings)
-            loop._replay(journal)
+            loop._recorder = Recorder(journal)
+            loop._recorder.replay(loop._engine)
         except BaseException:
             journal.close()
             raise
-        loop._journal = journal
         return loop
 
     def close(self) -> None:
         """Write what is left to write to the journal, and release it. Does nothing without one."""
-        if self._journal is not None:
-            self._journal.close()
+        with self._lock:
+            self._recorder.close()
 
     def __enter__(self) -> AskTell:
         return self
@@ -170,7 +162,8 @@ class AskTell:
     @property
     def pending(self) -> list[int]:
         """Tickets that are out, in order."""
-        return self._engine.ledger.pending
+        with self._lock:
+            return self._engine.ledger.pending
 
     @property
     def history(self) -> History:
@@ -196,24 +189,24 @@ class AskTell:
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        engine, limit = self._engine, UNLIMITED if max_q is None else max_q
-        if engine.due:
-            self._take_in()
-        batch, needed = self._hand_out(limit)
-        if batch is None and engine.ledger.answered:
-            self._take_in()
+        limit = UNLIMITED if max_q is None else max_q
+        with self._lock:
+            if self._engine.due:
+                self._take_in(by_ask=True)
             batch, needed = self._hand_out(limit)
-        if batch is None:
-            if self._journal is not None:
-                self._journal.append()  # what has been taken in above stays so
-            out = engine.ledger.outstanding
+            if batch is None and self._engine.ledger.answered:
+                self._take_in(by_ask=True)
+                batch, needed = self._hand_out(limit)
+            if batch is not None:
+                return batch
+            self._recorder.flush()  # what has been taken in above stays so
+            out = self._engine.ledger.outstanding
             raise PendingBatchError(
                 f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
                 f"{needed} of their results before it hands out more; tell or fail them before the next ask",
                 needed=needed,
                 pending=out,
             )
-        return batch
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
         """Hand back results, in any order and any number at a time; once none is out the state is updated.
@@ -229,9 +222,7 @@ class AskTell:
             StorageError: If the journal cannot be written; nothing is recorded then, and the same can be told again.
         """
         numbers = tickets_of(tickets)
-        answers = answers_of(numbers, y)
-        self._engine.ledger.check(numbers)
-        self._answer(answers)
+        self._answer(numbers, answers_of(numbers, y))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed; they are dropped, and the arms may be picked again from the next update on.
@@ -241,8 +232,7 @@ class AskTell:
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
         numbers = tickets_of(tickets)
-        self._engine.ledger.check(numbers)
-        self._answer(dict.fromkeys(numbers))
+        self._answer(numbers, dict.fromkeys(numbers, FAILED))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
@@ -255,10 +245,11 @@ class AskTell:
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
         """
-        ledger = self._engine.ledger
-        numbers = ledger.pending if tickets is None else tickets_of(tickets)
-        ledger.check(numbers)
-        return ledger.handed_out(numbers)
+        with self._lock:
+            ledger = self._engine.ledger
+            numbers = ledger.pending if tickets is None else tickets_of(tickets)
+            ledger.check(numbers)
+            return ledger.handed_out(numbers)
 
     def run(
         self,
@@ -311,7 +302,8 @@ class AskTell:
 
     def result(self) -> Result:
         """Return the best arms and the history so far."""
-        return make_result(self.state, self.history, dtype=self._domain.dtype)
+        with self._lock:
+            return Result(self.state.report(), self.history, self.state, self._domain.dtype)
 
     def certificate(self) -> Certificate | None:
         """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
@@ -322,55 +314,31 @@ class AskTell:
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
-        engine = self._engine
-        with nullcontext() if engine.picked_ahead(limit) else engine.undrawn():
-            handing = engine.propose(limit)
-            if isinstance(handing, int):
-                return None, handing
-            if self._journal is not None:
-                wanted = None if limit == UNLIMITED else limit
-                self._journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
-        engine.hand_out(handing)
+        handing = self._engine.propose(limit)
+        if isinstance(handing, int):
+            return None, handing
+        with Boundary(), self._engine.handing_out(handing):
+            self._recorder.asked(handing, limit)
         return handing.batch, 0
 
-    def _answer(self, answers: dict[int, float | None]) -> None:
-        if answers and self._journal is not None:
-            results = [math.nan if v is None else v for v in answers.values()]
-            self._journal.append(Event("tell", tickets=np.array(list(answers)), results=np.array(results)))
-        if self._engine.answer(answers):
-            self._save()
+    def _answer(self, tickets: list[int], answers: dict[int, float]) -> None:
+        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
+        with self._lock:
+            self._engine.ledger.check(tickets)
+            if not answers:
+                return
+            with Boundary(), self._engine.answering(answers):
+                self._recorder.told(answers)
+            if self._engine.complete:
+                self._take_in(by_ask=False)
 
-    def _take_in(self) -> None:
-        self._engine.fold()
-        if self._journal is not None:
-            self._journal.queue(Event("update"))
-        self._save()
-
-    def _save(self) -> None:
-        """Let the journal write the newest row of the history, and a snapshot if it is time, with the next event."""
-        engine, journal = self._engine, self._journal
-        if journal is None:
-            return
-        journal.queue_row(len(engine.rows) - 1, row_of(engine.rows[-1], engine.row_tickets[-1]))
-        if engine.seconds > SNAPSHOT_SECONDS * (1.0 + self._snapshot_bytes / SNAPSHOT_BYTES):
-            frozen = engine.freeze()
-            if frozen is not None:
-                data = pack(frozen)
-                journal.queue_snapshot(data)
-                engine.seconds, self._snapshot_bytes = 0.0, len(data)
-
-    def _replay(self, journal: Journal) -> None:
-        """Bring the engine to where the journal ends."""
-        engine, rows, evaluations = self._engine, journal.rows(), evaluations_of(journal)
-        done, snapshot = -1, journal.snapshot()
-        if snapshot is not None:
-            done, data = snapshot
-            self._snapshot_bytes = len(data)
-            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
-        for event in journal.events(after=done):
-            engine.redo(event)
-        for number in range(len(rows), len(engine.rows)):
-            journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))
+    def _take_in(self, *, by_ask: bool) -> None:
+        """Take in the results that are in: all of it, or nothing if that raises."""
+        update = self._engine.folded()
+        with Boundary():
+            with self._recorder.updating(by_ask=by_ask):
+                self._engine.take(update)
+            self._recorder.updated(self._engine)
 
 
 class _Progress:
@@ -398,8 +366,3 @@ def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Te
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values
-
-
-def _kept(domain: Domain) -> Tensor | None:
-    """Return the arms that a journal may keep: those in memory."""
-    return domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None

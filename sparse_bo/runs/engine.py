@@ -2,14 +2,20 @@
 
 Everything that happens to a run is an event (:class:`sparse_bo.journal.Event`); the same events in the same order give the
 same machine, to the last pick. That is how a run is resumed: from a snapshot, then the events after it.
+
+Every change is computed first, by functions that leave the machine alone (:meth:`Engine.propose`, :meth:`Engine.folded`), and
+made afterwards, in one step that either happens or does not (:meth:`Engine.handing_out`, :meth:`Engine.answering`,
+:meth:`Engine.take`). So an exception, an interrupt or memory that runs out finds the machine before a change or after it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.dictionary.certificate import Certificate, certify
+from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Domain
 from sparse_bo.errors import ResumeWarning, StorageError
+from sparse_bo.evaluations.answers import results_of
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
-from sparse_bo.policies import BanditState, Policy, State
-from sparse_bo.policies.protocol import Mechanism, Wait
+from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
@@ -32,12 +38,24 @@ from sparse_bo.runs.result import make_row
 UNLIMITED = 2**62
 
 
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What the results that are in make of the machine; nothing has changed yet."""
+
+    state: State
+    row: HistoryRow
+    tickets: list[int]
+    """Of the results."""
+    generator: torch.Generator
+    seconds: float
+    """About what a replay would cost."""
+
+
 class Engine:
     """A run without its journal. Owned and changed by ``AskTell`` alone."""
 
     def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
-        self.device = domain.device
         self.generator = torch.Generator().manual_seed(seed)
         self.mechanism: Mechanism[Any] = policy.on(domain.double())
         self.state: State = self.mechanism.init()
@@ -57,122 +75,98 @@ class Engine:
         """Whether results must be taken in before the policy is asked."""
         return self.ledger.answered > 0 and not (self.mechanism.keeps_batch_open and self.ledger.outstanding)
 
-    def picked_ahead(self, limit: int) -> bool:
-        """Whether so many picks are made already: proposing them draws nothing."""
-        return len(self._ahead) >= limit
-
     def propose(self, limit: int) -> Handing | int:
-        """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but the generator.
+        """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
 
         Returns:
             The evaluations, or how many results the policy needs before there are any.
         """
-        if self.picked_ahead(limit):
-            return self._ahead.next(limit, self.next_ticket)
+        if len(self._ahead) >= limit:
+            return self._ahead.next(limit, self.next_ticket, self.generator)
         if self._refused is not None:
             return self._refused
         start = time.perf_counter()
-        picks = self._ahead.picks()
+        picks, generator = self._ahead.picks(), self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])
-        before = self.generator.get_state()
-        with self.undrawn():
-            more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=self.generator)
-        self._work("pick", time.perf_counter() - start)
+        more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
+        seconds = time.perf_counter() - start
+        self.spend("pick", seconds)
+        self.seconds += seconds
         if isinstance(more, Wait):
-            self.generator.set_state(before)
             if len(picks):
-                return Ahead(self.domain, picks).next(len(picks), self.next_ticket)
+                return Ahead(self.domain, picks).next(len(picks), self.next_ticket, self.generator)
             self._refused = more.needed
             return more.needed
         self._rechecked += more.rechecked
         rest = [] if more.ahead is None else [more.ahead]
         q = len(picks) + len(more.picks)
-        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket)
+        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket, generator)
 
-    def hand_out(self, handing: Handing) -> None:
-        """Record that evaluations are out."""
-        q = len(handing.batch)
-        self.ledger.add(handing.batch, handing.picks)
-        self._ahead = handing.ahead
-        self._ahead.drop(q)
-        self._refused = None
+    @contextmanager
+    def handing_out(self, handing: Handing) -> Iterator[None]:
+        """Record that evaluations are out; take it back if the block raises, as if they had never been proposed."""
+        q, before = len(handing.batch), (self._ahead, self.generator, self._refused)
+        self.ledger.add(handing.batch.tickets, handing.picks)
+        handing.ahead.drop(q)
+        self._ahead, self.generator, self._refused = handing.ahead, handing.generator, None
         self.next_ticket += q
         self.asked += q
+        try:
+            yield
+        except BaseException:
+            self._ahead, self.generator, self._refused = before
+            handing.ahead.drop(-q)
+            self.next_ticket -= q
+            self.asked -= q
+            self.ledger.remove(handing.batch.tickets)
+            raise
 
-    def answer(self, answers: Mapping[int, float | None]) -> bool:
-        """Record results; once none is out, take them in. Return whether the state changed."""
+    @contextmanager
+    def answering(self, answers: Mapping[int, float]) -> Iterator[None]:
+        """Record results (NaN: failed); take them back if the block raises."""
         self.ledger.answer(answers)
-        if not answers or self.ledger.outstanding:
-            return False
-        self.fold()
-        return True
+        try:
+            yield
+        except BaseException:
+            self.ledger.unanswer(answers)
+            raise
 
-    def fold(self) -> None:
-        """Take in what is answered. If that raises, the answers stay and nothing is drawn."""
+    @property
+    def complete(self) -> bool:
+        """Whether results wait, and none is out any more."""
+        return self.ledger.answered > 0 and not self.ledger.outstanding
+
+    def folded(self) -> Update:
+        """Return what the results that are in make of the machine."""
         batch, values = self.ledger.answers()
-        self.update(batch, values)
-        self.ledger.settle(batch.tickets)
+        return self._updated(batch, values)
 
-    def observe(self, picks: Tensor, y: Tensor) -> None:
-        """Take in observations made before the run."""
-        self.next_ticket = len(picks)
-        self.update(self.ledger.batch(picks, range(len(picks))), y.tolist())
+    def observed(self, picks: Tensor, y: Tensor) -> Update:
+        """Return what observations made before the run make of the machine, as tickets 0 to n − 1."""
+        return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist())
 
-    def update(self, batch: Batch, values: list[float | None]) -> None:
-        """Update the state with results of ``batch`` and add a row to the history."""
-        good = [i for i, v in enumerate(values) if v is not None]
-        start = time.perf_counter()
-        if good:
-            kept = torch.tensor(good, device=self.device)
-            y = torch.tensor([v for v in values if v is not None], dtype=torch.float64, device=self.device)
-            with self.undrawn():
-                self.state = self.mechanism.tell(self.state, batch.picks[kept], y, generator=self.generator)
-        else:
-            self.state = self.state.without_results()
+    def take(self, update: Update) -> None:
+        """Change to what :meth:`folded` or :meth:`observed` returned."""
+        self.rows.append(update.row)  # this can fail, for want of memory: nothing has changed then
+        try:
+            self.row_tickets.append(update.tickets)
+        except BaseException:
+            self.rows.pop()
+            raise
+        self.state, self.generator = update.state, update.generator
+        self.ledger.settle(update.tickets)
         self._ahead, self._refused = Ahead(self.domain, self.domain.no_picks), None
-        self.seconds += time.perf_counter() - start
-        effort, rechecked = self._effort, self._rechecked
         self._effort, self._rechecked = {}, 0
-        row = make_row(
-            self.state,
-            indices=[] if batch.indices is None else batch.indices.tolist(),
-            points=batch.X.tolist() if batch.indices is None else None,
-            values=values,
-            rechecked=rechecked,
-            variance_factor=self._variance_factor(),
-            seconds={**effort, **self.state.seconds},
-        )
-        self.rows.append(row)
-        self.row_tickets.append(batch.tickets)
+        self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
+        self.seconds += update.seconds
 
     def certificate(self) -> Certificate | None:
         """See :meth:`sparse_bo.AskTell.certificate`."""
-        state = self.state
-        if not isinstance(state, BanditState) or state.posterior is None:
-            return None
-        surrogate = state.posterior.surrogate
-        return certify(
-            state.observations,
-            state.posterior.dictionary,
-            covariance=surrogate.covariance,
-            regularization=surrogate.regularization,
-            memory_bytes=surrogate.memory_bytes,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
+        return self._certificate_of(self.state)
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Count time for the next row of the history."""
         self._effort[on] = self._effort.get(on, 0.0) + seconds
-
-    @contextmanager
-    def undrawn(self) -> Iterator[None]:
-        """If what is done inside raises, it has drawn nothing: the next try gives what this one would have given."""
-        before = self.generator.get_state()
-        try:
-            yield
-        except BaseException:
-            self.generator.set_state(before)
-            raise
 
     def freeze(self) -> dict[str, Any] | None:
         """Return the machine right after an update as arrays; ``None`` if the policy cannot freeze its states."""
@@ -195,7 +189,7 @@ class Engine:
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
         self.state = self.mechanism.thaw(parts)
         self.generator.set_state(frozen["generator"])
-        self.ledger.add(self.ledger.batch(frozen["open"].to(self.device), frozen["tickets"]))
+        self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
         self.rows, self.row_tickets = rows[: frozen["rows"]], row_tickets[: frozen["rows"]]
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
 
@@ -204,16 +198,18 @@ class Engine:
         if event.kind == "tell":
             assert event.tickets is not None
             assert event.results is not None
-            values = [None if v != v else v for v in event.results.tolist()]
-            self.answer(dict(zip(event.tickets.tolist(), values, strict=True)))
+            self.ledger.answer(dict(zip(event.tickets.tolist(), results_of(event.results.tolist()), strict=True)))
+            if self.complete:
+                self.take(self.folded())
         elif event.kind == "update":
             if self.ledger.answered:
-                self.fold()
+                self.take(self.folded())
         elif event.kind == "ask":
             self._redo_ask(event)
         else:
             assert event.results is not None
-            self.observe(self._tensor(event.picks), torch.from_numpy(event.results.copy()).to(self.device))
+            y = torch.from_numpy(event.results.copy()).to(self.domain.device)
+            self.take(self.observed(self._tensor(event.picks), y))
 
     def _redo_ask(self, event: Event) -> None:
         assert event.picks is not None
@@ -227,19 +223,59 @@ class Engine:
                 ResumeWarning,
                 stacklevel=4,
             )
-            handing = Ahead(self.domain, self._tensor(event.picks)).next(len(event.picks), event.first)
-        self.hand_out(handing)
+            generator = self.generator if isinstance(handing, int) else handing.generator
+            handing = Ahead(self.domain, self._tensor(event.picks)).next(len(event.picks), event.first, generator)
+        with self.handing_out(handing):
+            pass
+
+    def _updated(self, batch: Batch, values: list[float]) -> Update:
+        """Return the machine's update by results of ``batch``."""
+        good = [i for i, v in enumerate(values) if not math.isnan(v)]
+        generator, start = self._drawing(), time.perf_counter()
+        if good:
+            device = self.domain.device
+            y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
+            picks = batch.picks[torch.tensor(good, device=device)]
+            state = self.mechanism.tell(self.state, picks, y, generator=generator)
+        else:
+            state = self.state.without_results()
+        seconds = time.perf_counter() - start
+        row = make_row(
+            state,
+            indices=[] if batch.indices is None else batch.indices.tolist(),
+            points=batch.X.tolist() if batch.indices is None else None,
+            values=values,
+            rechecked=self._rechecked,
+            variance_factor=self._variance_factor(state),
+            seconds={**self._effort, **state.seconds},
+        )
+        return Update(state, row, batch.tickets, generator, seconds)
+
+    def _drawing(self) -> torch.Generator:
+        """Return a generator that draws what this run's would: the run's own moves on only when what was drawn is used."""
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        return generator
 
     def _tensor(self, picks: NDArray[Any] | None) -> Tensor:
         assert picks is not None
-        return torch.from_numpy(np.array(picks)).to(self.device)
+        return torch.from_numpy(np.array(picks)).to(self.domain.device)
 
-    def _work(self, on: Phase, seconds: float) -> None:
-        self.spend(on, seconds)
-        self.seconds += seconds
-
-    def _variance_factor(self) -> float | None:
-        if self.certify_every is None or self.state.round % self.certify_every:
+    def _certificate_of(self, state: State) -> Certificate | None:
+        if not isinstance(state, BanditState) or state.posterior is None:
             return None
-        certificate = self.certificate()
+        surrogate = state.posterior.surrogate
+        return certify(
+            state.observations,
+            state.posterior.dictionary,
+            covariance=surrogate.covariance,
+            regularization=surrogate.regularization,
+            memory_bytes=surrogate.memory_bytes,
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def _variance_factor(self, state: State) -> float | None:
+        if self.certify_every is None or state.round % self.certify_every:
+            return None
+        certificate = self._certificate_of(state)
         return None if certificate is None else certificate.factor

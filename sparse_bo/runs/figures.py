@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, MUTED = "#1b1b1e", "#8a8a93"
-BLUE, ORANGE, GREEN, RED, PURPLE = "#1f6fb4", "#e07b39", "#3a9d6e", "#c0392b", "#7d5ba6"
-PHASES = {"pick": BLUE, "objective": MUTED, "observe": PURPLE, "learn": RED, "sample": GREEN, "fit": ORANGE}
+BLUE, ORANGE, GREEN, RED, PURPLE, TEAL = "#1f6fb4", "#e07b39", "#3a9d6e", "#c0392b", "#7d5ba6", "#3aa6b9"
+PHASE_COLORS: dict[Phase, str] = {
+    "pick": BLUE,
+    "objective": MUTED,
+    "observe": PURPLE,
+    "learn": RED,
+    "sample": GREEN,
+    "fit": ORANGE,
+    "sweep": TEAL,
+}
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -98,7 +107,7 @@ def _progress(axis: Axes, history: History, regret: Sequence[float] | None, best
         axis.set_title("Gap between the best possible and the best posterior mean")
         return
     axis.plot([p for p, _ in shown], [m for _, m in shown], color=BLUE, lw=1.8, label="best posterior mean")
-    axis.plot(pulls, history.column("best_observed"), color=MUTED, lw=1.0, label="best mean observation")
+    axis.plot(pulls, history.column("best_observed_mean"), color=MUTED, lw=1.0, label="best mean observation")
     axis.set_title("Best value")
     axis.legend(loc="lower right")
 
@@ -132,10 +141,10 @@ def _time(axis: Axes, history: History) -> None:
     x = _asked(history)
     columns = {
         phase: list(accumulate(row.seconds.get(phase, 0.0) for row in history.rows))
-        for phase in PHASES
+        for phase in PHASE_COLORS
         if any(phase in row.seconds for row in history.rows)
     }
-    axis.stackplot(x, *columns.values(), colors=[PHASES[p] for p in columns], labels=list(columns), lw=0)
+    axis.stackplot(x, *columns.values(), colors=[PHASE_COLORS[p] for p in columns], labels=list(columns), lw=0)
     axis.set_title("Seconds by phase, cumulative")
     axis.set_ylabel("seconds")
     axis.legend(loc="upper left", ncols=2, fontsize=8)

@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sparse_bo.evaluations.answers import FAILED
+from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryRow:
-    """One batch: what was picked, what came back, and the model after it."""
+class HistoryRow(Summary):
+    """One batch: what was picked, what came back, and what the state after it says."""
 
     round: int
     """Batch number, from 1."""
     pulls: int
     """Successful evaluations so far, this batch included."""
-    batch_size: int
-    """Evaluations asked in this batch."""
-    failed: int
-    """Of these, evaluations that failed (NaN or :meth:`sparse_bo.AskTell.fail`)."""
     indices: list[int]
     """Arms asked, in order; empty on a box."""
-    values: list[float | None]
-    """What came back for each; ``None`` where the evaluation failed."""
-    best_index: int | None
-    """Arm with the highest posterior mean (with the highest mean observation, without a model); ``None`` on a box."""
-    best_mean: float | None
-    """Its posterior mean (mean observation)."""
-    best_observed: float | None
-    """Highest mean observation of an arm."""
+    values: list[float]
+    """What came back for each; NaN where the evaluation failed."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
-    dictionary_size: int | None = None
-    """Points in the dictionary after this batch; ``None`` without a model."""
-    rank: int | None = None
-    """Features after rank truncation."""
-    jitter: float | None = None
-    """What was added to the diagonal of the dictionary's kernel matrix (y²)."""
-    effective_dimension: float | None = None
-    """``Σ count · leverage`` over the pulled arms."""
-    width: float | None = None
-    """Multiplier of √leverage in the next batch's scores (y)."""
     survivors: int | None = None
     """Arms that can still be optimal; ``None`` where nothing is eliminated."""
     rechecked: int = 0
@@ -54,7 +37,38 @@ class HistoryRow:
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` where it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds by phase: ``pick``, ``objective``, ``observe``, ``learn``, ``sample``, ``fit``."""
+    """Wall-clock seconds by :data:`sparse_bo.policies.timing.Phase`."""
+
+    @property
+    def batch_size(self) -> int:
+        """Evaluations asked in this batch."""
+        return len(self.values)
+
+    @property
+    def failed(self) -> int:
+        """Of these, evaluations that failed (NaN or :meth:`sparse_bo.AskTell.fail`)."""
+        return sum(map(math.isnan, self.values))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the row as ``json`` takes it: ``None`` where an evaluation failed."""
+        return {**asdict(self), "values": [None if math.isnan(v) else v for v in self.values]}
+
+    @staticmethod
+    def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
+        """Return the row that :meth:`plain` wrote, now or in an earlier version.
+
+        Raises:
+            TypeError: If a field is missing or unknown.
+        """
+        given = {RENAMED.get(name, name): value for name, value in plain.items() if name not in DERIVED}
+        values = [FAILED if v is None else v for v in given.pop("values", [])]
+        return HistoryRow(**given, values=values)
+
+
+DERIVED = ("batch_size", "failed")
+"""Fields of files that follow from the values."""
+RENAMED = {"best_observed": "best_observed_mean"}
+"""Names of fields in earlier files, and today's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class History:
         Raises:
             ValueError: If there is no such field.
         """
-        names = [f.name for f in fields(HistoryRow)]
+        names = [*(f.name for f in fields(HistoryRow)), *DERIVED]
         if name not in names:
             raise ValueError(f"expected a field of HistoryRow ({', '.join(names)}), got {name!r}")
         return [getattr(row, name) for row in self.rows]
@@ -97,7 +111,7 @@ class History:
         with partial.open("w", encoding="utf-8") as file:
             file.write(json.dumps({"sparse_bo_history": SCHEMA, **self.info}) + "\n")
             for row in self.rows:
-                file.write(json.dumps(asdict(row)) + "\n")
+                file.write(json.dumps(row.plain()) + "\n")
         partial.replace(path)
 
     @staticmethod
@@ -115,7 +129,7 @@ class History:
         rows = []
         for number, line in enumerate(lines[1:], start=2):
             try:
-                rows.append(HistoryRow(**_parse(line, path, number)))
+                rows.append(HistoryRow.of_plain(_parse(line, path, number)))
             except TypeError as error:
                 raise ValueError(f"line {number} of {path} is not a row of a history: {error}") from error
         return History(rows, header)

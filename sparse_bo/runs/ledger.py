@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +26,8 @@ class Handing(NamedTuple):
     """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
     ahead: Ahead
     """Where they come from."""
+    generator: torch.Generator
+    """As it is after they were picked."""
 
 
 class Ahead:
@@ -40,7 +43,7 @@ class Ahead:
     def __init__(self, domain: Domain, picks: Tensor) -> None:
         self.domain, self._picks, self._at = domain, picks, 0
         self._host: NDArray[Any] = domain.recorded(picks)
-        self._X, self._start, self._stop = picks[:0], 0, 0  # inputs of the picks from start to stop
+        self._fetched = (picks[:0], 0, 0)  # inputs of the picks from a start to a stop
 
     def __len__(self) -> int:
         return len(self._host) - self._at
@@ -49,25 +52,22 @@ class Ahead:
         """Return all of them, as a policy takes them."""
         return self._picks[self._at :]
 
-    def next(self, q: int, ticket: int) -> Handing:
-        """Return the next q, numbered from ``ticket``; nothing changes. O(q d)."""
+    def next(self, q: int, ticket: int, generator: torch.Generator) -> Handing:
+        """Return the next q, numbered from ``ticket``, and the generator that goes with them; nothing changes. O(q d)."""
         start, stop = self._at, self._at + q
-        if stop > self._stop:
-            self._gather(start, max(stop, start + GATHERED))
+        if stop > self._fetched[2]:
+            ahead = self._picks[start : max(stop, start + GATHERED)]
+            self._fetched = (self.domain.inputs(ahead), start, start + len(ahead))
+        inputs, since, _ = self._fetched
         # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
-        X = self._X.narrow(0, start - self._start, q).clone()
-        tickets, host = list(range(ticket, ticket + q)), self._host[start:stop]
+        X = inputs.narrow(0, start - since, q).clone()
+        tickets, host = list(range(ticket, ticket + q)), self._host[start:stop].copy()
         indices = self._picks.narrow(0, start, q).clone() if self.domain.indexed else None
-        return Handing(Batch(indices, X, tickets), host, self)
+        return Handing(Batch(indices, X, tickets), host, self, generator)
 
     def drop(self, q: int) -> None:
         """Forget the next q: they are handed out."""
         self._at += q
-
-    def _gather(self, start: int, stop: int) -> None:
-        picks = self._picks[start:stop]
-        self._X = self.domain.inputs(picks)
-        self._start, self._stop = start, start + len(picks)
 
 
 class Ledger:
@@ -78,8 +78,9 @@ class Ledger:
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
-        self._open: dict[int, int | Tensor] = {}  # ticket -> arm, or point (d) in the user's dtype; in order
-        self._answers: dict[int, float | None] = {}  # the part of them that is answered; None: failed
+        # Ticket -> arm, or point (d, float64 array), as a journal keeps them: copies that nobody else can write into.
+        self._open: dict[int, Any] = {}
+        self._answers: dict[int, float] = {}  # the part of them that is answered; NaN: failed
 
     @property
     def answered(self) -> int:
@@ -100,13 +101,18 @@ class Ledger:
         """Return picks as evaluations to make; nothing is recorded yet."""
         return Batch(picks if self.domain.indexed else None, self.domain.inputs(picks), list(tickets))
 
-    def add(self, batch: Batch, picks: NDArray[Any] | None = None) -> None:
-        """Record that a batch is handed out; ``picks`` are its arms, where they are known on the host."""
-        if batch.indices is None:
-            self._open.update(zip(batch.tickets, batch.X, strict=True))
-        else:
-            arms = batch.indices if picks is None else picks
-            self._open.update(zip(batch.tickets, arms.tolist(), strict=True))
+    def add(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
+        """Record that evaluations are handed out, ``picks`` as a journal keeps them. All of them, or none if that raises."""
+        try:
+            self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
+        except BaseException:
+            self.remove(tickets)
+            raise
+
+    def remove(self, tickets: Iterable[int]) -> None:
+        """Take back what :meth:`add` recorded."""
+        for ticket in tickets:
+            self._open.pop(ticket, None)
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
         """Return evaluations again as they were handed out."""
@@ -116,11 +122,20 @@ class Ledger:
         """Return all picks of which the state has no result yet, in order, as a policy takes them."""
         return self.domain.stacked(list(self._open.values()))
 
-    def answer(self, answers: Mapping[int, float | None]) -> None:
-        """Record results (``None``: failed) of tickets that :meth:`check` has passed."""
-        self._answers.update(answers)
+    def answer(self, answers: Mapping[int, float]) -> None:
+        """Record results (NaN: failed) of tickets that :meth:`check` has passed. All of them, or none if that raises."""
+        try:
+            self._answers.update(answers)
+        except BaseException:
+            self.unanswer(answers)
+            raise
 
-    def answers(self) -> tuple[Batch, list[float | None]]:
+    def unanswer(self, tickets: Iterable[int]) -> None:
+        """Take back what :meth:`answer` recorded."""
+        for ticket in tickets:
+            self._answers.pop(ticket, None)
+
+    def answers(self) -> tuple[Batch, list[float]]:
         """Return what is answered, in order of the tickets."""
         tickets = [ticket for ticket in self._open if ticket in self._answers]
         return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]
@@ -128,7 +143,8 @@ class Ledger:
     def settle(self, tickets: Iterable[int]) -> None:
         """Forget evaluations whose results are in the state now."""
         for ticket in tickets:
-            del self._open[ticket], self._answers[ticket]
+            self._open.pop(ticket, None)
+            self._answers.pop(ticket, None)
 
     def check(self, tickets: list[int]) -> None:
         """Check that tickets are out and none is given twice.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from sparse_bo._version import __version__
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import StorageError
+from sparse_bo.evaluations.answers import results_of
 from sparse_bo.journal import Journal, Row
 from sparse_bo.policies import Policy
 from sparse_bo.policies.description import describe, fingerprint, rebuild
 from sparse_bo.runs.history import History, HistoryRow
 
-_OF_EVALUATIONS = ("indices", "points", "values", "batch_size", "failed")
+_OF_EVALUATIONS = ("indices", "points", "values")
 """Fields of a history row that the events say already."""
 
 
@@ -159,18 +160,9 @@ def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryR
     found = []
     for tickets, summary in rows:
         picks = evaluations.picks[tickets].tolist()
-        values = [None if v != v else v for v in evaluations.values[tickets].tolist()]
-        points = evaluations.picks.ndim > 1
-        found.append(
-            HistoryRow(
-                **summary,
-                indices=[] if points else picks,
-                points=picks if points else None,
-                values=values,
-                batch_size=len(values),
-                failed=sum(v is None for v in values),
-            )
-        )
+        on_box = evaluations.picks.ndim > 1
+        row = HistoryRow.of_plain({**summary, "indices": [] if on_box else picks, "points": picks if on_box else None})
+        found.append(replace(row, values=results_of(evaluations.values[tickets].tolist())))
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import sparse_bo.runs.ask_tell
+import sparse_bo.runs.recorder
 from sparse_bo import AskTell
 from tests.journal.runs import BUDGET, arms, policy, step
 
@@ -27,7 +27,7 @@ def kill_after(loop: AskTell, statements: int) -> None:
         if left[0] <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    loop._journal._connection.set_trace_callback(trace)
+    loop._recorder.journal._connection.set_trace_callback(trace)
 
 
 def child(journal: str, log: str, statements: int) -> None:
@@ -44,7 +44,7 @@ def child(journal: str, log: str, statements: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    sparse_bo.runs.ask_tell.SNAPSHOT_SECONDS = 0.002
+    sparse_bo.runs.recorder.SNAPSHOT_SECONDS = 0.002
     for line in sys.stdin:
         journal, log, statements = line.split()
         pid = os.fork()

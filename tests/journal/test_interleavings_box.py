@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-import sparse_bo.runs.ask_tell
+import sparse_bo.runs.recorder
 from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.policies import BoTorchUCB
@@ -106,8 +106,8 @@ class OnABox(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def resume(self, crash):
         if crash:  # what is queued is lost with the process
-            self.loop._journal._connection.close()
-            self.loop._journal._lock.close()
+            self.loop._recorder.journal._connection.close()
+            self.loop._recorder.journal._lock.close()
         else:
             self.loop.close()
         self.loop = AskTell.resume(self.path)
@@ -118,7 +118,7 @@ class OnABox(RuleBasedStateMachine):
         assert loop.pending == self.twin.pending == [t for t in self.picks if t not in self.told and t not in self.failed]
         assert loop.asked == len(self.picks)
         assert loop.reissue().X.tolist() == [self.picks[t] for t in loop.pending]
-        waiting = [v for v in loop._engine.ledger.answers()[1] if v is not None]
+        waiting = [v for v in loop._engine.ledger.answers()[1] if v == v]
         assert sorted(loop.state.y.tolist() + waiting) == sorted(self.told.values())
         assert loop.state.y.tolist() == self.twin.state.y.tolist()
 
@@ -130,7 +130,7 @@ class OnABox(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", policies())
 def test_any_interleaving_keeps_the_invariants_on_a_box(name, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
     short = {"options": {"maxiter": 4}}
     quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
     monkeypatch.setattr(box_ucb, "optimize_batch", quick)

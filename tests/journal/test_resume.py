@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-import sparse_bo.runs.ask_tell
+import sparse_bo.runs.recorder
 from sparse_bo import BBKB, BKB, GPBUCB, AskTell, maximize
 from sparse_bo.dictionary import FixedSampler, UniformSampler
 from sparse_bo.errors import PendingBatchError, ResumeWarning
@@ -47,7 +47,7 @@ BUDGET = 40
 @pytest.mark.parametrize("often", [True, False], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("chosen", POLICIES.values(), ids=POLICIES)
 def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, often, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
     reference = finished(AskTell(arms(), chosen, seed=3), budget=BUDGET)
     loop, steps = AskTell(arms(), chosen, seed=3, storage=tmp_path / "run.db"), 0
     while loop.asked < BUDGET or loop.pending:
@@ -66,7 +66,7 @@ def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, often, t
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_run_on_a_box_is_resumed(dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
     bounds = torch.tensor([[0.0, -1.0], [1.0, 3.0]], dtype=dtype)
     reference, loop = (AskTell(bounds=bounds, policy=RandomSearch(), seed=2, storage=p) for p in (None, tmp_path / "run.db"))
     for k in range(12):
@@ -102,7 +102,7 @@ def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
 
 
 def test_policies_that_cannot_freeze_their_states_are_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(BBKB, "freeze", lambda self, state: None)
     reference = finished(AskTell(arms(), policy(), seed=3), budget=BUDGET)
     loop = AskTell(arms(), policy(), seed=3, storage=tmp_path / "run.db")
@@ -277,8 +277,8 @@ class Interleavings(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def resume(self, crash):
         if crash:  # what is queued is lost with the process
-            self.loop._journal._connection.close()
-            self.loop._journal._lock.close()
+            self.loop._recorder.journal._connection.close()
+            self.loop._recorder.journal._lock.close()
         else:
             self.loop.close()
         self.loop = AskTell.resume(self.path)
@@ -289,8 +289,8 @@ class Interleavings(RuleBasedStateMachine):
         assert loop.pending == self.twin.pending == [t for t in self.picks if t not in self.told and t not in self.failed]
         assert loop.asked == len(self.picks)
         waiting = loop._engine.ledger.answers()
-        taken_in = [v for row in loop.history.rows for v in row.values if v is not None]
-        assert sorted(taken_in + [v for v in waiting[1] if v is not None]) == sorted(self.told.values())
+        taken_in = [v for row in loop.history.rows for v in row.values if v == v]
+        assert sorted(taken_in + [v for v in waiting[1] if v == v]) == sorted(self.told.values())
         assert loop.state.pulls == len(taken_in)
         assert float(loop.state.observations.sums.sum()) == pytest.approx(sum(taken_in), abs=1e-9)
 
@@ -302,7 +302,7 @@ class Interleavings(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("snapshot_seconds", [0.0, 0.01])
 def test_any_interleaving_keeps_the_invariants(snapshot_seconds, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.ask_tell, "SNAPSHOT_SECONDS", snapshot_seconds)
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", snapshot_seconds)
     run_state_machine_as_test(
         Interleavings, settings=settings(max_examples=12, stateful_step_count=30, deadline=None, derandomize=True)
     )

@@ -1,0 +1,141 @@
+"""What a run writes to its journal, and when; and how it is brought back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sparse_bo.domains import Arms, Domain
+from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.ledger import Handing
+from sparse_bo.runs.records import evaluations_of, history_rows, row_of
+
+SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
+"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
+and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
+
+
+class Recorder:
+    """The journal of a run, if it has one; without one every method does nothing. Owned by ``AskTell``."""
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal
+        self._snapshot_bytes = self._rows = 0
+
+    @staticmethod
+    def create(path: str | Path | None, about: Mapping[str, Any], domain: Domain) -> Recorder:
+        """Return the recorder of a new journal, or one without a journal.
+
+        Raises:
+            FileExistsError: If the file exists.
+            StorageError: If it cannot be written.
+        """
+        if path is None:
+            return Recorder()
+        kept = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
+        return Recorder(Journal.create(path, about, kept))
+
+    def asked(self, handing: Handing, limit: int) -> None:
+        """Write that evaluations are handed out.
+
+        Raises:
+            StorageError: If that fails; then nothing is written.
+        """
+        if self.journal is not None:
+            wanted = None if limit == UNLIMITED else limit
+            self.journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
+
+    def told(self, answers: Mapping[int, float]) -> None:
+        """Write results.
+
+        Raises:
+            StorageError: If that fails; then nothing is written.
+        """
+        if self.journal is not None:
+            self.journal.append(Event("tell", tickets=np.array(list(answers)), results=np.array(list(answers.values()))))
+
+    def given(self, picks: Tensor, y: Tensor) -> None:
+        """Write observations made before the run.
+
+        Raises:
+            StorageError: If that fails; then nothing is written.
+        """
+        if self.journal is not None:
+            self.journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
+
+    @contextmanager
+    def updating(self, *, by_ask: bool) -> Iterator[None]:
+        """Let the journal write, with the next event, that the block updates the run; not if the block raises.
+
+        Args:
+            by_ask: Whether an ask takes results in while others are out: that is an event of its own. An update by the last
+                result that was out follows from the event before it.
+        """
+        noted = by_ask and self.journal is not None
+        if self.journal is not None and noted:
+            self.journal.queue(Event("update"))
+        try:
+            yield
+        except BaseException:
+            if self.journal is not None and noted:
+                self.journal.unqueue()
+            raise
+
+    def updated(self, engine: Engine) -> None:
+        """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.
+
+        Args:
+            engine: Right after an update.
+        """
+        journal = self.journal
+        if journal is None:
+            return
+        self._queue_rows(engine)
+        if engine.seconds > SNAPSHOT_SECONDS * (1.0 + self._snapshot_bytes / SNAPSHOT_BYTES):
+            frozen = engine.freeze()
+            if frozen is not None:
+                data = pack(frozen)
+                journal.queue_snapshot(data)
+                engine.seconds, self._snapshot_bytes = 0.0, len(data)
+
+    def flush(self) -> None:
+        """Write what waits for the next event.
+
+        Raises:
+            StorageError: If that fails.
+        """
+        if self.journal is not None:
+            self.journal.append()
+
+    def close(self) -> None:
+        """Write what is left to write, and release the file."""
+        if self.journal is not None:
+            self.journal.close()
+
+    def replay(self, engine: Engine) -> None:
+        """Bring a new engine to where the journal ends."""
+        journal = self.journal
+        assert journal is not None
+        rows, evaluations = journal.rows(), evaluations_of(journal)
+        done, snapshot = -1, journal.snapshot()
+        if snapshot is not None:
+            done, data = snapshot
+            self._snapshot_bytes = len(data)
+            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
+        for event in journal.events(after=done):
+            engine.redo(event)
+        self._rows = len(rows)
+        self._queue_rows(engine)
+
+    def _queue_rows(self, engine: Engine) -> None:
+        """Queue what is not queued yet: also rows that an error kept from it before."""
+        assert self.journal is not None
+        while self._rows < len(engine.rows):
+            self.journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
+            self._rows += 1
