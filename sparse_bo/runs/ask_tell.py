@@ -142,7 +142,7 @@ class AskTell:
     @property
     def state(self) -> State:
         """Round, observations, posterior or model, dictionary and width after the last update."""
-        return self._engine.state
+        return self._caught_up().state
 
     @property
     def policy(self) -> Policy:
@@ -168,7 +168,7 @@ class AskTell:
     @property
     def history(self) -> History:
         """One row per update of the state: in a synchronous loop, per batch."""
-        return History(tuple(self._engine.rows), run_info(self._about))
+        return History(tuple(self._caught_up().rows), run_info(self._about))
 
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations to make; the policy decides how many.
@@ -310,7 +310,7 @@ class AskTell:
 
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
         """
-        return self._engine.certificate()
+        return self._caught_up().certificate()
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
@@ -331,6 +331,13 @@ class AskTell:
                 self._recorder.told(answers)
             if self._engine.complete:
                 self._take_in(by_ask=False)
+
+    def _caught_up(self) -> Engine:
+        """Return the engine after an update that was interrupted, if one was: the last result was told, none is out."""
+        with self._lock:
+            if self._engine.complete:
+                self._take_in(by_ask=False)
+            return self._engine
 
     def _take_in(self, *, by_ask: bool) -> None:
         """Take in the results that are in: all of it, or nothing if that raises."""

@@ -65,7 +65,7 @@ class Engine:
         self.asked = self.next_ticket = 0
         self.seconds = 0.0
         """Spent on picks and updates since the last snapshot, about what a replay would cost."""
-        self._ahead = Ahead(domain, domain.no_picks)
+        self._ahead, self._at = Ahead(domain, domain.no_picks), 0  # picked already, and how many of these are handed out
         self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
@@ -81,12 +81,13 @@ class Engine:
         Returns:
             The evaluations, or how many results the policy needs before there are any.
         """
-        if len(self._ahead) >= limit:
-            return self._ahead.next(limit, self.next_ticket, self.generator)
+        ahead, at = self._ahead, self._at
+        if len(ahead) - at >= limit:
+            return ahead.part(at, limit, self.next_ticket, self.generator)
         if self._refused is not None:
             return self._refused
         start = time.perf_counter()
-        picks, generator = self._ahead.picks(), self._drawing()
+        picks, generator = ahead.picks[at:], self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])
         more = self.mechanism.ask(self.state, max_q=limit - len(picks), pending=pending, generator=generator)
         seconds = time.perf_counter() - start
@@ -94,41 +95,46 @@ class Engine:
         self.seconds += seconds
         if isinstance(more, Wait):
             if len(picks):
-                return Ahead(self.domain, picks).next(len(picks), self.next_ticket, self.generator)
+                return ahead.part(at, len(picks), self.next_ticket, self.generator)
             self._refused = more.needed
             return more.needed
         self._rechecked += more.rechecked
         rest = [] if more.ahead is None else [more.ahead]
         q = len(picks) + len(more.picks)
-        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).next(q, self.next_ticket, generator)
+        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).part(0, q, self.next_ticket, generator)
 
     @contextmanager
     def handing_out(self, handing: Handing) -> Iterator[None]:
         """Record that evaluations are out; take it back if the block raises, as if they had never been proposed."""
-        q, before = len(handing.batch), (self._ahead, self.generator, self._refused)
-        self.ledger.add(handing.batch.tickets, handing.picks)
-        handing.ahead.drop(q)
-        self._ahead, self.generator, self._refused = handing.ahead, handing.generator, None
-        self.next_ticket += q
-        self.asked += q
-        try:
+        q = len(handing.batch)
+        with self._undone_by_errors():
+            self.ledger.add(handing.batch.tickets, handing.picks)
+            self._ahead, self._at = handing.ahead, handing.start + q
+            self.generator, self._refused = handing.generator, None
+            self.next_ticket += q
+            self.asked += q
             yield
-        except BaseException:
-            self._ahead, self.generator, self._refused = before
-            handing.ahead.drop(-q)
-            self.next_ticket -= q
-            self.asked -= q
-            self.ledger.remove(handing.batch.tickets)
-            raise
 
     @contextmanager
     def answering(self, answers: Mapping[int, float]) -> Iterator[None]:
         """Record results (NaN: failed); take them back if the block raises."""
-        self.ledger.answer(answers)
+        with self._undone_by_errors():
+            self.ledger.answer(answers)
+            yield
+
+    @contextmanager
+    def _undone_by_errors(self) -> Iterator[None]:
+        """Put everything back as it was if the block raises."""
+        names = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
+        before = {name: getattr(self, name) for name in names}
+        rows, ledger = len(self.rows), self.ledger.mark()
         try:
             yield
         except BaseException:
-            self.ledger.unanswer(answers)
+            self.ledger.back_to(ledger)
+            del self.rows[rows:], self.row_tickets[rows:]
+            for name, value in before.items():
+                setattr(self, name, value)
             raise
 
     @property
@@ -146,19 +152,16 @@ class Engine:
         return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist())
 
     def take(self, update: Update) -> None:
-        """Change to what :meth:`folded` or :meth:`observed` returned."""
-        self.rows.append(update.row)  # this can fail, for want of memory: nothing has changed then
-        try:
+        """Change to what :meth:`folded` or :meth:`observed` returned: all of it, or nothing if that raises."""
+        with self._undone_by_errors():
+            self.rows.append(update.row)
             self.row_tickets.append(update.tickets)
-        except BaseException:
-            self.rows.pop()
-            raise
-        self.state, self.generator = update.state, update.generator
-        self.ledger.settle(update.tickets)
-        self._ahead, self._refused = Ahead(self.domain, self.domain.no_picks), None
-        self._effort, self._rechecked = {}, 0
-        self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
-        self.seconds += update.seconds
+            self.state, self.generator = update.state, update.generator
+            self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
+            self._effort, self._rechecked = {}, 0
+            self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
+            self.seconds += update.seconds
+            self.ledger.settle(update.tickets)
 
     def certificate(self) -> Certificate | None:
         """See :meth:`sparse_bo.AskTell.certificate`."""
@@ -224,7 +227,7 @@ class Engine:
                 stacklevel=4,
             )
             generator = self.generator if isinstance(handing, int) else handing.generator
-            handing = Ahead(self.domain, self._tensor(event.picks)).next(len(event.picks), event.first, generator)
+            handing = Ahead(self.domain, self._tensor(event.picks)).part(0, len(event.picks), event.first, generator)
         with self.handing_out(handing):
             pass
 

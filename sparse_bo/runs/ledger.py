@@ -18,6 +18,10 @@ GATHERED = 256
 """Inputs of picks made ahead that are fetched at a time, at least."""
 
 
+Mark = tuple[dict[int, Any], dict[int, float], int, int]
+"""Where a ticket book stood."""
+
+
 class Handing(NamedTuple):
     """Evaluations that are about to be handed out; nothing is recorded yet."""
 
@@ -26,12 +30,14 @@ class Handing(NamedTuple):
     """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
     ahead: Ahead
     """Where they come from."""
+    start: int
+    """How many of these come before them."""
     generator: torch.Generator
     """As it is after they were picked."""
 
 
 class Ahead:
-    """Picks that a policy has made already, for the next asks as long as the state stays. Owned by the engine.
+    """Picks that a policy has made already, for the next asks as long as the state stays. A value.
 
     They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies.
 
@@ -41,33 +47,25 @@ class Ahead:
     """
 
     def __init__(self, domain: Domain, picks: Tensor) -> None:
-        self.domain, self._picks, self._at = domain, picks, 0
+        self.domain, self.picks = domain, picks
         self._host: NDArray[Any] = domain.recorded(picks)
         self._fetched = (picks[:0], 0, 0)  # inputs of the picks from a start to a stop
 
     def __len__(self) -> int:
-        return len(self._host) - self._at
+        return len(self._host)
 
-    def picks(self) -> Tensor:
-        """Return all of them, as a policy takes them."""
-        return self._picks[self._at :]
-
-    def next(self, q: int, ticket: int, generator: torch.Generator) -> Handing:
-        """Return the next q, numbered from ``ticket``, and the generator that goes with them; nothing changes. O(q d)."""
-        start, stop = self._at, self._at + q
-        if stop > self._fetched[2]:
-            ahead = self._picks[start : max(stop, start + GATHERED)]
-            self._fetched = (self.domain.inputs(ahead), start, start + len(ahead))
-        inputs, since, _ = self._fetched
+    def part(self, start: int, q: int, ticket: int, generator: torch.Generator) -> Handing:
+        """Return q picks from ``start`` on, numbered from ``ticket``, and the generator that goes with them. O(q d)."""
+        stop = start + q
+        inputs, first, last = self._fetched
+        if not first <= start <= stop <= last:
+            ahead = self.picks[start : max(stop, start + GATHERED)]
+            inputs, first, last = self._fetched = (self.domain.inputs(ahead), start, start + len(ahead))
         # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
-        X = inputs.narrow(0, start - since, q).clone()
+        X = inputs.narrow(0, start - first, q).clone()
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop].copy()
-        indices = self._picks.narrow(0, start, q).clone() if self.domain.indexed else None
-        return Handing(Batch(indices, X, tickets), host, self, generator)
-
-    def drop(self, q: int) -> None:
-        """Forget the next q: they are handed out."""
-        self._at += q
+        indices = self.picks.narrow(0, start, q).clone() if self.domain.indexed else None
+        return Handing(Batch(indices, X, tickets), host, self, start, generator)
 
 
 class Ledger:
@@ -101,18 +99,20 @@ class Ledger:
         """Return picks as evaluations to make; nothing is recorded yet."""
         return Batch(picks if self.domain.indexed else None, self.domain.inputs(picks), list(tickets))
 
-    def add(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
-        """Record that evaluations are handed out, ``picks`` as a journal keeps them. All of them, or none if that raises."""
-        try:
-            self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
-        except BaseException:
-            self.remove(tickets)
-            raise
+    def mark(self) -> Mark:
+        """Return where the book stands, for :meth:`back_to`. O(1)."""
+        return self._open, self._answers, len(self._open), len(self._answers)
 
-    def remove(self, tickets: Iterable[int]) -> None:
-        """Take back what :meth:`add` recorded."""
-        for ticket in tickets:
-            self._open.pop(ticket, None)
+    def back_to(self, mark: Mark) -> None:
+        """Take back what has happened since: one :meth:`add`, :meth:`answer` or :meth:`settle`, or a part of one."""
+        self._open, self._answers, out, answered = mark
+        for book, length in ((self._open, out), (self._answers, answered)):
+            while len(book) > length:
+                book.popitem()  # the newest: books keep the order in which they were written
+
+    def add(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
+        """Record that evaluations are handed out, ``picks`` as a journal keeps them."""
+        self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
         """Return evaluations again as they were handed out."""
@@ -123,17 +123,8 @@ class Ledger:
         return self.domain.stacked(list(self._open.values()))
 
     def answer(self, answers: Mapping[int, float]) -> None:
-        """Record results (NaN: failed) of tickets that :meth:`check` has passed. All of them, or none if that raises."""
-        try:
-            self._answers.update(answers)
-        except BaseException:
-            self.unanswer(answers)
-            raise
-
-    def unanswer(self, tickets: Iterable[int]) -> None:
-        """Take back what :meth:`answer` recorded."""
-        for ticket in tickets:
-            self._answers.pop(ticket, None)
+        """Record results (NaN: failed) of tickets that :meth:`check` has passed."""
+        self._answers.update(answers)
 
     def answers(self) -> tuple[Batch, list[float]]:
         """Return what is answered, in order of the tickets."""
@@ -141,10 +132,11 @@ class Ledger:
         return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]
 
     def settle(self, tickets: Iterable[int]) -> None:
-        """Forget evaluations whose results are in the state now."""
-        for ticket in tickets:
-            self._open.pop(ticket, None)
-            self._answers.pop(ticket, None)
+        """Forget evaluations whose results are in the state now. O(all that is out)."""
+        gone = set(tickets)
+        self._open, self._answers = (
+            {ticket: kept for ticket, kept in book.items() if ticket not in gone} for book in (self._open, self._answers)
+        )
 
     def check(self, tickets: list[int]) -> None:
         """Check that tickets are out and none is given twice.

@@ -1,0 +1,143 @@
+"""Ctrl-C, or memory that runs out, at any line of ask, tell and the journal: a run goes on in process as if nothing was."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparse_bo
+from sparse_bo import AskTell
+from sparse_bo.errors import PendingBatchError, StorageError
+from tests.journal.runs import arms, policy, value
+
+FILES = tuple(str(Path(sparse_bo.__file__).parent / part) for part in ("runs", "journal", "evaluations"))
+BUDGET = 16
+SETTINGS: dict[str, dict[str, Any]] = {
+    "in memory": {},
+    "journal": {"storage": True},
+    "journal, certified": {"storage": True, "certify_every": 1},
+}
+
+
+class At:
+    """Does something at the n-th line that runs in the parts of the package that keep a run."""
+
+    def __init__(self, line: int, strike: Callable[[], None]) -> None:
+        self.left, self.strike = line, strike
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+
+    def __exit__(self, *exception: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: Any, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(FILES) else None
+
+    def _line(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.strike()
+        return self._line
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def out_of_memory() -> None:
+    raise MemoryError("injected")
+
+
+def step(loop: AskTell, told: dict[int, float]) -> None:
+    """Ask two at a time, tell one at a time, as the loop alone decides; ``told`` gets what ``tell`` has returned for."""
+    pending = loop.pending
+    if loop.asked < BUDGET and len(pending) < 4:
+        try:
+            loop.ask(2)
+        except PendingBatchError:
+            pending = loop.pending
+        else:
+            return
+    ticket = pending[(7 * loop.asked) % len(pending)]
+    y = value(ticket, int(loop.reissue([ticket]).indices))
+    loop.tell([ticket], [y])
+    told[ticket] = y
+
+
+def finished(loop: AskTell, told: dict[int, float]) -> AskTell:
+    while loop.asked < BUDGET or loop.pending:
+        step(loop, told)
+    return loop
+
+
+def started(folder: Path, name: str, settings: dict[str, Any]) -> AskTell:
+    given = {**settings, "storage": folder / f"{name}.db"} if "storage" in settings else settings
+    return AskTell(arms(), policy(), seed=1, **given)
+
+
+def course(loop: AskTell) -> list[Any]:
+    rows = loop.history.rows
+    best = [row.best_mean for row in rows]
+    return [[row.indices for row in rows], [row.values for row in rows], best, loop.asked, loop.pending, loop.state.pulls]
+
+
+@pytest.fixture(autouse=True)
+def interruptible(monkeypatch):
+    """A shell's background jobs ignore SIGINT; here it raises. Snapshots often."""
+    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def kept(loop: AskTell, told: dict[int, float]) -> bool:
+    """Return whether every result that ``tell`` has returned for is in the history, with its ticket."""
+    rows = zip(loop._engine.row_tickets, loop.history.rows, strict=True)
+    there = {t: v for tickets, row in rows for t, v in zip(tickets, row.values, strict=True)}
+    return all(repr(there[ticket]) == repr(y) for ticket, y in told.items())
+
+
+def lines_of(settings: dict[str, Any], folder: Path) -> int:
+    """Return how many lines a whole run has."""
+    counter = At(10**9, interrupt)
+    loop = started(folder, "counted", settings)
+    with counter:
+        finished(loop, {})
+    loop.close()
+    return 10**9 - counter.left
+
+
+def struck(line: int, strike: Callable[[], None], settings: dict[str, Any], folder: Path) -> tuple[AskTell, dict[int, float]]:
+    """Run with one strike, and go on in the same process."""
+    told: dict[int, float] = {}
+    loop = started(folder, f"{strike.__name__}-{line}", settings)
+    with contextlib.suppress(KeyboardInterrupt, MemoryError, StorageError), At(line, strike):
+        finished(loop, told)
+    return finished(loop, told), told
+
+
+@pytest.mark.parametrize("strike", [interrupt, out_of_memory])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_strike_at_any_line_changes_nothing(settings, strike, tmp_path):
+    reference = finished(started(tmp_path, "reference", settings), {})
+    expected = course(reference)
+    reference.close()
+    lines = lines_of(settings, tmp_path)
+    stride = max(lines // 60, 1)
+    for line in range(1, lines, stride):
+        loop, told = struck(line, strike, settings, tmp_path)
+        assert course(loop) == expected, f"line {line} of {lines}"
+        assert kept(loop, told)
+        loop.close()
+        if "storage" in settings:
+            again = AskTell.resume(tmp_path / f"{strike.__name__}-{line}.db")
+            assert course(again)[:2] == expected[:2], f"journal, line {line} of {lines}"
+            again.close()
