@@ -45,6 +45,10 @@ class PendingBatchError(RuntimeError):
         self.needed = needed
         self.pending = pending
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes whole."""
+        return _pending_batch, (str(self), self.needed, self.pending)
+
 
 class ContradictionError(RuntimeError):
     """The results contradict an assumption of the policy; the message says which.
@@ -56,6 +60,10 @@ class ContradictionError(RuntimeError):
     def __init__(self, message: str, *, state: Any) -> None:
         super().__init__(message)
         self.state = state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes without the state."""
+        return _without_state, (str(self),)
 
 
 class ScheduleComplete(RuntimeError):
@@ -76,6 +84,10 @@ class ObjectiveError(RuntimeError):
         self.loop = loop
         self.result = result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes without loop and result: these stay where the run is."""
+        return _without_run, (type(self), str(self))
+
 
 class RunInterrupted(KeyboardInterrupt):
     """The run was interrupted (Ctrl-C); nothing that was told before is lost.
@@ -89,3 +101,19 @@ class RunInterrupted(KeyboardInterrupt):
         super().__init__(message)
         self.loop = loop
         self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes without loop and result: these stay where the run is."""
+        return _without_run, (type(self), str(self))
+
+
+def _without_run(kind: type[ObjectiveError] | type[RunInterrupted], message: str) -> BaseException:
+    return kind(message, loop=None, result=None)
+
+
+def _without_state(message: str) -> ContradictionError:
+    return ContradictionError(message, state=None)
+
+
+def _pending_batch(message: str, needed: int, pending: int) -> PendingBatchError:
+    return PendingBatchError(message, needed=needed, pending=pending)

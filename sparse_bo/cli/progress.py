@@ -16,13 +16,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from sparse_bo.cli.console import console, errors
 from sparse_bo.cli.presets import make_problem
 from sparse_bo.errors import ContradictionError, ObjectiveError, RunInterrupted, StorageError
-from sparse_bo.evaluations.workers import Workers
+from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.problems.base import BoxProblem, Problem, repeatable
 from sparse_bo.problems.custom import OwnProblem, own_problem
 from sparse_bo.reports.tables import summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.runs.maximize import workers_of
 from sparse_bo.runs.result import Result
 
 AnyProblem = Problem | BoxProblem | OwnProblem
@@ -109,7 +108,7 @@ def go(
 ) -> None:
     """Run and report; with a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone."""
     seed, by_ticket = loop.about["seed"] + 1, storage is not None or workers is not None
-    how: dict[str, Any] = {"call_with": problem.call_with, "workers": workers}
+    how: dict[str, Any] = {"call_with": problem.call_with, "executor": workers}
     objective: Any
     if isinstance(problem, OwnProblem):
         objective, how = problem.function, {**how, "vectorized": problem.vectorized}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparse_bo.evaluations.pools import Submits, check_executor
@@ -50,3 +50,19 @@ class Workers:
         check_choice("on_error", self.on_error, ("raise", "drop"))
         if self.chunk is not None:
             check_count("chunk", self.chunk)
+
+
+def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
+    """Return the settings that ``executor`` and ``workers`` stand for.
+
+    Raises:
+        TypeError: If one has the wrong kind.
+        ValueError: If they do not fit together, or one is out of range.
+    """
+    if executor is None:
+        if workers is not None:
+            raise ValueError(f"workers={workers!r} needs executor= (for example 'processes')")
+        return None
+    if not isinstance(executor, Workers):
+        return Workers(executor=executor, count=workers)
+    return executor if workers is None else replace(executor, count=workers)

@@ -16,8 +16,9 @@ from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
 from sparse_bo.evaluations.answers import FAILED, answers_of, some
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
+from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
-from sparse_bo.evaluations.workers import Workers
+from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, Policy, State
 from sparse_bo.runs.boundary import Boundary
@@ -132,6 +133,11 @@ class AskTell:
         """Write what is left to write to the journal, and release it. Does nothing without one."""
         with self._lock:
             self._recorder.close()
+
+    def release(self) -> None:
+        """Let go of the journal's file until the next ask or tell, so that another process may read or resume it."""
+        with self._lock:
+            self._recorder.release()
 
     def __enter__(self) -> AskTell:
         return self
@@ -259,7 +265,8 @@ class AskTell:
         call_with: CallWith = "X",
         vectorized: bool = True,
         arrays: Arrays = "torch",
-        workers: Workers | None = None,
+        executor: str | Submits | Workers | None = None,
+        workers: int | None = None,
         callback: Callback | None = None,
     ) -> Result:
         """Ask, evaluate and tell until ``budget`` more evaluations have been asked; what is out already is evaluated first.
@@ -271,7 +278,9 @@ class AskTell:
                 tickets can seed a random objective, so that it repeats after a resume.
             vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
             arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`.
-            workers: Where to evaluate; ``None``: here, batch by batch.
+            executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
+                ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
+            workers: Evaluations at a time; default: as many as the executor has workers.
             callback: Called with the loop and the new history row after each update of the state.
 
         Raises:
@@ -280,30 +289,38 @@ class AskTell:
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
             TypeError: If the objective cannot be sent to the workers.
             StorageError: If the journal cannot be written.
+
+        Whatever is raised while the run goes on, by the policy or the callback too, has the loop and the result so far as its
+        attributes ``loop`` and ``result``.
         """
+        spread = workers_of(executor, workers)
         end = self.asked + check_count("budget", budget, minimum=0)
         evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
         progress = _Progress(self, callback)
         try:
-            if workers is None:
+            if spread is None:
                 run_serially(self, evaluate, end, progress)
             else:
-                Dispatch(self, evaluate, workers, end, progress).run()
+                Dispatch(self, evaluate, spread, end, progress).run()
         except KeyboardInterrupt as interrupt:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
-            raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
+            raise RunInterrupted(message, loop=self, result=self._result_of(self._engine)) from interrupt
         except EvaluationFailed as error:
             message = (
                 f"the objective failed {error}. Everything told before is in .result and .loop; tell or fail the tickets in "
                 ".loop.pending, then go on with .loop.run(...)"
             )
-            raise ObjectiveError(message, loop=self, result=self.result()) from error.__cause__
+            raise ObjectiveError(message, loop=self, result=self._result_of(self._engine)) from error.__cause__
+        except Exception as error:
+            vars(error).update(loop=self, result=self._result_of(self._engine))
+            error.add_note("Everything told before is in the attributes .loop and .result of this exception.")
+            raise
         return self.result()
 
     def result(self) -> Result:
         """Return the best arms and the history so far."""
         with self._lock:
-            return Result(self.state.report(), self.history, self.state, self._domain.dtype)
+            return self._result_of(self._caught_up())
 
     def certificate(self) -> Certificate | None:
         """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
@@ -311,6 +328,10 @@ class AskTell:
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
         """
         return self._caught_up().certificate()
+
+    def _result_of(self, engine: Engine) -> Result:
+        history = History(tuple(engine.rows), run_info(self._about))
+        return Result(engine.state.report(), history, engine.state, self._domain.dtype)
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""

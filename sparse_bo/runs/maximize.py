@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
-from sparse_bo.evaluations.workers import Workers
+from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.result import Result
@@ -64,38 +63,28 @@ def maximize(
             fit them, or the recorded run is another one.
         FileExistsError: If there is a file at ``storage`` and ``resume`` is not set.
         StorageError: If the journal cannot be written.
-        ObjectiveError: If the objective fails; carries the loop and the result so far.
+        ObjectiveError: If the objective fails; carries the loop and the result so far, as any other exception of the run does.
         RunInterrupted: On Ctrl-C; carries the loop and the result so far.
+
+    An exception leaves the journal free: the same call with ``resume=True`` goes on, and so does the exception's ``loop``.
     """
     check_count("budget", budget, minimum=0)
-    spread = workers_of(executor, workers)
+    workers_of(executor, workers)  # what does not fit is said before a journal is made
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
     if storage is not None and resume and Path(storage).exists():
         loop = _resumed(storage, arms, bounds, policy, seed)
     else:
         loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage)
-    more = max(budget - loop.asked, 0)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
-    result = loop.run(objective, more, workers=spread, callback=callback, **how)
+    more = max(budget - loop.asked, 0)
+    try:
+        result = loop.run(objective, more, executor=executor, workers=workers, callback=callback, **how)
+    except BaseException:
+        loop.release()
+        raise
     loop.close()
     return result
-
-
-def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
-    """Return the settings that ``executor`` and ``workers`` stand for.
-
-    Raises:
-        TypeError: If one has the wrong kind.
-        ValueError: If they do not fit together, or one is out of range.
-    """
-    if executor is None:
-        if workers is not None:
-            raise ValueError(f"workers={workers!r} needs executor= (for example 'processes')")
-        return None
-    if not isinstance(executor, Workers):
-        return Workers(executor=executor, count=workers)
-    return executor if workers is None else replace(executor, count=workers)
 
 
 def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy | None, seed: int) -> AskTell:

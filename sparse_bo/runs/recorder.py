@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
+from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, pack, unpack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
@@ -25,8 +26,32 @@ class Recorder:
     """The journal of a run, if it has one; without one every method does nothing. Owned by ``AskTell``."""
 
     def __init__(self, journal: Journal | None = None) -> None:
-        self.journal = journal
+        self._journal = journal
+        self._released = False
         self._snapshot_bytes = self._rows = 0
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal, opened again if it was released.
+
+        Raises:
+            StorageError: If it cannot be opened again, or was gone on with elsewhere meanwhile.
+        """
+        if self._journal is not None and self._released:
+            again = Journal.open(self._journal.path)
+            if again.last != self._journal.last:
+                again.close()
+                raise StorageError(
+                    f"{again.path} was gone on with elsewhere since this loop released it; use AskTell.resume(...) instead"
+                )
+            self._journal, self._released = again, False
+        return self._journal
+
+    def release(self) -> None:
+        """Write what is left to write, and let the file go until something is to be written again."""
+        if self._journal is not None and not self._released:
+            self._journal.close()
+            self._released = True
 
     @staticmethod
     def create(path: str | Path | None, about: Mapping[str, Any], domain: Domain) -> Recorder:
@@ -115,8 +140,8 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is left to write, and release the file."""
-        if self.journal is not None:
-            self.journal.close()
+        if self._journal is not None and not self._released:
+            self._journal.close()
 
     def replay(self, engine: Engine) -> None:
         """Bring a new engine to where the journal ends."""

@@ -173,7 +173,7 @@ def test_an_objective_that_raises_ends_the_run_with_everything_told_and_the_rest
     assert loop.pending
     told = read_run(tmp_path / "run.db").told
     assert told >= 16
-    result = loop.run(flaky.smooth, 50 - loop.asked, workers=workers)
+    result = loop.run(flaky.smooth, 50 - loop.asked, executor=workers)
     assert result.state.pulls == loop.asked == 50
     loop.close()
 

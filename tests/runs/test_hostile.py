@@ -1,0 +1,176 @@
+"""Objectives that write into what they are given, policies and callbacks that raise, loops used from several threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Workers, maximize
+from sparse_bo.errors import (
+    ContradictionError,
+    ObjectiveError,
+    PendingBatchError,
+    RunInterrupted,
+    StorageError,
+)
+from sparse_bo.evaluations import Batch, PlainBatch
+from sparse_bo.policies import RandomSearch
+from tests.journal.runs import arms, policy
+
+BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
+
+
+def vandal(given):
+    """Evaluate, then write over everything that was handed out."""
+    batch = given if isinstance(given, (Batch, PlainBatch)) else None
+    X = given if batch is None else batch.X
+    y = X[:, 0] + X[:, 1]
+    X[:] = 1e9
+    if batch is not None:
+        batch.tickets.reverse()
+    return y.copy() if isinstance(y, np.ndarray) else y.clone()
+
+
+@pytest.mark.parametrize("executor", [None, "threads"])
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+@pytest.mark.parametrize("call_with", ["X", "batch"])
+@pytest.mark.parametrize("where", [{"arms": True}, {"bounds": BOUNDS}], ids=["arms", "box"])
+def test_an_objective_may_write_into_what_it_is_given(where, call_with, arrays, executor, tmp_path):
+    domain = {"arms": arms()} if "arms" in where else where
+    how = {"budget": 20, "seed": 1, "policy": RandomSearch(batch_size=4)}
+    honest = maximize(lambda X: X[:, 0] + X[:, 1], **domain, **how)
+    storage = tmp_path / "run.db"
+    got = maximize(vandal, **domain, **how, call_with=call_with, arrays=arrays, executor=executor, storage=storage)
+    assert got.history.points == honest.history.points
+    assert got.history.indices == honest.history.indices
+    assert got.history.column("values") == honest.history.column("values")
+    with AskTell.resume(storage) as again:
+        assert again.history.points == honest.history.points
+        assert again.history.column("values") == honest.history.column("values")
+
+
+def test_what_is_out_is_reissued_as_it_was_handed_out():
+    loop = AskTell(bounds=BOUNDS, policy=RandomSearch(batch_size=3), seed=0)
+    batch = loop.ask()
+    before = batch.X.clone()
+    batch.X.zero_()
+    again = loop.reissue()
+    again.X.zero_()
+    assert torch.equal(loop.reissue().X, before)
+    loop.tell(batch.tickets, [1.0, 2.0, 3.0])
+    assert loop.history.points == before.tolist()
+
+
+def test_whatever_ends_a_run_carries_it(tmp_path):
+    class Odd(Exception):
+        pass
+
+    def callback(loop, row):
+        if row.round == 3:
+            raise Odd("from the callback")
+
+    with pytest.raises(Odd) as caught:
+        maximize(lambda X: X.sum(-1), arms=arms(), policy=policy(), budget=30, callback=callback, storage=tmp_path / "run.db")
+    error = caught.value
+    assert len(error.result.history.rows) == 3
+    assert "attributes .loop and .result" in error.__notes__[0]
+    with AskTell.resume(tmp_path / "run.db") as again:  # nobody holds it
+        assert again.history.column("values") == error.result.history.column("values")
+    error.loop.run(lambda X: X.sum(-1), 5)  # takes it up again
+    error.loop.release()
+    with AskTell.resume(tmp_path / "run.db") as again:
+        again.run(lambda X: X.sum(-1), 1)
+    with pytest.raises(StorageError, match="gone on with elsewhere"):
+        error.loop.run(lambda X: X.sum(-1), 1)
+
+
+def test_a_policy_that_raises_loses_nothing(monkeypatch):
+    loop = AskTell(arms(), policy(), seed=0)
+    tell, calls = type(loop._engine.mechanism).tell, []
+
+    def broken(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise FloatingPointError("in the policy")
+        return tell(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(loop._engine.mechanism), "tell", broken)
+    with pytest.raises(FloatingPointError) as caught:
+        loop.run(lambda X: X.sum(-1), 30)
+    assert caught.value.loop is loop
+    assert len(caught.value.result.history.rows) == 3
+    reference = AskTell(arms(), policy(), seed=0)
+    reference.run(lambda X: X.sum(-1), loop.asked + 10)
+    loop.run(lambda X: X.sum(-1), 10)
+    assert loop.history.column("values") == reference.history.column("values")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ObjectiveError("failed", loop=object(), result=object()),
+        RunInterrupted("stopped", loop=object(), result=object()),
+        ContradictionError("no", state=threading.Lock()),
+        PendingBatchError("wait", needed=3, pending=7),
+    ],
+)
+def test_errors_travel_between_processes(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert (getattr(again, "needed", None), getattr(again, "pending", None)) == (
+        getattr(error, "needed", None),
+        getattr(error, "pending", None),
+    )
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_eight_threads_on_one_loop(journal, tmp_path):
+    storage = {"storage": tmp_path / "run.db"} if journal else {}
+    loop = AskTell(arms(), policy(), seed=0, **storage)
+    seen: list[int] = []
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while len(seen) < 200:
+                try:
+                    batch = loop.ask(3)
+                except PendingBatchError:
+                    continue
+                seen.extend(batch.tickets)
+                for ticket, index in zip(batch.tickets, batch.indices.tolist(), strict=True):
+                    assert loop.pending  # reading while others write
+                    loop.tell([ticket], [index + ticket / 1000.0])
+        except BaseException as error:
+            wrong.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+    assert sorted(seen) == list(range(loop.asked))
+    values = [v for row in loop.history.rows for v in row.values]
+    assert sorted(round(1000 * (v % 1.0)) for v in values) == [t % 1000 for t in range(loop.asked)]
+    assert loop.state.pulls == loop.asked
+    loop.close()
+    if journal:
+        with AskTell.resume(tmp_path / "run.db") as again:
+            assert again.history.column("values") == loop.history.column("values")
+
+
+def test_workers_are_counted_alike_by_run_and_maximize():
+    loop = AskTell(arms(), RandomSearch(batch_size=4), seed=3)
+    result = loop.run(lambda X: X.sum(-1), 12, executor="threads", workers=2)
+    other = maximize(
+        lambda X: X.sum(-1), arms=arms(), policy=RandomSearch(batch_size=4), seed=3, budget=12, executor=Workers(count=2)
+    )
+    assert result.history.column("values") == other.history.column("values")
+    with pytest.raises(ValueError, match="needs executor="):
+        loop.run(lambda X: X.sum(-1), 12, workers=2)
