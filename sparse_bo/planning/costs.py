@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -246,12 +246,7 @@ def available_bytes(device: torch.device) -> int:
     """Return the bytes that are free: on a GPU as its driver says; else of the machine and of this control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = [pages]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        found = [line.split() for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]
-        free += [int(fields[1]) * 1024 for fields in found]
+    free = [int(psutil.virtual_memory().available)]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
         free.append(int(limit.read_text()) - int(used.read_text()))
