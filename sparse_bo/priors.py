@@ -33,6 +33,11 @@ class Prior(NamedTuple):
     prior_mean: float | None
     regularization: float | None
 
+    @property
+    def complete(self) -> bool:
+        """Whether kernel and λ are known, so that nothing has to be learned; a mean that is not known is 0 then."""
+        return self.covar_module is not None and self.regularization is not None
+
     def known(self) -> KnownPrior:
         """Return the same prior as one of which nothing is left to learn; a mean that is not known is 0.
 

@@ -17,7 +17,7 @@ those in journals: a renamed field makes older journals unreadable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -26,15 +26,11 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains import Box, Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import StorageError
 from sparse_bo.observations import Observations
 from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.policies.protocol import Frozen, arm_set_of
-from sparse_bo.policies.states import BanditState, BoxState
 from sparse_bo.priors import KnownPrior, Prior
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
@@ -117,80 +113,3 @@ def thaw_prior(frozen: Mapping[str, Any], *, given: Kernel | None) -> KnownPrior
     """
     kernel = rebuild(frozen["kernel"]) if given is None else given
     return KnownPrior(kernel, frozen["prior_mean"], frozen["regularization"])
-
-
-def freeze_bandit(state: BanditState) -> Frozen:
-    """Return a state over arms as arrays: O(distinct pulled arms + m), without the arms and anything of their size."""
-    seen, posterior = state.observations, state.posterior
-    frozen: dict[str, Any] = {
-        "indices": seen.indices,
-        "counts": seen.counts,
-        "sums": seen.sums,
-        "sums_of_squares": seen.sums_of_squares,
-        "first_pull": seen.first_pull,
-        "width": state.width,
-        "information": state.information,
-        "pulls_at_learning": state.pulls_at_learning,
-        "round": state.round,
-    }
-    if posterior is not None:
-        dictionary, surrogate = posterior.dictionary, posterior.surrogate
-        frozen["probabilities"] = dictionary.probabilities
-        frozen |= {"points": dictionary.points} if dictionary.indices is None else {"dictionary": dictionary.indices}
-        frozen |= {"prior_mean": surrogate.prior_mean, "regularization": surrogate.regularization}
-        frozen["kernel"] = describe(surrogate.covariance.kernel)
-    return frozen
-
-
-def thaw_bandit(
-    arms: ArmSet, frozen: Frozen, *, surrogate_of: Callable[[Prior], Surrogate] | None = None, memory_bytes: int = 0
-) -> BanditState:
-    """Return the state that :func:`freeze_bandit` froze; its posterior is fitted and swept again, O(n m² + a m (d + r)).
-
-    Args:
-        arms: ``a x d``.
-        frozen: Arrays on any device.
-        surrogate_of: Makes the surrogate of a prior; needed if the state has a posterior. Its prior has no kernel if the
-            frozen one cannot be rebuilt from its description.
-        memory_bytes: Budget of the kernel columns.
-    """
-    arrays = {name: value.to(arms.device) for name, value in frozen.items() if isinstance(value, Tensor)}
-    indices = arrays["indices"]
-    observations = Observations(
-        arms[indices], arrays["counts"], arrays["sums"], arrays["sums_of_squares"], arrays["first_pull"], indices
-    )
-    posterior = columns = None
-    if "probabilities" in arrays:
-        assert surrogate_of is not None
-        chosen = arrays.get("dictionary")
-        points = arrays["points"] if chosen is None else arms[chosen]
-        kernel = None if "unknown" in frozen["kernel"] else rebuild(frozen["kernel"])
-        surrogate = surrogate_of(Prior(kernel, frozen["prior_mean"], frozen["regularization"]))
-        dictionary = Dictionary(points, arrays["probabilities"], chosen)
-        posterior, columns = arm_posterior(surrogate, observations, dictionary, KernelColumns(memory_bytes))
-    return BanditState(
-        arms,
-        observations,
-        posterior=posterior,
-        width=frozen["width"],
-        information=frozen["information"],
-        pulls_at_learning=frozen["pulls_at_learning"],
-        columns=columns,
-        round=frozen["round"],
-    )
-
-
-def freeze_plain(state: BanditState | BoxState) -> Frozen | None:
-    """Return the state of a policy without a model as arrays."""
-    if isinstance(state, BanditState):
-        return freeze_bandit(state)
-    return None if state.model is not None else {"X": state.X, "y": state.y, "width": state.width, "round": state.round}
-
-
-def thaw_plain(domain: Domain, frozen: Frozen) -> BanditState | BoxState:
-    """Return the state that :func:`freeze_plain` froze."""
-    if not isinstance(domain, Box):
-        return thaw_bandit(arm_set_of(domain, policy="random"), frozen)
-    device = domain.bounds.device
-    X, y = frozen["X"].to(device), frozen["y"].to(device)
-    return BoxState(domain.double(), X, y, width=frozen["width"], round=frozen["round"])
