@@ -93,3 +93,14 @@ def test_constant_observations_and_constant_columns_can_be_learned_from():
     )
     assert learned.regularization > 0.0
     assert learned.prior_mean == pytest.approx(4.0, abs=1e-6)
+
+
+def test_a_prior_is_known_once_kernel_and_noise_are():
+    kernel = gpytorch.kernels.RBFKernel()
+    prior = Prior(kernel, None, 0.1)
+    assert prior.complete
+    assert prior.known() == (kernel, 0.0, 0.1)
+    for missing, name in ((Prior(None, 1.0, 0.1), "a kernel"), (Prior(kernel, 1.0, None), "regularization")):
+        assert not missing.complete
+        with pytest.raises(ValueError, match=f"expected a prior with {name}, got None"):
+            missing.known()
