@@ -54,7 +54,7 @@ class HistoryRow:
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` where it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds by phase, see :data:`sparse_bo.policies.timing.Phase`."""
+    """Wall-clock seconds by phase: ``pick``, ``objective``, ``observe``, ``learn``, ``sample``, ``fit``."""
 
 
 @dataclass(frozen=True)
