@@ -28,6 +28,7 @@ from torch import Tensor
 from sparse_bo import BKB
 from sparse_bo.core import dtc
 from sparse_bo.dictionary import AllSampler
+from sparse_bo.domains import Arms
 from sparse_bo.policies import BanditState
 from sparse_bo.runs.figures import BLUE, INK, MUTED, ORANGE, STYLE
 
@@ -48,13 +49,13 @@ def run_one(seed: int) -> dict[str, Any]:
     f = _draw(kernel(arms).to_dense().detach(), generator)
     picks = torch.randint((ARMS + 1) // 2, (max(TIMES),), generator=generator)
     y = f[picks] + NOISE_SD * torch.randn(len(picks), generator=generator, dtype=torch.float64)
-    policy = BKB(covar_module=kernel, regularization=NOISE_SD**2)
-    exact = BKB(covar_module=kernel, regularization=NOISE_SD**2, dictionary=AllSampler())
-    state, panels = policy.init(arms), []
+    policy = BKB(covar_module=kernel, regularization=NOISE_SD**2).on_arms(Arms(arms))
+    exact = BKB(covar_module=kernel, regularization=NOISE_SD**2, dictionary=AllSampler()).on_arms(Arms(arms))
+    state, panels = policy.init(), []
     for t in range(1, max(TIMES) + 1):
         state = policy.tell(state, picks[t - 1 : t], y[t - 1 : t], generator=generator)
         if t in TIMES:
-            whole = exact.tell(exact.init(arms), picks[:t], y[:t], generator=generator)
+            whole = exact.tell(exact.init(), picks[:t], y[:t], generator=generator)
             panel = _panel(f, state, whole)
             curves = _curves(picks[:t], y[:t], state, whole) if seed == 0 else {}
             panels.append({"t": t, **panel, **curves})

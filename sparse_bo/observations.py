@@ -33,6 +33,17 @@ class Observations:
         return self.X.shape[0]
 
     @property
+    def rows(self) -> Tensor:
+        """The :attr:`indices` of observations of arms, ``n``.
+
+        Raises:
+            ValueError: If the inputs are not arms.
+        """
+        if self.indices is None:
+            raise ValueError("expected observations of arms (with indices), got observations of free inputs")
+        return self.indices
+
+    @property
     def means(self) -> Tensor:
         """``n`` mean observation of each input (y)."""
         return self.sums / self.counts

@@ -82,3 +82,23 @@ class Arms(Domain):
     def double(self) -> Arms:
         """See :meth:`Domain.double`."""
         return self if self.points.dtype == torch.float64 else Arms(self.points.double())
+
+    def uniform(self, q: int, *, seen: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw ``q`` arms uniformly: distinct and not ``seen`` (some arms) as long as there are such, then any arms.
+
+        Draws ``2q + 16`` integers of a CPU generator, then, if these are not enough or more than a quarter of the arms would be
+        needed, one permutation of the arms and what is missing. O(q + len(seen)), or O(a).
+        """
+        a, device = self.count, self.device
+        if 4 * (q + len(seen)) < a:
+            pool = torch.randint(a, (2 * q + 16,), generator=generator).tolist()
+            known = set(seen.tolist())
+            fresh = [i for i in dict.fromkeys(pool) if i not in known][:q]
+            if len(fresh) == q:
+                return torch.tensor(fresh, device=device)
+        order = torch.randperm(a, generator=generator).to(device)
+        unseen = order[~torch.isin(order, seen)][:q]
+        if len(unseen) == q:
+            return unseen
+        more = torch.randint(a, (q - len(unseen),), generator=generator).to(device)
+        return torch.cat([unseen, more])

@@ -3,25 +3,111 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Box, Domain
+from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.observations import add_observations
-from sparse_bo.policies.persistence import freeze_bandit, freeze_plain, thaw_bandit, thaw_plain
-from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arm_set_of, random_arms
-from sparse_bo.policies.states import BanditState, BoxState, initial_box_state, initial_state, told
+from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
+from sparse_bo.policies.states import (
+    BanditState,
+    BoxState,
+    freeze_evaluated,
+    initial_box_state,
+    initial_state,
+    thaw_evaluated,
+    told,
+)
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
-def _observe(state: BanditState, indices: Tensor, y: Tensor) -> BanditState:
-    watch = Stopwatch()
-    with watch.phase("observe"):
-        observations = add_observations(state.observations, state.arms, indices, y)
-    return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
+class Choice(Protocol):
+    """What tells one policy without a model over arms from another: how the next arms follow from the observations."""
+
+    def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q`` arms; ``pending`` ones have no result yet."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmsWithoutModel(Mechanism[BanditState]):
+    """A policy over arms, in memory or not, that looks at the observations alone.
+
+    Attributes:
+        domain: The arms, float64.
+        batch_size: Arms per batch.
+        choose: How arms are chosen.
+    """
+
+    domain: Arms
+    batch_size: int
+    choose: Choice
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_state(self.domain.points)
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` arms, or ``max_q`` if that is less. Draws as ``choose`` does."""
+        q = min(self.batch_size, max_q)
+        return Proposal(self.choose(self.domain, state, q, pending=pending, generator=generator))
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Record the observations."""
+        watch = Stopwatch()
+        with watch.phase("observe"):
+            observations = add_observations(state.observations, self.domain.points, picks, y)
+        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms)."""
+        return freeze_evaluated(state)
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Reads the pulled arms alone."""
+        return thaw_evaluated(self.domain.points, on_device(frozen, self.domain.device))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RandomPoints(Mechanism[BoxState]):
+    """Points of a box, uniformly at random.
+
+    Attributes:
+        box: In float64.
+        batch_size: Points per batch.
+    """
+
+    box: Box
+    batch_size: int
+
+    def init(self) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_box_state(self.box)
+
+    def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers a point."""
+        return Proposal(self.box.uniform(min(self.batch_size, max_q), generator=generator))
+
+    def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
+        """Record the observations."""
+        return replace(told(state, picks, y), seconds={})
+
+    def freeze(self, state: BoxState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
+        return freeze_fields(state)
+
+    def thaw(self, frozen: Frozen) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        return BoxState(self.box, **thaw_fields(BoxState, on_device(frozen, self.box.device)))
+
+
+def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Return ``q`` random arms: neither observed nor pending as long as there are such. Draws as :meth:`Arms.uniform`."""
+    return domain.uniform(q, seen=torch.cat([state.observations.rows, pending]), generator=generator)
 
 
 def check_exploration(epsilon: float, decay: float) -> None:
@@ -82,42 +168,19 @@ class RandomSearch:
         """``"random"``."""
         return "random"
 
-    def on(self, domain: Domain) -> Mechanism[Any]:
+    def on(self, domain: Domain) -> ArmsWithoutModel | RandomPoints:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        self.init(domain)
-        return Delegated(self, domain)
-
-    def init(self, domain: Domain) -> BanditState | BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_box_state(domain) if isinstance(domain, Box) else initial_state(arm_set_of(domain, policy=self.name))
-
-    def ask(self, state: BanditState | BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return ``batch_size`` random arms or points."""
-        q = min(self.batch_size, max_q)
-        if isinstance(state, BoxState):
-            return Proposal(state.box.uniform(q, generator=generator))
-        return Proposal(random_arms(state, q, pending=pending, generator=generator))
-
-    def tell(
-        self, state: BanditState | BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator
-    ) -> BanditState | BoxState:
-        """Record the observations."""
-        return replace(told(state, picks, y), seconds={}) if isinstance(state, BoxState) else _observe(state, picks, y)
-
-    def freeze(self, state: BanditState | BoxState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
-        return freeze_plain(state)
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        return thaw_plain(domain, frozen)
+        if isinstance(domain, Box):
+            return RandomPoints(box=domain, batch_size=self.batch_size)
+        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=unseen_arms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedy:
     """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
 
-    With a model in place of the mean observations: :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
+    The first arms of a run are random. With a model in place of the mean observations:
+    :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
 
     Attributes:
         epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
@@ -139,35 +202,14 @@ class EpsilonGreedy:
         """``"epsilon-greedy"``."""
         return "epsilon-greedy"
 
-    def on(self, domain: Domain) -> Mechanism[Any]:
+    def on(self, domain: Domain) -> ArmsWithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        self.init(domain)
-        return Delegated(self, domain)
+        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=self._choose)
 
-    def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_state(arm_set_of(domain, policy=self.name))
-
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Draw one uniform number per arm of the batch, then the random arms; the first arm of a run is random."""
-        q = min(self.batch_size, max_q)
+    def _choose(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw one uniform number per arm of the batch, then the random arms; without observations all arms are random."""
         observed = state.observations
         if observed.n == 0:
-            return Proposal(random_arms(state, q, pending=pending, generator=generator))
-        assert observed.indices is not None
-        best, out = observed.indices[observed.means.argmax()], len(pending)
-        return Proposal(
-            with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)
-        )
-
-    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
-        """Record the observations."""
-        return _observe(state, picks, y)
-
-    def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
-        return freeze_bandit(state)
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        return thaw_bandit(arm_set_of(domain, policy=self.name), frozen)
+            return unseen_arms(domain, state, q, pending=pending, generator=generator)
+        best, out = observed.rows[observed.means.argmax()], len(pending)
+        return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domains import Arms, ArmSet, Box, Domain, LazyArms
+from sparse_bo.domains import Arms, Box, Domain, LazyArms
 from sparse_bo.domains.lazy import in_memory
-from sparse_bo.policies.states import BanditState, State
+from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
@@ -159,15 +159,15 @@ class Delegated(Mechanism[Any]):
         return self.policy.thaw(self.domain, frozen)
 
 
-def arm_set_of(domain: Domain, *, policy: str) -> ArmSet:
-    """Return the arms of a policy that needs a finite arm set, in memory or not.
+def as_arms(domain: Domain, *, policy: str) -> Arms:
+    """Return the domain of a policy that needs a finite arm set, in memory or not.
 
     Raises:
         TypeError: If the domain is a box.
     """
     if not isinstance(domain, Arms):
         raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
-    return domain.points
+    return domain
 
 
 def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor:
@@ -177,7 +177,7 @@ def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_B
         TypeError: If the domain is a box.
         ValueError: If a lazy set does not fit into ``memory_bytes``.
     """
-    arms = in_memory(arm_set_of(domain, policy=policy), memory_bytes=memory_bytes)
+    arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
     if isinstance(arms, LazyArms):
         raise ValueError(
             f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
@@ -195,27 +195,3 @@ def box_of(domain: Domain, *, policy: str) -> Box:
     if not isinstance(domain, Box):
         raise TypeError(f"policy {policy!r} searches a box, got an arm set; pass bounds= (2 x d) instead of arms=")
     return domain
-
-
-def random_arms(state: BanditState, q: int, *, pending: Tensor | None = None, generator: torch.Generator) -> Tensor:
-    """Return ``q`` arms uniformly at random: distinct, not observed and not pending as long as there are such, then any arms.
-
-    Draws ``q`` integers, or one permutation of the arms where more than a quarter of them would be needed.
-    """
-    a, device = state.arms.shape[0], state.arms.device
-    seen = state.observations.indices
-    assert seen is not None
-    if pending is not None and len(pending):
-        seen = torch.cat([seen, pending])
-    if 4 * (q + len(seen)) < a:
-        pool = torch.randint(a, (2 * q + 16,), generator=generator).tolist()
-        known = set(seen.tolist())
-        fresh = [i for i in dict.fromkeys(pool) if i not in known][:q]
-        if len(fresh) == q:
-            return torch.tensor(fresh, device=device)
-    order = torch.randperm(a, generator=generator).to(device)
-    unseen = order[~torch.isin(order, seen)][:q]
-    if len(unseen) == q:
-        return unseen
-    more = torch.randint(a, (q - len(unseen),), generator=generator).to(device)
-    return torch.cat([unseen, more])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from botorch.models.model import Model
@@ -15,6 +15,7 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Box
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations, no_observations
+from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, thaw_fields, thaw_observations
 from sparse_bo.policies.timing import Phase
 
 
@@ -86,6 +87,22 @@ class State(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedArms:
+    """What a policy with a model over arms knows from the last resparsification to the next. A value."""
+
+    posterior: ArmPosterior
+    """Posterior over the arms."""
+    columns: KernelColumns
+    """Kernel columns kept for the next resparsification: they save time and change nothing."""
+    width: float = field(metadata=KEPT)
+    """Multiplier of √leverage (y) in the next batch's scores."""
+    information: float = field(metadata=KEPT)
+    """Sum of the width's gains over all pulls."""
+    pulls_at_learning: int = field(metadata=KEPT)
+    """Pulls when hyper-parameters were last learned; 0 if never."""
+
+
 @dataclass(frozen=True, eq=False)
 class BanditState:
     """Everything a policy over arms knows between two batches. A value."""
@@ -93,25 +110,27 @@ class BanditState:
     arms: ArmSet
     """``a x d``, float64."""
     observations: Observations
-    posterior: ArmPosterior | None = None
-    """Posterior over the arms at the last resparsification; ``None`` before there is data, or without a model."""
-    width: float | None = None
-    """Multiplier of √leverage (y) in the next batch's scores."""
-    information: float = 0.0
-    """Sum of the width's gains over all pulls."""
-    pulls_at_learning: int = 0
-    """Pulls when hyper-parameters were last learned; 0 if never."""
-    columns: KernelColumns | None = None
-    """Kernel columns kept from one resparsification to the next: saves time, changes nothing."""
-    round: int = 0
+    fitted: FittedArms | None = None
+    """The model; ``None`` before there is data, or without a model."""
+    round: int = field(default=0, metadata=KEPT)
     """Batches told so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
 
     @property
+    def posterior(self) -> ArmPosterior | None:
+        """Posterior over the arms at the last resparsification; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.posterior
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.width
+
+    @property
     def dictionary(self) -> Dictionary | None:
-        """The current dictionary; ``None`` before there is data, or without a model."""
-        return None if self.posterior is None else self.posterior.dictionary
+        """The current dictionary; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.posterior.dictionary
 
     @property
     def pulls(self) -> int:
@@ -150,9 +169,8 @@ class BanditState:
         observations = self.observations
         if observations.n == 0:
             return None, None, None
-        assert observations.indices is not None
         mean, position = observations.means.max(dim=0)
-        return int(observations.indices[position]), float(mean), int(observations.counts[position])
+        return int(observations.rows[position]), float(mean), int(observations.counts[position])
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,25 +179,31 @@ class BoxState:
 
     box: Box
     """In float64."""
-    X: Tensor
+    X: Tensor = field(metadata=KEPT)
     """``n x d`` evaluated points in the order in which they were told, in the user's units, float64."""
-    y: Tensor
+    y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
-    model: Model | None = None
-    """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
-    width: float | None = None
-    """Multiplier of √leverage (y) in the next batch's scores, for policies that have one."""
-    round: int = 0
+    round: int = field(default=0, metadata=KEPT)
     """Batches told so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
+
+    @property
+    def model(self) -> Model | None:
+        """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
+        return None
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of the posterior's spread in the next batch's scores, for policies that have one."""
+        return None
 
     @property
     def pulls(self) -> int:
         """Successful evaluations so far."""
         return len(self.y)
 
-    def without_results(self) -> BoxState:
+    def without_results(self) -> Self:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
 
@@ -207,6 +231,9 @@ class BoxState:
         )
 
 
+B = TypeVar("B", bound=BoxState)
+
+
 def initial_state(arms: ArmSet) -> BanditState:
     """Return the state of an arm set (``a x d``) without data."""
     return BanditState(arms, no_observations(arms))
@@ -218,6 +245,16 @@ def initial_box_state(box: Box) -> BoxState:
     return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
 
 
-def told(state: BoxState, X: Tensor, y: Tensor) -> BoxState:
+def told(state: B, X: Tensor, y: Tensor) -> B:
     """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
     return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1)
+
+
+def freeze_evaluated(state: BanditState) -> dict[str, Any]:
+    """Return what was evaluated, without arms and model: O(distinct pulled arms)."""
+    return freeze_observations(state.observations) | freeze_fields(state)
+
+
+def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:
+    """Return the state that :func:`freeze_evaluated` froze, without a model; tensors on the device of ``arms``."""
+    return BanditState(arms, thaw_observations(frozen, arms), **thaw_fields(BanditState, frozen))

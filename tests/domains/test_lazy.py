@@ -9,7 +9,7 @@ import torch
 from sparse_bo import AskTell, MemmapArms, ProductGrid
 from sparse_bo.arms import tiles as tiles_module
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.domains import LazyArms
+from sparse_bo.domains import Arms, LazyArms
 from sparse_bo.domains.lazy import digest, in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
@@ -213,7 +213,7 @@ def test_small_sets_are_brought_into_memory():
     assert torch.equal(in_memory(grid, memory_bytes=24 * (3 * 8 + 48)), grid[:])
     assert in_memory(grid, memory_bytes=24 * (3 * 8 + 48) - 1) is grid
     with pytest.raises(ValueError, match="'x' needs its arms in memory, but 24 arms do not fit into 100 bytes"):
-        arms_of(grid, policy="x", memory_bytes=100)
+        arms_of(Arms(grid), policy="x", memory_bytes=100)
 
 
 @pytest.mark.parametrize("policy", [RandomSearch(batch_size=3), EpsilonGreedy(epsilon=0.5)], ids=lambda p: p.name)

@@ -45,7 +45,7 @@ def policies():
 
 def leverages(state: BoxUCBState, X: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return state.model.posterior(X.unsqueeze(-2)).variance.flatten() / state.prior.regularization
+        return state.model.posterior(X.unsqueeze(-2)).variance.flatten() / state.fitted.prior.regularization
 
 
 class OnABox(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ class OnABox(RuleBasedStateMachine):
     def check_rule(self):
         state = self.loop.state
         earlier = self.loop._engine.ledger.picks()[:-1]
-        if isinstance(state, BoxUCBState) and state.model is not None and len(earlier):
+        if isinstance(state, BoxUCBState) and state.fitted is not None and len(earlier):
             stop = self.loop.policy.parts.stop_rule
             before_the_last = leverages(state, earlier)
             assert float(stop.costs(before_the_last).sum()) <= stop.allowance + 1e-9

@@ -18,6 +18,7 @@ from sparse_bo import BBKB, BKB, GPBUCB, AskTell, maximize
 from sparse_bo.dictionary import FixedSampler, UniformSampler
 from sparse_bo.errors import PendingBatchError, ResumeWarning
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
+from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.runs.records import read_run
 from sparse_bo.widths import ConstantWidth
 from tests.journal.runs import arms, finished, policy, step
@@ -103,7 +104,7 @@ def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
 
 def test_policies_that_cannot_freeze_their_states_are_replayed(tmp_path, monkeypatch):
     monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(BBKB, "freeze", lambda self, state: None)
+    monkeypatch.setattr(ArmUCB, "freeze", lambda self, state: None)
     reference = finished(AskTell(arms(), policy(), seed=3), budget=BUDGET)
     loop = AskTell(arms(), policy(), seed=3, storage=tmp_path / "run.db")
     for _ in range(50):
@@ -208,7 +209,7 @@ def test_an_update_that_fails_is_made_up_for_after_a_resume(tmp_path, monkeypatc
     loop = AskTell(arms(), policy(), seed=1, storage=tmp_path / "run.db")
     batch = loop.ask()
     with monkeypatch.context() as patch:
-        patch.setattr(BBKB, "tell", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        patch.setattr(ArmUCB, "tell", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of memory")))
         with pytest.raises(RuntimeError, match="out of memory"):
             loop.tell(batch.tickets, [1.0])
     loop.close()

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, ProductGrid
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.domains import Arms
+from sparse_bo.domains.lazy import in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
+from sparse_bo.policies.baselines import ArmsWithoutModel
 
 
 def arms(a: int = 50) -> torch.Tensor:
@@ -29,8 +33,8 @@ def test_epsilon_zero_stays_with_the_first_arm_and_one_explores():
 
 
 def test_the_greedy_arm_is_that_of_the_highest_mean_not_of_the_highest_sum(generator):
-    policy = EpsilonGreedy(epsilon=0.0, batch_size=3)
-    state = policy.init(arms())
+    policy = EpsilonGreedy(epsilon=0.0, batch_size=3).on(Arms(arms()))
+    state = policy.init()
     y = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
     state = policy.tell(state, torch.tensor([3, 3, 3, 5]), y, generator=generator)
     assert policy.ask(state, max_q=3, pending=torch.empty(0, dtype=torch.int64), generator=generator).picks.tolist() == [5] * 3
@@ -51,6 +55,27 @@ def test_a_policy_without_a_model_reports_the_best_mean_observation():
     assert result.best_sd is None
     assert result.state.dictionary is None
     assert AskTell(arms(), RandomSearch()).certificate() is None
+
+
+@pytest.mark.parametrize("policy", [RandomSearch(batch_size=3), EpsilonGreedy(epsilon=0.5)], ids=lambda p: p.name)
+def test_arms_that_do_not_fit_into_memory_are_resumed_from_a_snapshot(policy, tmp_path, monkeypatch):
+    """Neither the run nor its snapshots ever look at more than the pulled arms."""
+    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+    axis = torch.linspace(0.0, 1.0, 4000, dtype=torch.float64)
+    grid = ProductGrid([axis, axis])
+    assert in_memory(grid, memory_bytes=DEFAULT_MEMORY_BYTES) is grid
+    whole = AskTell(grid, policy, seed=3)
+    whole.run(lambda X: X.sum(dim=-1), 24)
+    loop = AskTell(grid, policy, seed=3, storage=tmp_path / "run.db")
+    loop.run(lambda X: X.sum(dim=-1), 12)
+    loop.close()
+    with monkeypatch.context() as patch:  # what follows is read from the snapshot, not made again
+        patch.setattr(ArmsWithoutModel, "tell", None)
+        loop = AskTell.resume(tmp_path / "run.db", arms=grid)
+    loop.run(lambda X: X.sum(dim=-1), 12)
+    loop.close()
+    assert loop.history.indices == whole.history.indices
+    assert torch.equal(loop.result().best_observed_x, whole.result().best_observed_x)
 
 
 def test_bad_settings():

@@ -9,6 +9,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, maximize
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.domains.box import Box
+from sparse_bo.policies import Wait
 from tests.oracles import exact_gp, rbf
 
 BOUNDS = torch.tensor([[-1.0], [3.0]], dtype=torch.float64)
@@ -38,8 +39,8 @@ def observations(n=12, seed=0):
 
 
 def told(policy, n=12, *, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return policy.tell(policy.init(BOX), *observations(n), generator=generator)
+    mechanism, generator = policy.on(BOX), torch.Generator().manual_seed(seed)
+    return mechanism.tell(mechanism.init(), *observations(n), generator=generator)
 
 
 def dense(X, y, A):
@@ -55,14 +56,14 @@ def test_the_exact_policies_have_the_exact_posterior_of_the_given_prior():
         posterior = state.model.posterior(FINE)
         assert torch.allclose(posterior.mean.squeeze(-1), expected.mean, atol=1e-9)
         assert torch.allclose(posterior.variance.squeeze(-1), expected.variance, atol=1e-9)
-        assert state.effective_dimension == pytest.approx(float(dense(X, y, X).variance.sum()) / NOISE)
+        assert state.fitted.effective_dimension == pytest.approx(float(dense(X, y, X).variance.sum()) / NOISE)
         assert state.width == pytest.approx(2.0 * math.sqrt(NOISE))
 
 
 def test_gp_ucb_picks_the_densely_computed_maximum():
     X, y = observations()
     policy = GPUCB(**GIVEN, width=3.0)
-    proposal = policy.ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator())
+    proposal = policy.on(BOX).ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator())
     reference = dense(X, y, torch.cat([proposal.picks, FINE]))
     scores = reference.mean + 3.0 * reference.variance.sqrt()
     assert proposal.picks.shape == (1, 1)
@@ -72,7 +73,7 @@ def test_gp_ucb_picks_the_densely_computed_maximum():
 def test_gp_bucb_batches_follow_the_product_rule():
     X, y = observations()
     policy = GPBUCB(**GIVEN, ratio_threshold=6.0)
-    picks = policy.ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator()).picks
+    picks = policy.on(BOX).ask(told(policy), max_q=100, pending=NOTHING, generator=torch.Generator()).picks
     leverages = dense(X, y, picks).variance / NOISE
     products = (1.0 + leverages).cumprod(0)
     assert len(picks) > 2
@@ -83,7 +84,9 @@ def test_gp_bucb_batches_follow_the_product_rule():
 def test_bbkb_with_everything_in_the_dictionary_is_gp_bucb():
     everything = BBKB(**GIVEN, oversampling=1e9, in_batch="process", stop_rule="gp-bucb", ratio_threshold=6.0)
     exact = GPBUCB(**GIVEN, ratio_threshold=6.0)
-    batches = [p.ask(told(p), max_q=100, pending=NOTHING, generator=torch.Generator()).picks for p in (everything, exact)]
+    batches = [
+        p.on(BOX).ask(told(p), max_q=100, pending=NOTHING, generator=torch.Generator()).picks for p in (everything, exact)
+    ]
     assert torch.equal(*batches)
 
 
@@ -108,7 +111,7 @@ def test_the_dictionary_is_drawn_by_the_leverages_before_the_newest_batch():
     assert 0 < len(certain) < len(distinct)
     sizes = set()
     for seed in range(5):
-        after = policy.tell(state, X, y, generator=torch.Generator().manual_seed(seed))
+        after = policy.on(BOX).tell(state, X, y, generator=torch.Generator().manual_seed(seed))
         rows = after.dictionary.indices
         assert torch.equal(after.X[rows], after.dictionary.points)
         for point in certain:
@@ -120,13 +123,13 @@ def test_the_dictionary_is_drawn_by_the_leverages_before_the_newest_batch():
 def test_pending_points_count_and_keep_their_effect():
     policy = GPBUCB(**GIVEN, ratio_threshold=6.0)
     state, generator = told(policy), torch.Generator()
-    picks = policy.ask(state, max_q=100, pending=NOTHING, generator=generator).picks
-    rest = policy.ask(state, max_q=100, pending=picks[:1], generator=generator)
+    picks = policy.on(BOX).ask(state, max_q=100, pending=NOTHING, generator=generator).picks
+    rest = policy.on(BOX).ask(state, max_q=100, pending=picks[:1], generator=generator)
     X, y = observations()
     products = (1.0 + dense(X, y, torch.cat([picks[:1], rest.picks])).variance / NOISE).cumprod(0)
     assert bool((products[:-1] <= 6.0).all())
-    full = policy.ask(state, max_q=100, pending=picks, generator=generator)
-    assert full.picks.shape == (0, 1)
+    full = policy.on(BOX).ask(state, max_q=100, pending=picks, generator=generator)
+    assert isinstance(full, Wait)
     costs = (1.0 + dense(X, y, picks).variance / NOISE).log()
     left = [float(costs[k:].sum()) for k in range(len(picks) + 1)]
     assert full.needed == next(k for k, cost in enumerate(left) if cost <= math.log(6.0))
@@ -135,17 +138,15 @@ def test_pending_points_count_and_keep_their_effect():
 def test_largest_batch_and_design_count_pending_points_too():
     policy = GPBUCB(**GIVEN, ratio_threshold=1e9, max_batch_size=3)
     state, generator = told(policy), torch.Generator()
-    assert len(policy.ask(state, max_q=100, pending=NOTHING, generator=generator).picks) == 3
-    full = policy.ask(state, max_q=100, pending=FINE[:3], generator=generator)
-    assert len(full.picks) == 0
-    assert full.needed == 1
+    assert len(policy.on(BOX).ask(state, max_q=100, pending=NOTHING, generator=generator).picks) == 3
+    full = policy.on(BOX).ask(state, max_q=100, pending=FINE[:3], generator=generator)
+    assert full == Wait(1)
     design = GPBUCB(initial_design=5)
-    empty = design.init(BOX)
-    assert len(design.ask(empty, max_q=100, pending=NOTHING, generator=generator).picks) == 5
-    assert len(design.ask(empty, max_q=100, pending=FINE[:3], generator=generator).picks) == 2
-    waiting = design.ask(empty, max_q=100, pending=FINE[:5], generator=generator)
-    assert len(waiting.picks) == 0
-    assert waiting.needed == 5
+    empty = design.on(BOX).init()
+    assert len(design.on(BOX).ask(empty, max_q=100, pending=NOTHING, generator=generator).picks) == 5
+    assert len(design.on(BOX).ask(empty, max_q=100, pending=FINE[:3], generator=generator).picks) == 2
+    waiting = design.on(BOX).ask(empty, max_q=100, pending=FINE[:5], generator=generator)
+    assert waiting == Wait(5)
 
 
 @pytest.mark.parametrize("policy", [BBKB(ratio_threshold=4.0), BKB(), GPUCB(), GPBUCB(ratio_threshold=4.0)])
@@ -161,11 +162,10 @@ def test_a_learned_run_finds_the_maximum(policy):
 @pytest.mark.parametrize("width", ["theory", "authors"])
 @pytest.mark.parametrize("kind", [BBKB, BKB])
 def test_named_widths_work_on_a_box(kind, width):
-    state = told(kind(**GIVEN, width=width, rkhs_norm=2.0))
+    policy = kind(**GIVEN, width=width, rkhs_norm=2.0)
+    state = told(policy)
     assert state.width > math.sqrt(NOISE) * 2.0
-    assert len(
-        kind(**GIVEN, width=width, rkhs_norm=2.0).ask(state, max_q=1, pending=NOTHING, generator=torch.Generator()).picks
-    )
+    assert len(policy.on(BOX).ask(state, max_q=1, pending=NOTHING, generator=torch.Generator()).picks) == 1
 
 
 def test_same_seed_same_run_and_the_global_generator_stays():
@@ -193,8 +193,8 @@ def test_asynchronous_results_in_any_order():
 
 def test_many_observations_at_the_start_begin_from_a_uniform_dictionary():
     X, y = observations(600)
-    state = BBKB(**GIVEN).init(BOX)
-    state = BBKB(**GIVEN).tell(state, X, y, generator=torch.Generator().manual_seed(0))
+    mechanism = BBKB(**GIVEN).on(BOX)
+    state = mechanism.tell(mechanism.init(), X, y, generator=torch.Generator().manual_seed(0))
     assert 1 <= state.dictionary.m < 200
     expected = dense(X, y, FINE)
     assert float((state.model.posterior(FINE).mean.squeeze(-1) - expected.mean).abs().max()) < 0.1
@@ -203,13 +203,13 @@ def test_many_observations_at_the_start_begin_from_a_uniform_dictionary():
 def test_learning_again_when_the_data_has_doubled():
     policy = BBKB(initial_design=8)
     state = told(policy, 8)
-    assert state.pulls_at_learning == 8
-    same = policy.tell(state, *observations(7, seed=1), generator=torch.Generator().manual_seed(0))
-    assert same.pulls_at_learning == 8
-    assert same.prior is state.prior
-    again = policy.tell(state, *observations(8, seed=1), generator=torch.Generator().manual_seed(0))
-    assert again.pulls_at_learning == 16
-    assert again.prior is not state.prior
+    assert state.fitted.pulls_at_learning == 8
+    same = policy.on(BOX).tell(state, *observations(7, seed=1), generator=torch.Generator().manual_seed(0))
+    assert same.fitted.pulls_at_learning == 8
+    assert same.fitted.prior is state.fitted.prior
+    again = policy.on(BOX).tell(state, *observations(8, seed=1), generator=torch.Generator().manual_seed(0))
+    assert again.fitted.pulls_at_learning == 16
+    assert again.fitted.prior is not state.fitted.prior
 
 
 def test_another_sampler():
@@ -241,16 +241,17 @@ def test_what_does_not_work_on_a_box_is_refused(policy, match):
 
 @pytest.mark.parametrize("policy", [BBKB(ratio_threshold=4.0), BBKB(**GIVEN, ratio_threshold=4.0), GPBUCB(**GIVEN)])
 def test_a_frozen_state_thaws_to_the_same_picks(policy):
-    for state in (policy.init(BOX), told(policy)):
-        again = policy.thaw(BOX, policy.freeze(state))
+    mechanism = policy.on(BOX)
+    for state in (mechanism.init(), told(policy)):
+        again = mechanism.thaw(mechanism.freeze(state))
         picks, same = (
-            policy.ask(s, max_q=4, pending=NOTHING, generator=torch.Generator().manual_seed(2)).picks for s in (state, again)
+            mechanism.ask(s, max_q=4, pending=NOTHING, generator=torch.Generator().manual_seed(2)).picks for s in (state, again)
         )
         assert torch.allclose(picks, same, atol=1e-6)
         data = observations(4, seed=9)
-        after, replay = (policy.tell(s, *data, generator=torch.Generator().manual_seed(4)) for s in (state, again))
-        assert after.pulls_at_learning == replay.pulls_at_learning
-        assert after.information == pytest.approx(replay.information)
-        assert (after.dictionary is None) == (replay.dictionary is None)
-        if after.dictionary is not None:
+        after, replay = (mechanism.tell(s, *data, generator=torch.Generator().manual_seed(4)) for s in (state, again))
+        assert (after.fitted is None) == (replay.fitted is None)
+        if after.fitted is not None:
+            assert after.fitted.pulls_at_learning == replay.fitted.pulls_at_learning
+            assert after.fitted.information == pytest.approx(replay.fitted.information)
             assert torch.equal(after.dictionary.points, replay.dictionary.points)

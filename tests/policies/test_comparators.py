@@ -10,6 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import BBKB, BKB, GPUCB, AskTell
 from sparse_bo.dictionary import AllSampler
+from sparse_bo.domains import Arms
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.policies import EpsilonGreedy, MiniMETA, PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
 from sparse_bo.policies.baselines import with_exploration
@@ -96,7 +97,8 @@ def test_an_arm_is_drawn_as_often_as_it_is_the_best_of_a_draw_of_the_exact_gp(po
     expected = draws.argmax(dim=1).bincount(minlength=12) / 40_000
     assert float(expected.max()) < 0.9  # there is something to explore
     many = replace(policy, batch_size=500, **({"features": 1024} if isinstance(policy, SGPTSArms) else {}))
-    picks = [many.ask(loop.state, max_q=500, pending=torch.empty(0, dtype=torch.int64), generator=g).picks for _ in range(20)]
+    chosen = many.on(Arms(X))
+    picks = [chosen.ask(loop.state, max_q=500, pending=torch.empty(0, dtype=torch.int64), generator=g).picks for _ in range(20)]
     share = torch.cat(picks).bincount(minlength=12) / 10_000
     assert float((share - expected).abs().sum()) / 2 < 0.03  # total variation; feature error and Monte Carlo
 
@@ -106,10 +108,11 @@ def test_a_frozen_state_goes_on_as_if_nothing_had_happened(policy):
     X = arms(100)
     loop = AskTell(X, policy, seed=0)
     loop.run(noisy(X), 30, call_with="indices")
-    thawed = policy.thaw(X, policy.freeze(loop.state))
+    mechanism = policy.on(Arms(X))
+    thawed = mechanism.thaw(mechanism.freeze(loop.state))
     none = torch.empty(0, dtype=torch.int64)
     expected, picks = (
-        policy.ask(state, max_q=5, pending=none, generator=torch.Generator().manual_seed(3)).picks.tolist()
+        mechanism.ask(state, max_q=5, pending=none, generator=torch.Generator().manual_seed(3)).picks.tolist()
         for state in (loop.state, thawed)
     )
     assert picks == expected
@@ -182,7 +185,7 @@ def test_without_exploration_the_highest_posterior_mean_is_picked():
     for budget in range(5, 12):
         loop.run(noisy(X, seed=budget), budget - len(loop.history.indices), call_with="indices")
         expected = int(dense_posterior(X, loop.history).mean.argmax())
-        batch = policy.ask(
+        batch = policy.on(Arms(X)).ask(
             loop.state, max_q=3, pending=torch.empty(0, dtype=torch.int64), generator=torch.Generator().manual_seed(0)
         )
         assert batch.picks.tolist() == [expected]
@@ -193,7 +196,7 @@ def test_a_batch_of_posterior_epsilon_greedy_mixes_the_best_arm_and_random_ones(
     policy = PosteriorEpsilonGreedy(epsilon=0.3, batch_size=1000, **SETTINGS)
     loop = AskTell(X, policy, seed=2)
     loop.run(noisy(X), 20, call_with="indices")
-    picks = policy.ask(loop.state, max_q=1000, pending=torch.empty(0, dtype=torch.int64), generator=generator).picks
+    picks = policy.on(Arms(X)).ask(loop.state, max_q=1000, pending=torch.empty(0, dtype=torch.int64), generator=generator).picks
     best = int(loop.state.posterior.means.argmax())
     assert 0.25 < float((picks != best).double().mean()) < 0.35
 

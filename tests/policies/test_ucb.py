@@ -7,7 +7,7 @@ import gpytorch
 import pytest
 import torch
 
-from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell
+from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, ProductGrid
 from sparse_bo.dictionary import (
     FirstSampler,
     FixedSampler,
@@ -170,7 +170,7 @@ def test_information_sums_the_leverages_at_the_start_of_each_batch():
         batch = loop.ask()
         expected += float(torch.log1p(start[batch.indices]).sum())
         loop.tell(batch.tickets, values(X)[batch.indices])
-    assert loop.state.information == pytest.approx(expected)
+    assert loop.state.fitted.information == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -330,3 +330,14 @@ def test_float32_arms_are_computed_with_in_float64():
         loop.run(lambda i: truth[i], 40, call_with="indices")
     assert single.history.indices == exact.history.indices
     assert single.result().best_x.dtype == torch.float32
+
+
+def test_the_sweep_of_streamed_arms_is_a_phase_of_the_history():
+    axis = torch.linspace(0.0, 1.0, 200, dtype=torch.float64)
+    settings = {"covar_module": rbf(), "regularization": 0.05}
+    streamed = AskTell(ProductGrid([axis, axis]), BBKB(memory_bytes=2**20, **settings), seed=0)
+    held = AskTell(arms(50), BBKB(**settings), seed=0)
+    for loop in (streamed, held):
+        loop.run(lambda X: X.sum(dim=-1), 5)
+    assert all(row.seconds["sweep"] > 0.0 for row in streamed.history.rows)
+    assert not any("sweep" in row.seconds for row in held.history.rows)  # there it is part of the fit

@@ -10,6 +10,7 @@ import sparse_bo
 from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, maximize
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import RandomSearch
+from sparse_bo.policies.ucb.arms import ArmUCB
 
 
 def arms(a: int = 40) -> torch.Tensor:
@@ -194,7 +195,7 @@ def test_ctrl_c_keeps_what_was_told_and_the_run_can_go_on():
 
 def test_an_update_that_fails_keeps_the_answers_for_the_next_try(monkeypatch):
     loop, batch = loop_with_a_batch()
-    original, broken = BBKB.tell, []
+    original, broken = ArmUCB.tell, []
 
     def breaks_once(self, *args, **kwargs):
         if not broken:
@@ -202,7 +203,7 @@ def test_an_update_that_fails_keeps_the_answers_for_the_next_try(monkeypatch):
             raise RuntimeError("out of memory")
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(BBKB, "tell", breaks_once)
+    monkeypatch.setattr(ArmUCB, "tell", breaks_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         loop.tell(batch.tickets, f(batch.X))
     loop.ask()

@@ -10,6 +10,7 @@ from sparse_bo import BBKB, BKB, GPBUCB, AskTell
 from sparse_bo.arms import pick_batch
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.policies.ucb.arms import ArmUCB
 
 
 def arms(a: int = 60) -> torch.Tensor:
@@ -246,16 +247,16 @@ def test_asynchronous_evaluations_on_a_box():
 
 def test_an_ask_that_raises_draws_nothing(monkeypatch):
     loop, reference = AskTell(arms(), bbkb(), seed=0), AskTell(arms(), bbkb(), seed=0)
-    original = BBKB.ask
+    original = ArmUCB.ask
 
     def broken(self, state, **kwargs):
         original(self, state, **kwargs)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(BBKB, "ask", broken)
+    monkeypatch.setattr(ArmUCB, "ask", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         loop.ask()
-    monkeypatch.setattr(BBKB, "ask", original)
+    monkeypatch.setattr(ArmUCB, "ask", original)
     assert (loop.asked, loop.pending) == (0, [])
     assert loop.ask().indices.tolist() == reference.ask().indices.tolist()
 

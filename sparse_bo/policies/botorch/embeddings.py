@@ -189,12 +189,12 @@ class EmbeddingPolicy(ABC):
                 f"expected target_dims <= the {box.dims} dimensions of the box, got {self.target_dims}; lower target_dims"
             )
         empty, embedding = initial_box_state(box), self.embedding(box)
-        return EmbeddedState(empty.box, empty.X, empty.y, embedding=embedding, inner=self.searcher.init(embedding.box))
+        return EmbeddedState(empty.box, empty.X, empty.y, embedding=embedding, inner=self.searcher.on(embedding.box).init())
 
     def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Lift the inner policy's picks into the box."""
         inside, _ = state.embedding.preimage(state.to_cube(pending)) if len(pending) else (state.inner.X[:0], None)
-        proposal = self.searcher.ask(state.inner, max_q=max_q, pending=inside, generator=generator)
+        proposal = self.searcher.on(state.embedding.box).ask(state.inner, max_q=max_q, pending=inside, generator=generator)
         if isinstance(proposal, Wait):
             return proposal
         return Proposal(state.from_cube(state.embedding.lift(proposal.picks)), proposal.rechecked)
@@ -212,14 +212,14 @@ class EmbeddingPolicy(ABC):
                 f"{self.name} knows only points of its subspace, got one (row {worst}) that lies {float(misses[worst]):.1e} "
                 "half-widths of the box outside; tell only points that were asked"
             )
-        inner = self.searcher.tell(state.inner, inside, y, generator=generator)
+        inner = self.searcher.on(state.embedding.box).tell(state.inner, inside, y, generator=generator)
         base = told(state, picks, y)
         assert isinstance(base, EmbeddedState)
         return replace(base, inner=inner, seconds=inner.seconds)
 
     def freeze(self, state: EmbeddedState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""
-        inner = self.searcher.freeze(state.inner)
+        inner = self.searcher.on(state.embedding.box).freeze(state.inner)
         if inner is None:
             return None
         kept = {"X": state.X, "y": state.y, "round": state.round}
@@ -229,7 +229,7 @@ class EmbeddingPolicy(ABC):
         """See :meth:`sparse_bo.policies.Mechanism.thaw`; the embedding is drawn again from its seed."""
         empty = self.init(domain)
         parts = {name.removeprefix("inner."): value for name, value in frozen.items() if name.startswith("inner.")}
-        inner = self.searcher.thaw(empty.embedding.box, parts)
+        inner = self.searcher.on(empty.embedding.box).thaw(parts)
         X, y = frozen["X"].to(empty.X.device), frozen["y"].to(empty.X.device)
         return replace(empty, X=X, y=y, round=frozen["round"], inner=inner)
 

@@ -100,6 +100,10 @@ KEPT = ("X", "y", "width", "round", "subset", "buffer", "first_seconds")
 class SurrogateState(BoxState):
     """What a :class:`SurrogatePolicy` knows between two batches. ``model`` is an :class:`InBox`. A value."""
 
+    model: Model | None = None
+    """See :attr:`sparse_bo.policies.states.BoxState.model`."""
+    width: float | None = None
+    """Posterior standard deviations in the default acquisition function."""
     subset: Tensor | None = None
     """Rows of ``X`` that the model was fitted to, ascending; ``None`` before there is a model."""
     buffer: int | None = None

@@ -13,8 +13,7 @@ from sparse_bo.arms.design import Design
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies.elimination.findings import Finding, surviving
-from sparse_bo.policies.protocol import random_arms
-from sparse_bo.policies.states import BanditState, Report
+from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.priors import Prior
 from sparse_bo.widths import BatchWidth, ConstantWidth
@@ -229,8 +228,7 @@ def random_picks(state: EliminationState, q: int, *, generator: torch.Generator)
     if isinstance(domain, Box):
         return domain.sobol(q, generator=generator) if q else domain.bounds[:0]
     assert isinstance(domain, Arms)
-    seen = add_observations(no_observations(domain.points), domain.points, state.picks, state.y)
-    return random_arms(BanditState(domain.points, seen), q, generator=generator)
+    return domain.uniform(q, seen=torch.unique(state.picks), generator=generator)
 
 
 def seed_of(generator: torch.Generator) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import StopRule, pick_batch
+from sparse_bo.arms import ArmPosterior, StopRule, pick_batch
 from sparse_bo.policies.baselines import check_exploration, with_exploration
-from sparse_bo.policies.posterior.policy import PosteriorPolicy
+from sparse_bo.policies.posterior.policy import Choice, PosteriorPolicy
 from sparse_bo.policies.states import BanditState
 
 
@@ -38,7 +38,11 @@ class PosteriorEpsilonGreedy(PosteriorPolicy):
         """``"posterior-epsilon-greedy"``."""
         return "posterior-epsilon-greedy"
 
-    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
-        assert state.posterior is not None
-        best = pick_batch(state.posterior, width=0.0, stop_rule=StopRule("single"), max_q=1).indices[0]
+    def choice(self, arms: Tensor) -> Choice:
+        """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`; any arms do."""
+        return self._choose
+
+    def _choose(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw one uniform number per arm, then the random arms."""
+        best = pick_batch(posterior, width=0.0, stop_rule=StopRule("single"), max_q=1).indices[0]
         return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

@@ -4,50 +4,101 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.arms import ArmPosterior
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, Domain
-from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arms_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
+from sparse_bo.policies.settings import PriorSettings, SweepSettings
 from sparse_bo.policies.states import BanditState
+from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.validation import check_count
 
 
+class Choice(Protocol):
+    """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
+
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Return ``q`` arms.
+
+        Args:
+            posterior: Over the arms, at the last resparsification.
+            state: Whose posterior it is: the observations, and how many there are.
+            q: Arms to return.
+            out: Evaluations without results.
+            generator: CPU generator.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosteriorPolicy(ABC):
-    """The settings that these policies share: those of :class:`sparse_bo.BKB`'s model, and the size of a batch.
+class PosteriorArms(Mechanism[BanditState]):
+    """A policy over arms that chooses from the posterior of another.
 
     Attributes:
-        covar_module: Any GPyTorch kernel, as it is; ``None``: learned, see :class:`sparse_bo.policies.ucb.policy.UCBPolicy`.
-        prior_mean: μ₀ (y). ``None``: 0 with a given kernel, learned with a learned one.
-        regularization: λ > 0 (y²). ``None``: the noise variance, learned.
+        model: Makes the initial design, the dictionary and the posterior; states are its states.
+        batch_size: Arms per batch.
+        choose: How arms are chosen once there is a posterior.
+    """
+
+    model: ArmUCB
+    batch_size: int
+    choose: Choice
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return self.model.init()
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return random arms until the initial design is complete, then at most ``batch_size`` arms of this policy's choice."""
+        if state.fitted is None:
+            return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
+        q = min(self.batch_size, max_q)
+        return Proposal(self.choose(state.fitted.posterior, state, q, out=len(pending), generator=generator))
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""
+        return self.model.tell(state, picks, y, generator=generator)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
+        return self.model.freeze(state)
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        return self.model.thaw(frozen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
+    """The settings that these policies share: those of :class:`sparse_bo.BKB`'s model, and the size of a batch.
+
+    Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
+    ``prior_mean``, ``regularization``; what is not given is learned, see :class:`sparse_bo.policies.ucb.policy.UCBPolicy`) and
+    :class:`sparse_bo.policies.settings.SweepSettings` (``sweep_dtype``, ``memory_bytes``). Arms are in memory.
+
+    Attributes:
         oversampling: q̄ > 0 of the leverage dictionary.
         dictionary: Another sampler in place of leverage sampling; :class:`sparse_bo.dictionary.AllSampler`: the exact GP.
         batch_size: Arms per batch; each is drawn on its own.
         initial_design: Distinct random arms first; ``None``: 1 if nothing is learned, else ``max(10, 2d)``.
-        sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep.
-        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
     """
 
-    covar_module: Kernel | None = None
-    prior_mean: float | None = None
-    regularization: float | None = None
     oversampling: float = 2.0
     dictionary: Sampler | None = None
     batch_size: int = 1
     initial_design: int | None = None
-    sweep_dtype: torch.dtype = torch.float64
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
+        PriorSettings.__post_init__(self)
+        SweepSettings.__post_init__(self)
         check_count("batch_size", self.batch_size)
-        _ = self.model.parts  # checks what it shares with this policy
+        _ = self.model  # checks what it shares with this policy
 
     @property
     @abstractmethod
@@ -55,8 +106,12 @@ class PosteriorPolicy(ABC):
         """Name for reports."""
 
     @abstractmethod
-    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
-        """Return ``q`` arms; the state has a posterior, and ``out`` evaluations have no result yet."""
+    def choice(self, arms: Tensor) -> Choice:
+        """Return how arms are chosen from ``arms`` (``a x d``).
+
+        Raises:
+            ValueError: If a setting does not fit the arms.
+        """
 
     @property
     def model(self) -> BKB:
@@ -73,35 +128,7 @@ class PosteriorPolicy(ABC):
             memory_bytes=self.memory_bytes,
         )
 
-    def on(self, domain: Domain) -> Mechanism[Any]:
+    def on(self, domain: Domain) -> PosteriorArms:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        self.init(domain)
-        return Delegated(self, domain)
-
-    def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        state = self.model.init(Arms(arms_of(domain, policy=self.name)))
-        assert isinstance(state, BanditState)
-        return state
-
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return random arms until the initial design is complete, then at most ``batch_size`` arms of this policy's choice."""
-        if state.posterior is None:
-            return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
-        return Proposal(self._picks(state, min(self.batch_size, max_q), out=len(pending), generator=generator))
-
-    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
-        """Observe, learn if it is time, resparsify, refit and sweep, as BKB does."""
-        told = self.model.tell(state, picks, y, generator=generator)
-        assert isinstance(told, BanditState)
-        return told
-
-    def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
-        return self.model.freeze(state)
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        state = self.model.thaw(Arms(arms_of(domain, policy=self.name)), frozen)
-        assert isinstance(state, BanditState)
-        return state
+        arms = arms_of(domain, policy=self.name)
+        return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))

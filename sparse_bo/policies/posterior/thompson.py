@@ -14,12 +14,11 @@ from torch import Tensor
 from sparse_bo.arms import ArmPosterior
 from sparse_bo.core.decoupled import update_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
-from sparse_bo.domains import Domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.policies.botorch.thompson import ORDERS
-from sparse_bo.policies.posterior.policy import PosteriorPolicy
+from sparse_bo.policies.posterior.policy import Choice, PosteriorPolicy
 from sparse_bo.policies.states import BanditState
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count
@@ -45,6 +44,32 @@ class _Best:
         better = values > self.values
         self.values = torch.where(better, values, self.values)
         self.indices = torch.where(better, rows + part.start, self.indices)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecoupledDraws:
+    """Chooses the best arms of draws from the DTC posterior, made by decoupled sampling.
+
+    Attributes:
+        features: Random Fourier features of the prior draw.
+    """
+
+    features: int
+
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
+        arms, best = posterior.surrogate.arms, _Best(posterior, q)
+        with torch.no_grad():
+            with seeded(generator):
+                kernel = posterior.surrogate.covariance.kernel
+                phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
+            rank = posterior.state.factor.rank
+            normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
+            prior, spread = normal[:, : self.features], normal[:, self.features :]
+            weights = update_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
+            for part, K_DX in posterior.kernel_chunks():
+                best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
+        return best.indices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,41 +100,71 @@ class SGPTSArms(PosteriorPolicy):
         """``"s-gp-ts-arms"``."""
         return "s-gp-ts-arms"
 
-    def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`.
+    def choice(self, arms: Tensor) -> Choice:
+        """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:
             ValueError: If there are no random features of the kernel.
         """
-        state = super().init(domain)
         if self.covar_module is not None:
-            kernel = covariance_function(self.covar_module, like=state.arms[:2]).kernel
+            kernel = covariance_function(self.covar_module, like=arms[:2]).kernel
             try:
                 with seeded(torch.Generator()):
-                    gen_kernel_features(kernel, num_inputs=state.arms.shape[1], num_outputs=2)
+                    gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
             except NotImplementedError as error:
                 raise ValueError(
                     f"S-GP-TS draws from random Fourier features, and there are none of {type(kernel).__name__}; "
                     "use RBFKernel or MaternKernel (a ScaleKernel around it is fine)"
                 ) from error
-        return state
+        return DecoupledDraws(features=self.features)
 
-    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
-        """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
-        posterior = state.posterior
-        assert posterior is not None
-        arms, best = posterior.surrogate.arms, _Best(posterior, q)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuadratureDraws:
+    """Chooses the best arms of draws from Bayesian linear regression on quadrature Fourier features.
+
+    Attributes:
+        order: Quadrature nodes per dimension.
+        learned: Whether the kernel is learned, so that its fit to the order is looked at in every batch.
+    """
+
+    order: int
+    learned: bool
+
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw ``q`` times F normal numbers.
+
+        Warns:
+            NumericalWarning: If a learned kernel is too narrow for the order.
+        """
+        observed, surrogate, best = state.observations, posterior.surrogate, _Best(posterior, q)
+        kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
+        trouble = self.trouble(kernel, surrogate.arms) if self.learned else None
+        if trouble is not None:
+            warnings.warn(trouble, NumericalWarning, stacklevel=2)
         with torch.no_grad():
-            with seeded(generator):
-                kernel = posterior.surrogate.covariance.kernel
-                phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
-            rank = posterior.state.factor.rank
-            normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
-            prior, spread = normal[:, : self.features], normal[:, self.features :]
-            weights = update_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
-            for part, K_DX in posterior.kernel_chunks():
-                best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
+            lengthscale, variance = gaussian_parameters(kernel, dims=dims)
+            frequencies, weights = quadrature_frequencies(lengthscale, order=self.order)
+            weights = weights * variance
+            roots = observed.counts.sqrt()  # a mean of c pulls with weight c, as c rows
+            Z = fourier_features(observed.X, frequencies, weights) * roots.unsqueeze(-1)
+            y = (observed.means - surrogate.prior_mean) * roots
+            normal = torch.randn(q, Z.shape[1], generator=generator, dtype=Z.dtype).to(Z.device)
+            w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
+            for part, _ in posterior.kernel_chunks():
+                best.add(part, fourier_features(surrogate.arms[part], frequencies, weights) @ w.mT)
         return best.indices
+
+    def trouble(self, kernel: Kernel, arms: ArmSet) -> str | None:
+        """Return what to say if the kernel is too narrow for the order over the arms, else ``None``."""
+        lengthscale, _ = gaussian_parameters(kernel, dims=arms.shape[1])
+        error = quadrature_error((arms.amax(dim=0) - arms.amin(dim=0)) / lengthscale, order=self.order)
+        if error <= QUADRATURE_TOLERANCE:
+            return None
+        return (
+            f"{self.order} quadrature nodes per dimension miss the kernel by up to {error:.1g} of its variance "
+            f"(more than {QUADRATURE_TOLERANCE}) over these arms; raise order, use a longer lengthscale, or SGPTSArms"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,61 +194,20 @@ class QFFTSArms(PosteriorPolicy):
         """``"qff-ts-arms"``."""
         return "qff-ts-arms"
 
-    def init(self, domain: Domain) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`.
+    def choice(self, arms: Tensor) -> Choice:
+        """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:
             ValueError: If the arms have more than three columns, or the kernel is not Gaussian or too narrow for the order.
         """
-        state = super().init(domain)
-        dims = state.arms.shape[1]
+        dims = arms.shape[1]
         if dims > max(ORDERS):
             raise ValueError(
                 f"QFF-TS needs orderᵈ features and takes arms of d <= {max(ORDERS)}, got d = {dims}; use SGPTSArms"
             )
+        draws = QuadratureDraws(order=ORDERS[dims] if self.order is None else self.order, learned=self.covar_module is None)
         if self.covar_module is not None:
-            error = self._error(covariance_function(self.covar_module, like=state.arms[:2]).kernel, state.arms)
-            if error > QUADRATURE_TOLERANCE:
-                raise ValueError(self._too_coarse(error, dims))
-        return state
-
-    def _order(self, dims: int) -> int:
-        return ORDERS[dims] if self.order is None else self.order
-
-    def _error(self, kernel: Kernel, arms: ArmSet) -> float:
-        lengthscale, _ = gaussian_parameters(kernel, dims=arms.shape[1])
-        widths = (arms.amax(dim=0) - arms.amin(dim=0)) / lengthscale
-        return quadrature_error(widths, order=self._order(arms.shape[1]))
-
-    def _too_coarse(self, error: float, dims: int) -> str:
-        return (
-            f"{self._order(dims)} quadrature nodes per dimension miss the kernel by up to {error:.1g} of its variance "
-            f"(more than {QUADRATURE_TOLERANCE}) over these arms; raise order, use a longer lengthscale, or SGPTSArms"
-        )
-
-    def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
-        """Draw ``q`` times F normal numbers.
-
-        Warns:
-            NumericalWarning: If a learned kernel is too narrow for the order.
-        """
-        posterior, observed = state.posterior, state.observations
-        assert posterior is not None
-        surrogate, best = posterior.surrogate, _Best(posterior, q)
-        kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
-        if self.covar_module is None:
-            error = self._error(kernel, surrogate.arms)
-            if error > QUADRATURE_TOLERANCE:
-                warnings.warn(self._too_coarse(error, dims), NumericalWarning, stacklevel=2)
-        with torch.no_grad():
-            lengthscale, variance = gaussian_parameters(kernel, dims=dims)
-            frequencies, weights = quadrature_frequencies(lengthscale, order=self._order(dims))
-            weights = weights * variance
-            roots = observed.counts.sqrt()  # a mean of c pulls with weight c, as c rows
-            Z = fourier_features(observed.X, frequencies, weights) * roots.unsqueeze(-1)
-            y = (observed.means - surrogate.prior_mean) * roots
-            normal = torch.randn(q, Z.shape[1], generator=generator, dtype=Z.dtype).to(Z.device)
-            w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
-            for part, _ in posterior.kernel_chunks():
-                best.add(part, fourier_features(surrogate.arms[part], frequencies, weights) @ w.mT)
-        return best.indices
+            trouble = draws.trouble(covariance_function(self.covar_module, like=arms[:2]).kernel, arms)
+            if trouble is not None:
+                raise ValueError(trouble)
+        return draws

@@ -1,4 +1,4 @@
-"""Upper-confidence policies on a box: the rounds of :mod:`sparse_bo.policies.ucb.policy` with SparseGP in place of swept arms.
+"""Upper-confidence policies on a box: SparseGP in place of swept arms, an optimised acquisition function in place of a list.
 
 A round: the leverages of the evaluated points *before* the newest batch decide the new dictionary; SparseGP is refitted on all
 observations; the batch is picked by :func:`sparse_bo.optimize_batch` until the stop rule ends it.
@@ -6,13 +6,11 @@ observations; the batch is picked by :func:`sparse_bo.optimize_batch` until the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
@@ -23,75 +21,115 @@ from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import SparseGP
 from sparse_bo.observations import Observations, merge_observations
-from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.policies.protocol import Frozen, Proposal, Wait
-from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
+from sparse_bo.policies.persistence import (
+    KEPT,
+    freeze_dictionary,
+    freeze_fields,
+    freeze_prior,
+    on_device,
+    thaw_dictionary,
+    thaw_fields,
+    thaw_prior,
+)
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.states import BoxState, Report, told
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior, learn_prior
 from sparse_bo.widths import Confidence, botorch_beta
 
 CHUNK = 4096
 """Points at which variances are computed at a time."""
 
-KEPT = ("X", "y", "width", "round", "effective_dimension", "information", "pulls_at_learning")
-"""Fields of a state that are frozen as they are."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedBox:
+    """What an upper-confidence policy on a box knows from one resparsification to the next. A value."""
+
+    model: SparseGP
+    """In the user's units."""
+    prior: KnownPrior
+    """Of the model; its kernel is in the user's units too."""
+    dictionary: Dictionary
+    """Of the model; its indices are rows of the state's ``X``."""
+    effective_dimension: float = field(metadata=KEPT)
+    """``Σ leverage`` over the observations."""
+    width: float = field(metadata=KEPT)
+    """Multiplier of √leverage (y) in the next batch's scores."""
+    information: float = field(metadata=KEPT)
+    """Sum of the width's gains over all pulls."""
+    pulls_at_learning: int = field(metadata=KEPT)
+    """Pulls when hyper-parameters were last learned; 0 if never."""
+
+    def known(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""
+        return _known(self.model, self.prior, X)
 
 
 @dataclass(frozen=True, eq=False)
 class BoxUCBState(BoxState):
     """Everything an upper-confidence policy knows between two batches on a box. A value."""
 
-    prior: Prior | None = None
-    """Kernel (in the user's units), mean and λ of the model; ``None`` before there is one."""
-    dictionary: Dictionary | None = None
-    """The current dictionary; its indices are rows of ``X``."""
-    effective_dimension: float | None = None
-    """``Σ leverage`` over the observations."""
-    information: float = 0.0
-    """Sum of the width's gains over all pulls."""
-    pulls_at_learning: int = 0
-    """Pulls when hyper-parameters were last learned; 0 if never."""
+    fitted: FittedBox | None = None
+    """The model; ``None`` before there is enough data."""
+
+    @property
+    def model(self) -> SparseGP | None:
+        """See :attr:`sparse_bo.policies.states.BoxState.model`."""
+        return None if self.fitted is None else self.fitted.model
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.width
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The current dictionary, its indices rows of ``X``; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.dictionary
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`."""
-        return replace(
-            super().report(),
-            dictionary_size=None if self.dictionary is None else self.dictionary.m,
-            effective_dimension=self.effective_dimension,
-        )
+        report, fitted = super().report(), self.fitted
+        if fitted is None:
+            return report
+        return replace(report, dictionary_size=fitted.dictionary.m, effective_dimension=fitted.effective_dimension)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BoxUCB:
-    """The mechanics of an upper-confidence policy on a box.
+class BoxUCB(Mechanism[BoxUCBState]):
+    """An upper-confidence policy on a box.
 
     Attributes:
+        box: In float64.
         parts: What tells one policy from another.
         given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
-        initial_design: Random points before the first score; ``None``: 1 if nothing is learned, else ``max(10, 2d)``.
+        design_size: Quasi-random points before the first score.
         max_batch_size: No batch is larger.
+
+    Raises:
+        ValueError: If the stop rule works on arms alone, or the kernel does not fit the box.
     """
 
+    box: Box
     parts: Parts
     given: Prior
-    initial_design: int | None
+    design_size: int
     max_batch_size: int
 
-    def init(self, box: Box) -> BoxUCBState:
-        """Return the state without data.
+    keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
-        Raises:
-            ValueError: If the stop rule is the local one, or the kernel does not fit the box.
-        """
+    def __post_init__(self) -> None:
         if self.parts.stop_rule.kind == "local":
             raise ValueError("stop_rule='local' looks at every arm; on a box use stop_rule='global' or 'gp-bucb'")
         if self.parts.stop_rule.kind == "repeat":
             raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use stop_rule='global' or 'gp-bucb'")
-        state = initial_box_state(box)
         if self.given.covar_module is not None:
-            covariance_function(self.given.covar_module, like=state.box.bounds)
-        return BoxUCBState(state.box, state.X, state.y)
+            covariance_function(self.given.covar_module, like=self.box.bounds)
+
+    def init(self) -> BoxUCBState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return BoxUCBState(self.box, self.box.no_picks, self.box.bounds.new_empty(0))
 
     def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.
@@ -99,121 +137,95 @@ class BoxUCB:
         Pending points keep their effect on the variances and count towards the stop rule. Draws one integer for the design,
         else as :func:`sparse_bo.optimize_batch`.
         """
-        out = len(pending)
-        if state.model is None:
-            missing = self._design_size(state) - state.pulls
+        fitted, out = state.fitted, len(pending)
+        if fitted is None:
+            missing = self.design_size - state.pulls
             if missing <= out and out:
                 return Wait(max(missing, 1))
-            return Proposal(state.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
+            return Proposal(self.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
             return Wait(1 - room)
-        assert state.width is not None
-        assert state.prior is not None
-        assert state.prior.regularization is not None
         rule = self.parts.stop_rule
         X, _ = optimize_batch(
-            state.model,
-            state.box.bounds,
+            fitted.model,
+            self.box.bounds,
             ratio_threshold=rule.ratio_threshold,
             max_q=min(max_q, room),
-            stop_rule=rule.kind,  # type: ignore[arg-type]  # init refuses "local" and "repeat"
+            stop_rule=rule.kind,  # type: ignore[arg-type]  # "local" and "repeat" are refused above
             in_batch=self.parts.in_batch,
-            beta=botorch_beta(state.width, regularization=state.prior.regularization),
+            beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),
             X_pending=pending,
             generator=generator,
         )
-        return Proposal(X) if len(X) else Wait(self._needed(state, pending))
+        return Proposal(X) if len(X) else Wait(self._needed(fitted, pending))
 
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
-        watch = Stopwatch()
+        before, watch = state.fitted, Stopwatch()
         after = told(state, picks, y)
-        assert isinstance(after, BoxUCBState)
-        if state.model is None and after.pulls < self._design_size(state):
+        if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         observations = merge_observations(after.X, after.y)
         with watch.phase("learn"):
-            prior, learned_at = self._prior(state, observations, generator)
+            prior, learned_at = self._prior(before, observations, generator)
         with watch.phase("sample"):
-            candidates = self._candidates(state, after, prior, observations, generator)
+            candidates = _candidates(before, after, prior, observations, generator)
             dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
         with watch.phase("fit"):
             model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
             effective_dimension = float(_known(model, prior, after.X)[0].sum())
-        information = state.information + self._gains(state, prior, picks)
-        return replace(
-            after,
+        gains = self.parts.width.gains(_leverages(before, prior, picks))
+        information = (0.0 if before is None else before.information) + float(gains.sum())
+        fitted = FittedBox(
             model=model,
             prior=prior,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
+            width=self._width(prior, after, effective_dimension, information),
             information=information,
             pulls_at_learning=learned_at,
-            width=self._width(prior, after, effective_dimension, information),
-            seconds=watch.seconds,
         )
+        return replace(after, fitted=fitted, seconds=watch.seconds)
 
-    def _learns(self) -> bool:
-        return self.given.covar_module is None or self.given.regularization is None
+    def freeze(self, state: BoxUCBState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), without the model and the box."""
+        frozen, fitted = freeze_fields(state), state.fitted
+        if fitted is None:
+            return frozen
+        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.dictionary) | freeze_prior(fitted.prior)
 
-    def _design_size(self, state: BoxState) -> int:
-        if self.initial_design is not None:
-            return self.initial_design
-        return max(10, 2 * state.box.dims) if self._learns() else 1
+    def thaw(self, frozen: Frozen) -> BoxUCBState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model is fitted again, O(n m² + m³)."""
+        frozen = on_device(frozen, self.box.device)
+        state = BoxUCBState(self.box, **thaw_fields(BoxUCBState, frozen))
+        if "probabilities" not in frozen:
+            return state
+        dictionary, prior = thaw_dictionary(frozen, state.X), thaw_prior(frozen, given=self.given.covar_module)
+        model = sparse_model(prior, state.X, state.y, dictionary=dictionary)
+        fitted = FittedBox(model=model, prior=prior, dictionary=dictionary, **thaw_fields(FittedBox, frozen))
+        return replace(state, fitted=fitted)
 
-    def _needed(self, state: BoxUCBState, pending: Tensor) -> int:
+    def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
         """Return how many results leave pending points that the stop rule allows, by their leverages of today."""
-        assert isinstance(state.model, SparseGP)
-        assert state.prior is not None
-        costs = self.parts.stop_rule.costs(_known(state.model, state.prior, pending)[0])
+        costs = self.parts.stop_rule.costs(fitted.known(pending)[0])
         left = costs.sum() - costs.cumsum(0)  # after the oldest 1, 2, … results
         return 1 + int((left > self.parts.stop_rule.allowance).sum())
 
-    def _prior(self, state: BoxUCBState, observations: Observations, generator: torch.Generator) -> tuple[Prior, int]:
+    def _prior(
+        self, before: FittedBox | None, observations: Observations, generator: torch.Generator
+    ) -> tuple[KnownPrior, int]:
         """Return the prior for the next round and the pulls at which it was learned."""
-        learn = self._learns() and observations.pulls >= 2 * state.pulls_at_learning
-        if state.prior is not None and not learn:
-            return state.prior, state.pulls_at_learning
-        prior = self.given
-        if self._learns():
-            prior = learn_prior(prior, observations, state.box.bounds, generator=generator)
-        return prior._replace(prior_mean=prior.prior_mean or 0.0), observations.pulls if self._learns() else 0
+        learned_at = 0 if before is None else before.pulls_at_learning
+        learn = not self.given.complete and observations.pulls >= 2 * learned_at
+        if before is not None and not learn:
+            return before.prior, learned_at
+        if not learn:
+            return self.given.known(), 0
+        return learn_prior(self.given, observations, self.box.hull(), generator=generator).known(), observations.pulls
 
-    def _candidates(
-        self, state: BoxUCBState, after: BoxUCBState, prior: Prior, observations: Observations, generator: torch.Generator
-    ) -> Candidates:
-        """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
-        assert prior.covar_module is not None
-        covariance = covariance_function(prior.covar_module, like=after.X)
-        given = partial(candidates_of, covariance=covariance, regularization=prior.regularization)
-        model = state.model
-        if model is None or prior is not state.prior:
-            if state.dictionary is not None:
-                dictionary = state.dictionary
-            elif observations.n > WARM_START_POINTS:
-                warm = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
-                dictionary = _in_data(warm, observations)
-            else:
-                return given(observations, None)
-            model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
-        assert isinstance(model, SparseGP)
-        leverages, means = _known(model, prior, observations.X)
-        return given(observations, leverages, means=means)
-
-    def _gains(self, state: BoxUCBState, prior: Prior, picks: Tensor) -> float:
-        """Return what the told points add to the information, by their leverages at the start of their batch."""
-        if state.model is not None and state.prior is not None:
-            assert isinstance(state.model, SparseGP)
-            leverages, _ = _known(state.model, state.prior, picks)
-        else:
-            assert prior.regularization is not None
-            leverages = _prior_variances(prior, picks) / prior.regularization
-        return float(self.parts.width.gains(leverages).sum())
-
-    def _width(self, prior: Prior, after: BoxUCBState, effective_dimension: float, information: float) -> float:
-        assert prior.regularization is not None
-        seen = torch.cat([after.box.bounds, after.X])
+    def _width(self, prior: KnownPrior, after: BoxUCBState, effective_dimension: float, information: float) -> float:
+        seen = torch.cat([self.box.bounds, after.X])
         return self.parts.width(
             Confidence(
                 pulls=after.pulls,
@@ -226,17 +238,47 @@ class BoxUCB:
         )
 
 
-def sparse_model(prior: Prior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
+def _candidates(
+    before: FittedBox | None,
+    after: BoxUCBState,
+    prior: KnownPrior,
+    observations: Observations,
+    generator: torch.Generator,
+) -> Candidates:
+    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
+    covariance = covariance_function(prior.covar_module, like=after.X)
+    given = partial(candidates_of, covariance=covariance, regularization=prior.regularization)
+    if before is not None and prior is before.prior:
+        model = before.model
+    else:
+        if before is not None:
+            dictionary = before.dictionary
+        elif observations.n > WARM_START_POINTS:
+            warm = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
+            dictionary = _in_data(warm, observations)
+        else:
+            return given(observations, None)
+        model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
+    leverages, means = _known(model, prior, observations.X)
+    return given(observations, leverages, means=means)
+
+
+def _leverages(before: FittedBox | None, prior: KnownPrior, picks: Tensor) -> Tensor:
+    """Return the leverages of the told points (``q``) at the start of their batch."""
+    if before is None:
+        return _prior_variances(prior, picks) / prior.regularization
+    return before.known(picks)[0]
+
+
+def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
     """Return SparseGP with the prior as it is, on observations in the user's units. O(n m² + m³) at its first posterior.
 
     Args:
-        prior: Without ``None``.
+        prior: Kernel (in the user's units), mean and λ.
         X: ``n x d``.
         y: ``n``.
         dictionary: With rows of ``X`` as indices, or external points.
     """
-    assert prior.covar_module is not None
-    assert prior.prior_mean is not None
     mean = ConstantMean().to(X)
     mean.constant = prior.prior_mean
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(X)
@@ -261,49 +303,13 @@ def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
     return replace(dictionary, indices=observations.first_pull[dictionary.indices])
 
 
-def _known(model: SparseGP, prior: Prior, X: Tensor) -> tuple[Tensor, Tensor]:
+def _known(model: SparseGP, prior: KnownPrior, X: Tensor) -> tuple[Tensor, Tensor]:
     """Return posterior variance / λ and mean of points (``n`` each). O(n m r)."""
-    assert prior.regularization is not None
     with torch.no_grad():
         parts = [model.posterior(part.unsqueeze(-2)) for part in torch.split(X, CHUNK)]
         variances, means = (torch.cat([getattr(p, name).flatten() for p in parts]) for name in ("variance", "mean"))
     return variances / prior.regularization, means
 
 
-def _prior_variances(prior: Prior, X: Tensor) -> Tensor:
-    assert prior.covar_module is not None
+def _prior_variances(prior: KnownPrior, X: Tensor) -> Tensor:
     return covariance_function(prior.covar_module, like=X).diagonal(X)
-
-
-def freeze_box_ucb(state: BoxUCBState) -> Frozen:
-    """Return the state as arrays, without the model and the box. O(n d)."""
-    frozen: dict[str, Any] = {name: getattr(state, name) for name in KEPT}
-    if state.dictionary is not None and state.prior is not None:
-        chosen = state.dictionary
-        frozen["probabilities"] = chosen.probabilities
-        frozen |= {"points": chosen.points} if chosen.indices is None else {"dictionary": chosen.indices}
-        frozen |= {"prior_mean": state.prior.prior_mean, "regularization": state.prior.regularization}
-        frozen["kernel"] = describe(state.prior.covar_module)
-    return frozen
-
-
-def thaw_box_ucb(box: Box, frozen: Frozen, *, given: Kernel | None) -> BoxUCBState:
-    """Return the state that :func:`freeze_box_ucb` froze; its model is fitted again, O(n m² + m³).
-
-    Args:
-        box: The domain.
-        frozen: Arrays on any device.
-        given: The policy's kernel; ``None``: the frozen one.
-    """
-    arrays = {name: value.to(box.bounds.device) for name, value in frozen.items() if isinstance(value, Tensor)}
-    kept: dict[str, Any] = {name: arrays.get(name, frozen[name]) for name in KEPT}
-    state = BoxUCBState(box.double(), **kept)
-    if "probabilities" not in arrays:
-        return state
-    chosen = arrays.get("dictionary")
-    points = arrays["points"] if chosen is None else state.X[chosen]
-    dictionary = Dictionary(points, arrays["probabilities"], chosen)
-    prior = Prior(rebuild(frozen["kernel"]) if given is None else given, frozen["prior_mean"], frozen["regularization"])
-    return replace(
-        state, model=sparse_model(prior, state.X, state.y, dictionary=dictionary), prior=prior, dictionary=dictionary
-    )

@@ -1,82 +1,50 @@
-"""Upper-confidence policies on a DTC posterior: one mechanism, of which BKB, BBKB, GP-UCB and GP-BUCB are choices of parts.
+"""Upper-confidence policies on a DTC posterior: settings, of which BKB, BBKB, GP-UCB and GP-BUCB are choices of parts.
 
-A round: the pulled arms' leverages *before* the newest batch decide the new dictionary; the posterior is refitted on all
-pulls and swept over all arms; the batch is picked by ``mean + width · √leverage`` until the stop rule ends it.
+Bound to arms they are :class:`sparse_bo.policies.ucb.arms.ArmUCB`, on a box :class:`sparse_bo.policies.ucb.box.BoxUCB`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from gpytorch.kernels import Kernel
-from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.moments import PRECISIONS, Precision
-from sparse_bo.arms.posterior import LazyVariances
-from sparse_bo.arms.streaming import with_contenders
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
-from sparse_bo.domains import Box, Domain
-from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
-from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import Observations, add_observations, repeated_rows
-from sparse_bo.policies.persistence import freeze_bandit, thaw_bandit
-from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Proposal, Wait, arm_set_of, random_arms
-from sparse_bo.policies.states import BanditState, initial_state
-from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.policies.ucb.box import BoxUCB, BoxUCBState, freeze_box_ucb, thaw_box_ucb
-from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import Prior, learn_prior
-from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
-from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width
-
-AHEAD = 64
-"""With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
+from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.domains.lazy import in_memory
+from sparse_bo.policies.protocol import as_arms
+from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
+from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.ucb.box import BoxUCB
+from sparse_bo.policies.ucb.parts import Parts
+from sparse_bo.validation import check_choice, check_count
+from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, Width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UCBPolicy(ABC):
+class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     """The settings that all upper-confidence policies share.
 
-    Over arms the scores are exact and swept; on a box (:mod:`sparse_bo.policies.ucb.box`) the model is
-    :class:`sparse_bo.SparseGP` and the batch is made by :func:`sparse_bo.optimize_batch`, with the same rules.
+    Over arms the scores are exact and swept; on a box the model is :class:`sparse_bo.SparseGP` and the batch is made by
+    :func:`sparse_bo.optimize_batch`, with the same rules. A kernel, mean or noise that is not given is learned on the first
+    observations and again whenever the data has doubled.
+
+    Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
+    ``prior_mean``, ``regularization``), :class:`sparse_bo.policies.settings.ConfidenceSettings` (``noise_variance``,
+    ``rkhs_norm``, ``failure_probability``) and, over arms, :class:`sparse_bo.policies.settings.SweepSettings`
+    (``sweep_dtype``, ``memory_bytes``).
 
     Attributes:
-        covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
-            to float64 and the device of the arms). ``None``: BoTorch's default kernel, learned on the first observations
-            and again whenever the data has doubled.
-        prior_mean: μ₀ (y). ``None``: 0 with a given kernel, learned with a learned one.
-        regularization: λ > 0 (y²). ``None``: the noise variance, learned.
-        noise_variance: ξ² > 0 (y²), the noise in the confidence width. ``None``: λ.
-        rkhs_norm: F > 0, bound on the RKHS norm of the objective; needed by the theory and authors' widths.
-        failure_probability: δ in (0, 1) of the confidence width.
         width: A number of posterior standard deviations, ``"theory"``, ``"authors"``, or a :class:`sparse_bo.widths.Width`.
+            The named ones need ``rkhs_norm``.
         initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
             else ``max(10, 2d)``.
         max_batch_size: No batch is larger.
-        sweep_dtype: ``torch.float64``, or ``torch.float32`` or ``"tf32"`` for the large product of a sweep (picks stay exact:
-            every arm whose error interval reaches the best is recomputed in float64).
-        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
-            (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed: swept tile by
-            tile, with only the arms kept that can still win.
     """
 
-    covar_module: Kernel | None = None
-    prior_mean: float | None = None
-    regularization: float | None = None
-    noise_variance: float | None = None
-    rkhs_norm: float | None = None
-    failure_probability: float = 0.05
     width: Width | float | str = 2.0
     initial_design: int | None = None
     max_batch_size: int = 10_000
-    sweep_dtype: Precision = torch.float64
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     @property
     @abstractmethod
@@ -89,192 +57,57 @@ class UCBPolicy(ABC):
         """Sampler, stop rule, in-batch update and width."""
 
     def __post_init__(self) -> None:
-        if self.covar_module is not None and not isinstance(self.covar_module, Kernel):
-            got = type(self.covar_module).__name__
-            raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel or None, got {got}")
-        if self.prior_mean is not None:
-            check_number("prior_mean", self.prior_mean)
-        for name in ("regularization", "noise_variance", "rkhs_norm"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_probability("failure_probability", self.failure_probability)
+        PriorSettings.__post_init__(self)
+        ConfidenceSettings.__post_init__(self)
+        SweepSettings.__post_init__(self)
         if self.initial_design is not None:
             check_count("initial_design", self.initial_design)
         check_count("max_batch_size", self.max_batch_size)
-        check_count("memory_bytes", self.memory_bytes, minimum=2**20)
-        if self.sweep_dtype not in PRECISIONS.values():
-            raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")
         _ = self.parts  # the parts check their own settings
 
-    def on(self, domain: Domain) -> Mechanism[Any]:
+    def on(self, domain: Domain) -> ArmUCB | BoxUCB:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        self.init(domain)
-        return Delegated(self, domain)
-
-    def init(self, domain: Domain) -> BanditState | BoxUCBState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`."""
         if isinstance(domain, Box):
-            if self.sweep_dtype != torch.float64:
-                raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
-            return self._on_box.init(domain)
-        arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
-        if isinstance(arms, LazyArms) and self.parts.stop_rule.kind == "local":
-            raise ValueError(
-                f"stop_rule='local' keeps a number for every arm, but {arms.shape[0]:,} arms do not fit into memory_bytes = "
-                f"{self.memory_bytes:,}; use stop_rule='global', or raise memory_bytes until they do"
-            )
-        if self.covar_module is not None:
-            covariance_function(self.covar_module, like=arms[:2])
-        return initial_state(arms)
+            return self.on_box(domain)
+        return self.on_arms(as_arms(domain, policy=self.name))
 
-    @property
-    def _on_box(self) -> BoxUCB:
-        return BoxUCB(
+    def on_arms(self, domain: Arms) -> ArmUCB:
+        """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is brought into memory.
+
+        Raises:
+            ValueError: If a setting does not fit the arms.
+        """
+        points = in_memory(domain.points, memory_bytes=self.memory_bytes)
+        return ArmUCB(
+            domain=domain if points is domain.points else Arms(points),
             parts=self.parts,
-            given=Prior(self.covar_module, self.prior_mean, self.regularization),
-            initial_design=self.initial_design,
+            given=self.given,
+            design_size=self._design_size(domain),
+            max_batch_size=self.max_batch_size,
+            sweep_dtype=self.sweep_dtype,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def on_box(self, domain: Box) -> BoxUCB:
+        """Return the mechanism on a box.
+
+        Raises:
+            ValueError: If a setting does not fit the box.
+        """
+        if self.sweep_dtype != torch.float64:
+            raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
+        return BoxUCB(
+            box=domain,
+            parts=self.parts,
+            given=self.given,
+            design_size=self._design_size(domain),
             max_batch_size=self.max_batch_size,
         )
 
-    @property
-    def keeps_batch_open(self) -> bool:
-        """``True``: mean and dictionary stay until the stop rule asks for results."""
-        return True
-
-    def ask(
-        self, state: BanditState | BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator
-    ) -> Proposal | Wait:
-        """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
-
-        Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
-        what would have been asked at once. With some pending, at least as many picks are made ahead, so that conditioning
-        on the pending ones is paid O(log) times per batch.
-        """
-        if isinstance(state, BoxUCBState):
-            return self._on_box.ask(state, max_q=max_q, pending=pending, generator=generator)
-        posterior, out = state.posterior, len(pending)
-        if posterior is None:
-            missing = self._design_size(state.arms) - state.observations.pulls
-            if missing <= out and out:
-                return Wait(max(missing, 1))
-            return Proposal(random_arms(state, min(max_q, max(1, missing - out)), pending=pending, generator=generator))
-        assert state.width is not None
-        room = self.max_batch_size - out
-        if room <= 0:
-            return Wait(1 - room)
-        parts = self.parts
-        batch = pick_batch(
-            posterior,
-            width=state.width,
-            stop_rule=parts.stop_rule,
-            in_batch=parts.in_batch,
-            max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
-            given=pending,
-        )
-        if not len(batch.indices):
-            return Wait(batch.needed)
-        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:])
-
-    def tell(
-        self, state: BanditState | BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator
-    ) -> BanditState | BoxUCBState:
-        """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
-        if isinstance(state, BoxUCBState):
-            return self._on_box.tell(state, picks, y, generator=generator)
-        watch, parts = Stopwatch(), self.parts
-        with watch.phase("observe"):
-            observations = add_observations(state.observations, state.arms, picks, y)
-        told = replace(state, observations=observations, round=state.round + 1)
-        if state.posterior is None and observations.pulls < self._design_size(state.arms):
-            return replace(told, seconds=watch.seconds)
-        surrogate, learned_at = self._surrogate(state, observations, watch, generator)
-        columns = state.columns
-        if columns is None or state.posterior is None or surrogate is not state.posterior.surrogate:
-            columns = KernelColumns(surrogate.memory_bytes)
-        with watch.phase("sample"):
-            candidates, columns = _candidates(state, surrogate, observations, columns, generator)
-            dictionary = parts.sampler.sample(candidates, generator=generator)
-        with watch.phase("fit"):
-            posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
-        information = state.information + _gains(state, surrogate, picks, parts.width)
-        width = self._width(parts, posterior, observations.pulls, information)
-        if surrogate.streams:
-            with watch.phase("sweep"):
-                posterior = with_contenders(posterior, width=width, stop_rule=parts.stop_rule)
-        told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
-        return replace(told, information=information, width=width, seconds=watch.seconds)
-
-    def freeze(self, state: BanditState | BoxUCBState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
-        return freeze_box_ucb(state) if isinstance(state, BoxUCBState) else freeze_bandit(state)
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> BanditState | BoxUCBState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        if isinstance(domain, Box):
-            return thaw_box_ucb(domain, frozen, given=self.covar_module)
-        arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
-
-        def surrogate_of(prior: Prior) -> Surrogate:
-            kernel = prior.covar_module if self.covar_module is None else self.covar_module
-            return self._surrogate_of(arms, prior._replace(covar_module=kernel), None)
-
-        state = thaw_bandit(arms, frozen, surrogate_of=surrogate_of, memory_bytes=self.memory_bytes)
-        if state.posterior is None or state.width is None or not state.posterior.surrogate.streams:
-            return state
-        return replace(state, posterior=with_contenders(state.posterior, width=state.width, stop_rule=self.parts.stop_rule))
-
-    def _learns(self) -> bool:
-        return self.covar_module is None or self.regularization is None
-
-    def _design_size(self, arms: ArmSet) -> int:
+    def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
             return self.initial_design
-        return max(10, 2 * arms.shape[1]) if self._learns() else 1
-
-    def _surrogate(
-        self, state: BanditState, observations: Observations, watch: Stopwatch, generator: torch.Generator
-    ) -> tuple[Surrogate, int]:
-        """Return the prior for the next round and the pulls at which it was learned."""
-        current = None if state.posterior is None else state.posterior.surrogate
-        learn = self._learns() and observations.pulls >= 2 * state.pulls_at_learning
-        if current is not None and not learn:
-            return current, state.pulls_at_learning
-        with watch.phase("learn"):
-            prior = Prior(self.covar_module, self.prior_mean, self.regularization)
-            if self._learns():
-                prior = learn_prior(prior, observations, state.arms, generator=generator)
-            surrogate = self._surrogate_of(state.arms, prior, current)
-        return surrogate, observations.pulls if self._learns() else 0
-
-    def _surrogate_of(self, arms: ArmSet, prior: Prior, current: Surrogate | None) -> Surrogate:
-        """Return the prior over the arms; which arms repeat is taken from the current one."""
-        assert prior.covar_module is not None
-        assert prior.regularization is not None
-        covariance = covariance_function(prior.covar_module, like=arms[:2])
-        repeats = None if current is None else current.repeats
-        return Surrogate(
-            arms=arms,
-            covariance=covariance,
-            prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
-            prior_mean=prior.prior_mean or 0.0,
-            regularization=prior.regularization,
-            repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
-        )
-
-    def _width(self, parts: Parts, posterior: ArmPosterior, pulls: int, information: float) -> float:
-        surrogate = posterior.surrogate
-        return parts.width(
-            Confidence(
-                pulls=pulls,
-                information=information,
-                effective_dimension=posterior.effective_dimension,
-                regularization=surrogate.regularization,
-                kappa_squared=surrogate.kappa_squared,
-                ratio_threshold=parts.stop_rule.ratio_threshold,
-            )
-        )
+        return max(10, 2 * domain.dims) if self.learns else 1
 
 
 def named_width(
@@ -302,31 +135,3 @@ def named_width(
     if not isinstance(width, Width):
         raise TypeError(f"expected width to be a number, 'theory', 'authors' or a Width, got {type(width).__name__}")
     return width
-
-
-def _candidates(
-    state: BanditState, surrogate: Surrogate, observations: Observations, columns: KernelColumns, generator: torch.Generator
-) -> tuple[Candidates, KernelColumns]:
-    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
-    assert observations.indices is not None
-    given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
-    previous = state.posterior
-    if previous is None or surrogate is not previous.surrogate:
-        if previous is not None:
-            dictionary = previous.dictionary
-        elif observations.n > WARM_START_POINTS:
-            dictionary = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
-        else:
-            return given(observations, None), columns
-        previous, columns = arm_posterior(surrogate, observations, dictionary, columns)
-    leverages, means = previous.leverages_at(observations.indices), previous.means_at(observations.indices)
-    return given(observations, leverages, means=means), columns
-
-
-def _gains(state: BanditState, surrogate: Surrogate, indices: Tensor, width: Width) -> float:
-    """Return what the told arms add to the information, by their leverages at the start of their batch."""
-    if state.posterior is None:
-        leverages = surrogate.prior_variance[indices] / surrogate.regularization
-    else:
-        leverages = state.posterior.leverages_at(indices)
-    return float(width.gains(leverages).sum())

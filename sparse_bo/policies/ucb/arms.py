@@ -1,0 +1,241 @@
+"""Upper-confidence policies over arms: the posterior is swept over all of them, and every pick is the exact best score.
+
+A round: the pulled arms' leverages *before* the newest batch decide the new dictionary; the posterior is refitted on all
+pulls and swept over all arms; the batch is picked by ``mean + width · √leverage`` until the stop rule ends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
+from sparse_bo.arms.moments import Precision
+from sparse_bo.arms.posterior import LazyVariances
+from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
+from sparse_bo.domains import Arms, ArmSet, LazyArms
+from sparse_bo.kernels import covariance_function
+from sparse_bo.observations import Observations, add_observations, repeated_rows
+from sparse_bo.policies.persistence import (
+    freeze_dictionary,
+    freeze_fields,
+    freeze_prior,
+    on_device,
+    thaw_dictionary,
+    thaw_fields,
+    thaw_prior,
+)
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.states import BanditState, FittedArms, freeze_evaluated, initial_state, thaw_evaluated
+from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
+from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.widths import Confidence
+
+AHEAD = 64
+"""With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmUCB(Mechanism[BanditState]):
+    """An upper-confidence policy over arms.
+
+    Attributes:
+        domain: The arms, float64. A lazy set that is still lazy here is streamed.
+        parts: What tells one policy from another.
+        given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
+        design_size: Distinct random arms before the first score.
+        max_batch_size: No batch is larger.
+        sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.
+        memory_bytes: See there.
+
+    Raises:
+        ValueError: If the stop rule is the local one and the arms are streamed, or the kernel does not fit the arms.
+    """
+
+    domain: Arms
+    parts: Parts
+    given: Prior
+    design_size: int
+    max_batch_size: int
+    sweep_dtype: Precision
+    memory_bytes: int
+
+    keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arms, LazyArms) and self.parts.stop_rule.kind == "local":
+            raise ValueError(
+                f"stop_rule='local' keeps a number for every arm, but {self.domain.count:,} arms do not fit into memory_bytes ="
+                f" {self.memory_bytes:,}; use stop_rule='global', or raise memory_bytes until they do"
+            )
+        if self.given.covar_module is not None:
+            covariance_function(self.given.covar_module, like=self.arms[:2])
+
+    @property
+    def arms(self) -> ArmSet:
+        """``a x d``."""
+        return self.domain.points
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_state(self.arms)
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return random arms until the initial design is complete, then the picks of a batch. Draws only for the former.
+
+        Pending picks keep their effect on the leverages and count towards the stop rule, exactly: what is asked in pieces is
+        what would have been asked at once. With some pending, at least as many picks are made ahead, so that conditioning
+        on the pending ones is paid O(log) times per batch.
+        """
+        fitted, out = state.fitted, len(pending)
+        if fitted is None:
+            missing = self.design_size - state.pulls
+            if missing <= out and out:
+                return Wait(max(missing, 1))
+            seen = torch.cat([state.observations.rows, pending])
+            return Proposal(self.domain.uniform(min(max_q, max(1, missing - out)), seen=seen, generator=generator))
+        room = self.max_batch_size - out
+        if room <= 0:
+            return Wait(1 - room)
+        batch = pick_batch(
+            fitted.posterior,
+            width=fitted.width,
+            stop_rule=self.parts.stop_rule,
+            in_batch=self.parts.in_batch,
+            max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
+            given=pending,
+        )
+        if not len(batch.indices):
+            return Wait(batch.needed)
+        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:])
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
+        before, watch = state.fitted, Stopwatch()
+        with watch.phase("observe"):
+            observations = add_observations(state.observations, self.arms, picks, y)
+        told = replace(state, observations=observations, round=state.round + 1)
+        if before is None and observations.pulls < self.design_size:
+            return replace(told, seconds=watch.seconds)
+        surrogate, learned_at = self._surrogate(before, observations, watch, generator)
+        if before is not None and surrogate is before.posterior.surrogate:
+            columns = before.columns
+        else:
+            columns = KernelColumns(surrogate.memory_bytes)
+        with watch.phase("sample"):
+            candidates, columns = _candidates(before, surrogate, observations, columns, generator)
+            dictionary = self.parts.sampler.sample(candidates, generator=generator)
+        with watch.phase("fit"):
+            posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        gains = self.parts.width.gains(_leverages(before, surrogate, picks))
+        information = (0.0 if before is None else before.information) + float(gains.sum())
+        width = self._width(posterior, observations.pulls, information)
+        if surrogate.streams:
+            with watch.phase("sweep"):
+                posterior = with_contenders(posterior, width=width, stop_rule=self.parts.stop_rule)
+        fitted = FittedArms(
+            posterior=posterior, columns=columns, width=width, information=information, pulls_at_learning=learned_at
+        )
+        return replace(told, fitted=fitted, seconds=watch.seconds)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms + m), nothing of the size of the arms."""
+        frozen, fitted = freeze_evaluated(state), state.fitted
+        if fitted is None:
+            return frozen
+        surrogate = fitted.posterior.surrogate
+        prior = KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
+        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(prior)
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
+        frozen = on_device(frozen, self.domain.device)
+        state = thaw_evaluated(self.arms, frozen)
+        if "probabilities" not in frozen:
+            return state
+        surrogate = self._over_arms(thaw_prior(frozen, given=self.given.covar_module), None)
+        dictionary = thaw_dictionary(frozen, self.arms)
+        posterior, columns = arm_posterior(surrogate, state.observations, dictionary, KernelColumns(self.memory_bytes))
+        fitted = FittedArms(posterior=posterior, columns=columns, **thaw_fields(FittedArms, frozen))
+        if posterior.surrogate.streams:
+            contended = with_contenders(posterior, width=fitted.width, stop_rule=self.parts.stop_rule)
+            fitted = replace(fitted, posterior=contended)
+        return replace(state, fitted=fitted)
+
+    def _surrogate(
+        self, before: FittedArms | None, observations: Observations, watch: Stopwatch, generator: torch.Generator
+    ) -> tuple[Surrogate, int]:
+        """Return the prior over the arms for the next round, and the pulls at which it was learned."""
+        current = None if before is None else before.posterior.surrogate
+        learned_at = 0 if before is None else before.pulls_at_learning
+        learn = not self.given.complete and observations.pulls >= 2 * learned_at
+        if current is not None and not learn:
+            return current, learned_at
+        with watch.phase("learn"):
+            given = learn_prior(self.given, observations, self.domain.hull(), generator=generator) if learn else self.given
+            surrogate = self._over_arms(given.known(), current)
+        return surrogate, observations.pulls if learn else 0
+
+    def _over_arms(self, prior: KnownPrior, current: Surrogate | None) -> Surrogate:
+        """Return the prior over the arms; which arms repeat, and the memory that there was, are taken from the current one."""
+        arms = self.arms
+        covariance = covariance_function(prior.covar_module, like=arms[:2])
+        repeats = None if current is None else current.repeats
+        return Surrogate(
+            arms=arms,
+            covariance=covariance,
+            prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
+            prior_mean=prior.prior_mean,
+            regularization=prior.regularization,
+            repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
+            sweep_dtype=self.sweep_dtype,
+            memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
+        )
+
+    def _width(self, posterior: ArmPosterior, pulls: int, information: float) -> float:
+        surrogate = posterior.surrogate
+        return self.parts.width(
+            Confidence(
+                pulls=pulls,
+                information=information,
+                effective_dimension=posterior.effective_dimension,
+                regularization=surrogate.regularization,
+                kappa_squared=surrogate.kappa_squared,
+                ratio_threshold=self.parts.stop_rule.ratio_threshold,
+            )
+        )
+
+
+def _candidates(
+    before: FittedArms | None,
+    surrogate: Surrogate,
+    observations: Observations,
+    columns: KernelColumns,
+    generator: torch.Generator,
+) -> tuple[Candidates, KernelColumns]:
+    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
+    given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
+    if before is not None and surrogate is before.posterior.surrogate:
+        previous = before.posterior
+    else:
+        if before is not None:
+            dictionary = before.posterior.dictionary
+        elif observations.n > WARM_START_POINTS:
+            dictionary = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
+        else:
+            return given(observations, None), columns
+        previous, columns = arm_posterior(surrogate, observations, dictionary, columns)
+    rows = observations.rows
+    return given(observations, previous.leverages_at(rows), means=previous.means_at(rows)), columns
+
+
+def _leverages(before: FittedArms | None, surrogate: Surrogate, picks: Tensor) -> Tensor:
+    """Return the leverages of the told arms (``q``) at the start of their batch."""
+    if before is None:
+        return surrogate.prior_variance[picks] / surrogate.regularization
+    return before.posterior.leverages_at(picks)
