@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sparse_bo.core.likelihood import dtc_log_likelihood
 from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations
 
 LEARNING_POINTS = 500
@@ -69,11 +68,11 @@ class _Data(NamedTuple):
     scale: float
 
 
-def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, generator: torch.Generator) -> Prior:
+def learn_prior(given: Prior, observations: Observations, bounds: Tensor, *, generator: torch.Generator) -> Prior:
     """Learn what ``given`` leaves open by maximum a posteriori, with BoTorch's default kernel, mean and likelihood.
 
     The kernel is BoTorch's: RBF with one lengthscale per input and a dimension-scaled prior (Hvarfner et al. 2024), on
-    inputs scaled to the unit cube of the arm set and outputs standardised; the noise has BoTorch's log-normal prior. It is
+    inputs scaled from ``bounds`` to the unit cube and outputs standardised; the noise has BoTorch's log-normal prior. It is
     returned in the units of the data, as ``ScaleKernel(RBFKernel)``. The likelihood is the exact GP's over all pulls of at
     most :data:`LEARNING_POINTS` distinct inputs (a uniform sample where there are more). O(n³) per step of L-BFGS. Draws one
     permutation if there are more inputs than that.
@@ -81,17 +80,17 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
     Args:
         given: What the user has fixed stays as it is. A given kernel without a given mean keeps mean 0.
         observations: n ≥ 1.
-        arms: ``a x d``; its bounding box scales the inputs.
+        bounds: ``2 x d``, corners of the domain (:meth:`sparse_bo.domains.Domain.hull`): they scale the inputs.
         generator: CPU generator.
 
     Returns:
         A prior without ``None``.
     """
-    data = _standardized(observations, arms, generator)
+    data = _standardized(observations, bounds, generator)
     learn_kernel = given.covar_module is None
     likelihood = get_gaussian_likelihood_with_lognormal_prior().to(data.X)
     if given.covar_module is None:
-        kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=arms.shape[1]).to(data.X)
+        kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=bounds.shape[1]).to(data.X)
         mean = data.X.new_zeros(())
     else:
         kernel = copy.deepcopy(given.covar_module).to(data.X).requires_grad_(False)
@@ -99,15 +98,15 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
     if given.prior_mean is not None:
         mean = data.X.new_tensor((given.prior_mean - data.shift) / data.scale)
     parameters: dict[str, Tensor] = {}
-    bounds: dict[str, tuple[float | None, float | None]] = {}
+    limits: dict[str, tuple[float | None, float | None]] = {}
     if given.covar_module is None:
         parameters["lengthscale"] = kernel.raw_lengthscale
-        bounds["lengthscale"] = (float(kernel.raw_lengthscale_constraint.lower_bound), None)
+        limits["lengthscale"] = (float(kernel.raw_lengthscale_constraint.lower_bound), None)
         if given.prior_mean is None:
             parameters["mean"] = mean.requires_grad_()
     if given.regularization is None:
         parameters["noise"] = likelihood.noise_covar.raw_noise
-        bounds["noise"] = (float(likelihood.noise_covar.raw_noise_constraint.lower_bound), None)
+        limits["noise"] = (float(likelihood.noise_covar.raw_noise_constraint.lower_bound), None)
     fixed_noise = None if given.regularization is None else data.X.new_tensor(given.regularization / data.scale**2)
 
     def closure() -> tuple[Tensor, list[Tensor | None]]:
@@ -123,7 +122,7 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
         loss = -value / data.counts.sum()
         return loss, list(torch.autograd.grad(loss, list(parameters.values())))
 
-    result = scipy_minimize(closure, parameters, bounds, options={"maxiter": 200})
+    result = scipy_minimize(closure, parameters, limits, options={"maxiter": 200})
     if not math.isfinite(result.fval):
         raise ValueError(
             "learning hyper-parameters gave a likelihood that is not finite; pass covar_module= and regularization="
@@ -138,10 +137,10 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
     return Prior(_in_data_units(kernel, data), prior_mean, noise)
 
 
-def _standardized(observations: Observations, arms: ArmSet, generator: torch.Generator) -> _Data:
+def _standardized(observations: Observations, bounds: Tensor, generator: torch.Generator) -> _Data:
     keep: Tensor | slice = slice(None)
     if observations.n > LEARNING_POINTS:
-        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_POINTS].sort().values.to(arms.device)
+        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_POINTS].sort().values.to(bounds.device)
     X, counts, sums = observations.X[keep], observations.counts[keep], observations.sums[keep]
     pulls = counts.sum()
     means = sums / counts
@@ -149,8 +148,8 @@ def _standardized(observations: Observations, arms: ArmSet, generator: torch.Gen
     within = (observations.sums_of_squares[keep] - sums * means).clamp_min(0.0)
     variance = float((within.sum() + (counts * (means - shift).square()).sum()) / (pulls - 1).clamp_min(1.0))
     scale = math.sqrt(variance) if variance > 0.0 else 1.0
-    low = arms.amin(dim=0)
-    ranges = arms.amax(dim=0) - low
+    low, high = bounds
+    ranges = high - low
     ranges = torch.where(ranges > 0, ranges, torch.ones_like(ranges))
     # Σ((y − shift)/scale)² = (within + c (mean − shift)²)/scale², without cancellation for data far from zero.
     squares = (within + counts * (means - shift).square()) / scale**2

@@ -21,13 +21,17 @@ def problem(n: int = 60, noise: float = 0.1, seed: int = 0):
     return arms, index, y
 
 
+def hull(arms):
+    return torch.stack([arms.amin(dim=0), arms.amax(dim=0)])
+
+
 def observe(arms, index, y):
     return add_observations(no_observations(arms), arms, index, y)
 
 
 def test_learned_prior_is_that_of_botorch_on_the_same_data():
     arms, index, y = problem()
-    learned = learn_prior(Prior(None, None, None), observe(arms, index, y), arms, generator=torch.Generator())
+    learned = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator())
     bounds = torch.stack([arms.amin(0), arms.amax(0)])
     model = SingleTaskGP(arms[index], y.unsqueeze(-1), input_transform=Normalize(2, bounds=bounds))
     fit_gpytorch_mll(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
@@ -43,7 +47,7 @@ def test_learned_prior_is_that_of_botorch_on_the_same_data():
 
 def test_learned_kernel_predicts_as_botorch_does():
     arms, index, y = problem()
-    learned = learn_prior(Prior(None, None, None), observe(arms, index, y), arms, generator=torch.Generator())
+    learned = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator())
     k = covariance_function(learned.covar_module, like=arms)
     X = arms[index]
     A = k.cross(X, X) + learned.regularization * torch.eye(len(X), dtype=torch.float64)
@@ -56,10 +60,10 @@ def test_what_is_given_stays():
     arms, index, y = problem()
     kernel = gpytorch.kernels.RBFKernel().double()
     kernel.lengthscale = 0.8
-    noise_only = learn_prior(Prior(kernel, 100.0, None), observe(arms, index, y), arms, generator=torch.Generator())
+    noise_only = learn_prior(Prior(kernel, 100.0, None), observe(arms, index, y), hull(arms), generator=torch.Generator())
     assert noise_only.covar_module is kernel
     assert noise_only.prior_mean == 100.0
-    kernel_only = learn_prior(Prior(None, None, 0.25), observe(arms, index, y), arms, generator=torch.Generator())
+    kernel_only = learn_prior(Prior(None, None, 0.25), observe(arms, index, y), hull(arms), generator=torch.Generator())
     assert kernel_only.regularization == 0.25
     assert kernel.lengthscale.item() == pytest.approx(0.8)
 
@@ -69,15 +73,15 @@ def test_noise_is_learned_beside_a_given_kernel():
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2)).double()
     kernel.base_kernel.lengthscale = torch.tensor([[0.8, 5.0]])
     kernel.outputscale = 25.0
-    learned = learn_prior(Prior(kernel, 100.0, None), observe(arms, index, y), arms, generator=torch.Generator())
+    learned = learn_prior(Prior(kernel, 100.0, None), observe(arms, index, y), hull(arms), generator=torch.Generator())
     assert learned.regularization == pytest.approx(0.25, rel=0.3)
 
 
 def test_more_inputs_than_the_learning_budget_are_sampled(monkeypatch):
     arms, index, y = problem(n=150)
     monkeypatch.setattr("sparse_bo.priors.LEARNING_POINTS", 30)
-    one = learn_prior(Prior(None, None, None), observe(arms, index, y), arms, generator=torch.Generator().manual_seed(3))
-    two = learn_prior(Prior(None, None, None), observe(arms, index, y), arms, generator=torch.Generator().manual_seed(3))
+    one = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3))
+    two = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3))
     assert torch.equal(one.covar_module.base_kernel.lengthscale, two.covar_module.base_kernel.lengthscale)
 
 
@@ -85,7 +89,7 @@ def test_constant_observations_and_constant_columns_can_be_learned_from():
     arms, index, y = problem(n=12)
     arms[:, 1] = 3.0
     learned = learn_prior(
-        Prior(None, None, None), observe(arms, index, torch.full_like(y, 4.0)), arms, generator=torch.Generator()
+        Prior(None, None, None), observe(arms, index, torch.full_like(y, 4.0)), hull(arms), generator=torch.Generator()
     )
     assert learned.regularization > 0.0
     assert learned.prior_mean == pytest.approx(4.0, abs=1e-6)

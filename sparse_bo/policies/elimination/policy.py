@@ -246,12 +246,12 @@ class EliminationPolicy(ABC):
             return state
         domain = state.domain
         if isinstance(domain, Box):
-            observations, hull = merge_observations(state.picks, state.y), domain.bounds
+            observations = merge_observations(state.picks, state.y)
         else:
-            hull = arms_of(domain, policy=self.name)
-            observations = add_observations(no_observations(hull), hull, state.picks, state.y)
+            arms = arms_of(domain, policy=self.name)
+            observations = add_observations(no_observations(arms), arms, state.picks, state.y)
         given = Prior(self.covar_module, self.prior_mean, self.regularization)
-        return replace(state, prior=learn_prior(given, observations, hull, generator=generator), memo={})
+        return replace(state, prior=learn_prior(given, observations, domain.hull(), generator=generator), memo={})
 
     def _current(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
         """Return the state with the plan of the batch that is out, made now if need be; without one after the last batch."""

@@ -21,7 +21,7 @@ from sparse_bo.arms.posterior import LazyVariances
 from sparse_bo.arms.streaming import with_contenders
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
-from sparse_bo.domains import Box, Domain
+from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, repeated_rows
@@ -242,7 +242,7 @@ class UCBPolicy(ABC):
         with watch.phase("learn"):
             prior = Prior(self.covar_module, self.prior_mean, self.regularization)
             if self._learns():
-                prior = learn_prior(prior, observations, state.arms, generator=generator)
+                prior = learn_prior(prior, observations, Arms(state.arms).hull(), generator=generator)
             surrogate = self._surrogate_of(state.arms, prior, current)
         return surrogate, observations.pulls if self._learns() else 0
 
