@@ -113,6 +113,13 @@ class Mechanism(ABC, Generic[S]):
     def tell(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
 
+    def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
+        """Return the state after observing ``y`` (``q``) at ``picks`` before the run: by default, what :meth:`tell` returns.
+
+        Policies for which results count only at picks of their own tell the two apart.
+        """
+        return self.tell(state, picks, y, generator=generator)
+
     def freeze(self, state: S) -> Frozen | None:
         """Return what :meth:`thaw` needs, without the domain; ``None`` if states cannot be kept: such runs are replayed."""
         return None

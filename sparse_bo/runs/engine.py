@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -145,11 +145,11 @@ class Engine:
     def folded(self) -> Update:
         """Return what the results that are in make of the machine."""
         batch, values = self.ledger.answers()
-        return self._updated(batch, values)
+        return self._updated(batch, values, self.mechanism.tell)
 
     def observed(self, picks: Tensor, y: Tensor) -> Update:
         """Return what observations made before the run make of the machine, as tickets 0 to n − 1."""
-        return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist())
+        return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist(), self.mechanism.observe)
 
     def take(self, update: Update) -> None:
         """Change to what :meth:`folded` or :meth:`observed` returned: all of it, or nothing if that raises."""
@@ -231,15 +231,15 @@ class Engine:
         with self.handing_out(handing):
             pass
 
-    def _updated(self, batch: Batch, values: list[float]) -> Update:
-        """Return the machine's update by results of ``batch``."""
+    def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
+        """Return the machine's update by results of ``batch``, as the mechanism takes them in by ``tell``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
         generator, start = self._drawing(), time.perf_counter()
         if good:
             device = self.domain.device
             y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
             picks = batch.picks[torch.tensor(good, device=device)]
-            state = self.mechanism.tell(self.state, picks, y, generator=generator)
+            state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()
         seconds = time.perf_counter() - start

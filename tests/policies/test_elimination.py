@@ -7,15 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
 from sparse_bo.dictionary import AllSampler, candidates_of
+from sparse_bo.domains import Arms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import add_observations, no_observations
-from sparse_bo.policies.elimination.findings import Finding, contradiction, interval, surviving, surviving_arms
-from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, SBPETheory
+from sparse_bo.policies.elimination.candidates import ArmCandidates
+from sparse_bo.policies.elimination.findings import Finding, contradiction, interval, surviving
+from sparse_bo.policies.elimination.source import ArmSource
+from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, GaussianBounds, SBPETheory
 from tests.oracles import exact_gp, rbf
 
 NOISE, SCALE, LENGTHSCALE, PRIOR_MEAN = 0.05, 4.0, 0.3, 1.5
@@ -29,21 +32,27 @@ class WithSlack:
         return Bounds(3.0, 0.25)
 
 
-def finding(picks: Sequence[int], y: Sequence[float], members: Sequence[int] | None = None, *, scale: float = SCALE) -> Finding:
+def rbf_kernel() -> Kernel:
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = SCALE, LENGTHSCALE
+    return kernel
+
+
+def finding(
+    picks: Sequence[int], y: Sequence[float], members: Sequence[int] | None = None, *, kernel: Kernel | None = None
+) -> Finding:
     """The exact posterior over the arms ``members`` after results ``y`` at ``picks`` (positions among them)."""
     rows = torch.arange(len(ARMS)) if members is None else torch.tensor(members)
-    kernel = ScaleKernel(RBFKernel()).double()
-    kernel.outputscale, kernel.base_kernel.lengthscale = scale, LENGTHSCALE
     points = ARMS[rows]
-    covariance = covariance_function(kernel.requires_grad_(False), like=points)
+    covariance = covariance_function((rbf_kernel() if kernel is None else kernel).requires_grad_(False), like=points)
     surrogate = Surrogate(points, covariance, covariance.diagonal(points), PRIOR_MEAN, NOISE)
     seen = add_observations(no_observations(points), points, torch.tensor(picks), torch.tensor(y, dtype=torch.float64))
     dictionary = AllSampler().sample(candidates_of(seen, None), generator=torch.Generator())
     posterior, _ = arm_posterior(surrogate, seen, dictionary, KernelColumns(2**20))
     confidence = BatchConfidence(
-        pulls=len(picks), batches=3, arms=len(ARMS), dims=1, regularization=NOISE, kappa_squared=scale, ratio=0.0
+        pulls=len(picks), batches=3, arms=len(ARMS), dims=1, regularization=NOISE, kappa_squared=SCALE, ratio=0.0
     )
-    return Finding(rows, posterior, seen, confidence)
+    return Finding(ArmCandidates(points, rows), posterior, seen, confidence)
 
 
 def dense(picks: Sequence[int], y: Sequence[float], X: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +96,7 @@ def test_an_arm_is_gone_once_any_batch_eliminates_it() -> None:
     width, first, second = ConstantWidth(0.5), finding(PICKS, Y), finding([0, 1, 2], [1.0, 5.0, 1.0], [3, 5, 8])
     left = [f.members[surviving(f, width)].tolist() for f in (first, second)]
     assert left == [[3, 4, 5], [5]]
-    assert surviving_arms([first, second], width, arms=len(ARMS), device=torch.device("cpu")).tolist() == [4, 5]
+    assert ArmSource(Arms(ARMS)).survivors([first, second], width).tolist() == [4, 5]
 
 
 class TestContradiction:
@@ -129,6 +138,28 @@ class TestContradiction:
         assert found is not None
         assert found.noisy is noisy
         assert found.noise_estimate == pytest.approx(share * limit / freedom)
+
+    def test_an_arm_without_prior_variance_hides_nothing(self) -> None:
+        """A linear kernel at x = 0, and bounds that know no norm: infinity times nothing must not count as a bound."""
+        linear = LinearKernel().double().requires_grad_(False)
+        assert float(linear(ARMS[:1]).to_dense()) == 0.0
+        batches = [finding([8] * 50, [value] * 50, kernel=linear) for value in (5.0, -5.0)]
+        found = contradiction(batches, GaussianBounds(), noise_variance=NOISE)
+        assert found is not None
+        assert found.where == "of arm 8"
+        assert contradiction([batches[0], batches[0]], GaussianBounds(), noise_variance=NOISE) is None
+
+    def test_an_arm_that_a_batch_did_not_know_is_unbounded_by_it_also_without_width(self) -> None:
+        """A width of 0 times an infinite deviation."""
+
+        class Nothing:
+            def bounds(self, confidence: BatchConfidence) -> Bounds:
+                return Bounds(0.0, 0.0)
+
+        first, newest = finding([0], [1.0], [1, 7]), finding([0], [9.0], [1, 5, 7])
+        found = contradiction([first, newest], Nothing(), noise_variance=NOISE)
+        assert found is not None
+        assert found.where == "of arm 1"
 
     def test_without_repeats_the_noise_is_unknown(self) -> None:
         found = contradiction([finding([2, 6], [50.0, 50.0])], self.THEORY, noise_variance=NOISE)

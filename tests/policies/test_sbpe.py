@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch
 from torch import Tensor
 
 from sparse_bo import BPE, SBPE, AskTell, ContradictionError, maximize
-from sparse_bo.arms.design import Resampling
+from sparse_bo.arms.design import Resampling, design
 from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
+from sparse_bo.domains import Arms
 from sparse_bo.errors import ScheduleComplete
-from sparse_bo.policies import Policy
+from sparse_bo.policies import Policy, Wait
+from sparse_bo.policies.elimination import mechanism
+from sparse_bo.policies.elimination.mechanism import Elimination
 from sparse_bo.widths import GaussianBounds, SBPEOnBox, SBPETheory
 from tests.arms.test_design import dense_exact
 from tests.oracles import exact_gp, rbf
@@ -126,7 +130,7 @@ def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_th
     assert result.best_index == max(left, key=left.__getitem__)
     assert result.best_mean == pytest.approx(left[result.best_index])
     position = finding.members.tolist().index(result.best_index)
-    assert result.best_sd == pytest.approx(float(finding.deviations()[position]))
+    assert result.best_sd == pytest.approx(float(finding.marginals.deviations[position]))
 
 
 def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatc
 
     monkeypatch.setattr(SBPE, "resampling", everything)
     AskTell(arms(), SBPE(**settings(Member()))).run(Member().evaluate, 200)
-    assert asked == [4, 4, 4, 4]
+    assert asked == [4]
 
 
 class TestEdges:
@@ -230,22 +234,95 @@ def test_a_plan_cut_into_pieces_is_the_same_plan(sampler: Any) -> None:
 def test_ask_is_pure_and_leaves_out_what_is_pending() -> None:
     X, member = arms(), Member()
     policy, generator = SBPE(**settings(member)), torch.Generator().manual_seed(0)
-    state = policy.init(X)
+    bound = policy.on(Arms(X))
+    state = bound.init()
     nothing = torch.empty(0, dtype=torch.long)
-    whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
-    again = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+    before = dict(vars(state))
+    whole = bound.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+    again = bound.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
     assert torch.equal(whole, again)
-    assert torch.equal(policy.ask(state, max_q=4, pending=whole[:6], generator=generator).picks, whole[6:10])
-    assert len(policy.ask(state, max_q=4, pending=whole, generator=generator).picks) == 0
-    late = policy.tell(state, whole[3:6], member.evaluate(X[whole[3:6]]), generator=generator)
-    rest = policy.ask(late, max_q=100, pending=whole[:3], generator=generator).picks
+    assert torch.equal(bound.ask(state, max_q=4, pending=whole[:6], generator=generator).picks, whole[6:10])
+    assert bound.ask(state, max_q=4, pending=whole, generator=generator) == Wait(15)
+    late = bound.tell(state, whole[3:6], member.evaluate(X[whole[3:6]]), generator=generator)
+    rest = bound.ask(late, max_q=100, pending=whole[:3], generator=generator).picks
     assert torch.equal(rest, whole[6:])
     assert late.survivors is None
-    done = policy.tell(
-        late, torch.cat([whole[:3], rest]), member.evaluate(X[torch.cat([whole[:3], rest])]), generator=generator
-    )
+    done = bound.tell(late, torch.cat([whole[:3], rest]), member.evaluate(X[torch.cat([whole[:3], rest])]), generator=generator)
     assert len(done.findings) == 1
-    assert state.findings == ()
+    assert {name: value for name, value in vars(state).items() if value is not before[name]} == {}
+    assert vars(state).keys() == before.keys()
+
+
+class TestPlanning:
+    """A plan follows from a state and a seed; that the mechanism remembers it changes nothing but time."""
+
+    POLICY = SBPE(**settings(Member(), dictionary=UniformSampler(size=6), width="tight"))
+    """Its plans draw."""
+
+    def told(self, fresh: Callable[[], Elimination]) -> list[Any]:
+        """Picks and state of a run in pieces, told out of order and with failures, each call by the mechanism of ``fresh``."""
+        X, member, generator, seen = arms(), Member(), torch.Generator().manual_seed(7), []
+        state, pending, failed = fresh().init(), torch.empty(0, dtype=torch.long), False
+        while len(state.findings) < 3:
+            proposal = fresh().ask(state, max_q=9, pending=pending, generator=generator)
+            if isinstance(proposal, Wait):
+                assert proposal.needed == len(pending)
+                if not failed:
+                    state, pending, failed = state.without_results(), pending[5:], True
+                    continue
+                order = torch.arange(len(pending)).flip(0)[: len(pending) // 2 + 1]
+                state = fresh().tell(state, pending[order], member.values(X[pending[order]]), generator=generator)
+                pending = pending[: len(pending) - len(order)]
+            else:
+                seen.append(proposal.picks.tolist())
+                pending = torch.cat([pending, proposal.picks])
+        return [seen, state.survivors.tolist(), state.picks.tolist(), generator.get_state().tolist()]
+
+    def test_one_that_remembers_plans_as_one_that_does_not(self) -> None:
+        kept = self.POLICY.on(Arms(arms()))
+        assert self.told(lambda: kept) == self.told(lambda: self.POLICY.on(Arms(arms())))
+
+    def test_a_run_plans_every_batch_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        planned: list[int] = []
+
+        def counted(surrogate: Any, q: int, **how: Any) -> Any:
+            planned.append(q)
+            return design(surrogate, q, **how)
+
+        monkeypatch.setattr(mechanism, "design", counted)
+        loop = AskTell(arms(), self.POLICY, seed=2)
+        while loop.asked < 200:
+            batch = loop.ask(4)
+            loop.tell(batch.tickets[:2], Member().values(batch.X[:2]))
+            loop.tell(batch.tickets[2:], Member().values(batch.X[2:]))
+        assert planned == list(loop.state.sizes) == [15, 55, 105, 25]
+
+    @pytest.mark.parametrize("complete", [0, 1])
+    def test_a_snapshot_before_any_result_of_a_batch_gives_the_same_batch(self, complete: int) -> None:
+        X, generator = arms(), torch.Generator().manual_seed(7)
+        running, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
+        state = running.init()
+        for _ in range(complete):
+            picks = running.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+            state = running.tell(state, picks, Member().values(X[picks]), generator=generator)
+        whole = running.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+        resumed = self.POLICY.on(Arms(X))
+        thawed = resumed.thaw(running.freeze(state))
+        late = resumed.tell(thawed, whole[2:5], Member().values(X[whole[2:5]]), generator=generator)
+        rest = resumed.ask(late, max_q=10**9, pending=whole[:2], generator=generator).picks
+        assert torch.equal(rest, whole[5:])
+        assert len(late.findings) == complete
+
+    def test_snapshots_of_early_versions_name_batches_without_results(self) -> None:
+        """They have the plan's batch and seed, of which the generator is evidence enough."""
+        X, generator = arms(), torch.Generator().manual_seed(7)
+        policy, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
+        state = policy.init().without_results()
+        whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
+        seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(7)))
+        thawed = policy.thaw({**policy.freeze(state), "planned": [[0, seed]]})
+        assert torch.equal(policy.ask(thawed, max_q=10**9, pending=nothing, generator=generator).picks, whole)
+        assert thawed.round == 1
 
 
 def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan() -> None:
@@ -323,6 +400,19 @@ def test_initial_observations_are_told_but_not_used_in_the_bounds() -> None:
     assert result.best_observed_mean > 100.0
 
 
+def test_results_at_planned_picks_count_if_they_are_told_and_not_if_they_were_observed_before() -> None:
+    X, generator = arms(), torch.Generator().manual_seed(0)
+    bound = SBPE(**settings(Member())).on(Arms(X))
+    start, nothing = bound.init(), torch.empty(0, dtype=torch.long)
+    whole = bound.ask(start, max_q=10**9, pending=nothing, generator=generator).picks
+    y = Member().evaluate(X[whole])
+    told = bound.tell(start, whole, y, generator=generator)
+    observed = bound.observe(start, whole, y, generator=generator)
+    assert [len(state.findings) for state in (told, observed)] == [1, 0]
+    assert [state.pulls for state in (told, observed)] == [15, 15]
+    assert torch.equal(bound.ask(observed, max_q=10**9, pending=nothing, generator=generator).picks, whole)
+
+
 class TestBox:
     BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -349,15 +439,15 @@ class TestBox:
         assert "64 of 64 candidates of the last batch" in loop.state.describe()
 
     def test_the_default_candidate_set_is_the_discretisation_up_to_a_limit(self) -> None:
-        member = Member()
-        tiny = SBPE(**settings(member, horizon=4, discretization_constant=1e-4))
-        loop = AskTell(bounds=self.BOUNDS, policy=tiny)
-        loop.ask()
-        plan = next(iter(loop.state.memo.values()))
-        assert 1 <= len(plan.surrogate.arms) < 16_384
-        wide = AskTell(bounds=self.BOUNDS, policy=SBPE(**settings(member, horizon=4)))
-        wide.ask()
-        assert len(next(iter(wide.state.memo.values())).surrogate.arms) <= 16_384
+        sizes = []
+        for constant in (1e-4, 0.1, 1.0, 10.0):
+            policy = SBPE(**settings(Member(), horizon=4, discretization_constant=constant))
+            loop = AskTell(bounds=self.BOUNDS, policy=policy)
+            loop.run(Member().evaluate, 2)
+            sizes.append(len(loop.state.findings[0].members))
+        gamma = sizes[2]
+        assert 1000 < gamma < 16_384
+        assert sizes == [1, math.ceil(gamma / 10), gamma, 16_384]
 
     def test_float32_bounds(self) -> None:
         member = Member()
@@ -451,6 +541,7 @@ class TestContradiction:
         ({"on_contradiction": "ignore"}, ValueError, "'raise', 'double'"),
         ({"rkhs_norm": None, "on_contradiction": "double"}, ValueError, "these bounds have none"),
         ({"sweep_dtype": torch.float16}, ValueError, "sweep_dtype"),
+        ({"sweep_dtype": "tf32"}, ValueError, "got 'tf32', which is too coarse"),
         ({"memory_bytes": 10}, ValueError, "memory_bytes >= 1048576"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",

@@ -1,42 +1,47 @@
-"""What the batches of a policy that eliminates have shown: intervals, survivors, contradictions (S-BPE Alg. 1, line 17)."""
+"""The findings of complete batches: confidence intervals, what survives them, and where they contradict each other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior
-from sparse_bo.core import dtc
 from sparse_bo.observations import Observations
-from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox, SBPETheory
+from sparse_bo.policies.elimination.batch_width import norm_of
+from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
+from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
     """The posterior of one complete batch, from its own results alone, over the candidates that were active in it."""
 
-    members: Tensor | None
-    """``c`` arms that the candidates are; ``None`` on a box, where they are points of their own."""
+    candidates: BatchCandidates
+    """``c`` of them."""
     posterior: ArmPosterior
+    """Over the candidates."""
     observations: Observations
     """Of this batch; indices are positions among the candidates."""
     confidence: BatchConfidence
 
-    def deviations(self) -> Tensor:
-        """Return ``c`` posterior standard deviations."""
-        return (self.posterior.leverages * self.posterior.surrogate.regularization).sqrt()
+    @property
+    def members(self) -> Tensor:
+        """The ``c`` candidates: arms (ascending), or ``c x d`` points of a box."""
+        return self.candidates.members
 
-    def moments_at(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Return posterior mean and standard deviation (``q`` each) at any points (``q x d``). O(q m (d + m))."""
-        surrogate, state = self.posterior.surrogate, self.posterior.state
-        features = state.factor.features(surrogate.covariance.cross(self.posterior.dictionary.points, X))
-        variance = dtc.variance(state, features, surrogate.covariance.diagonal(X))
-        return dtc.mean(state, features), variance.sqrt()
+    @property
+    def marginals(self) -> Marginals:
+        """Posterior means and standard deviations of the candidates."""
+        return swept(self.posterior)
+
+    def marginals_of(self, other: Finding) -> Marginals:
+        """Return them of another finding's candidates."""
+        return self.marginals if other is self else self.candidates.transferred(self.posterior, other.candidates)
 
 
 class Interval(NamedTuple):
@@ -48,10 +53,14 @@ class Interval(NamedTuple):
 
 def interval(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> Interval:
     """Return the bounds of the objective (``c`` each) at the finding's candidates, or at ``X`` (``q x d``)."""
-    bounds = width.bounds(finding.confidence)
-    means, deviations = (finding.posterior.means, finding.deviations()) if X is None else finding.moments_at(X)
-    half = bounds.width * deviations + bounds.slack
-    return Interval(means - half, means + half)
+    seen = finding.marginals if X is None else marginals_at(finding.posterior, X)
+    return _interval(seen, width.bounds(finding.confidence))
+
+
+def _interval(seen: Marginals, bounds: Bounds) -> Interval:
+    half = bounds.width * seen.deviations + bounds.slack
+    half = torch.where(seen.deviations.isinf(), math.inf, half)  # unknown stays unknown, also for a width of 0
+    return Interval(seen.means - half, seen.means + half)
 
 
 def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> Tensor:
@@ -64,15 +73,6 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
     """
     best = interval(finding, width).lower.max()
     return interval(finding, width, X).upper >= best
-
-
-def surviving_arms(findings: Sequence[Finding], width: BatchWidth, *, arms: int, device: torch.device) -> Tensor:
-    """Return the arms (ascending) that no batch eliminates, among ``arms`` in all."""
-    alive = torch.ones(arms, dtype=torch.bool, device=device)
-    for finding in findings:
-        assert finding.members is not None
-        alive[finding.members[~surviving(finding, width)]] = False
-    return alive.nonzero().squeeze(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,29 +102,24 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
     """
     newest = findings[-1]
     surrogate = newest.posterior.surrogate
-    bound = norm_of(width)
-    reach = math.inf if bound is None else bound
-    arms, variances = surrogate.in_memory
-    spread = variances.sqrt() * reach
+    norm, variances = norm_of(width), surrogate.in_memory[1]
+    spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
     lower, upper = surrogate.prior_mean - spread, surrogate.prior_mean + spread
     for finding in findings:
-        if finding is newest:
-            seen = interval(finding, width)
-        elif finding.members is None or newest.members is None:
-            seen = interval(finding, width, arms)
-        else:
-            seen = _at_members(interval(finding, width), finding.members, newest.members)
-        lower, upper = torch.maximum(lower, seen.lower), torch.minimum(upper, seen.upper)
+        found = _interval(finding.marginals_of(newest), width.bounds(finding.confidence))
+        lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
     gap = lower - upper
     worst = int(gap.argmax())
     scale = float(upper.abs().max()) + float(lower.abs().max())
     if not float(gap[worst]) > 1e-9 * scale:
         return None
     estimate, noisy = _noise_check(findings, noise_variance)
-    arm = worst if newest.members is None else int(newest.members[worst])
-    where = f"at x = {_coordinates(surrogate.arms[worst])}" if newest.members is None else f"of arm {arm}"
     return Contradiction(
-        where=where, lower=float(lower[worst]), upper=float(upper[worst]), noisy=noisy, noise_estimate=estimate
+        where=newest.candidates.place(worst),
+        lower=float(lower[worst]),
+        upper=float(upper[worst]),
+        noisy=noisy,
+        noise_estimate=estimate,
     )
 
 
@@ -152,29 +147,6 @@ def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, f
     )
 
 
-def norm_of(width: BatchWidth) -> float | None:
-    """Return the F of a width that has one."""
-    if isinstance(width, SBPEOnBox):
-        return width.theory.rkhs_norm
-    return width.rkhs_norm if isinstance(width, SBPETheory) else None
-
-
-def with_norm(width: BatchWidth, norm: float) -> BatchWidth:
-    """Return the width with another F."""
-    if isinstance(width, SBPEOnBox):
-        return replace(width, theory=replace(width.theory, rkhs_norm=norm))
-    assert isinstance(width, SBPETheory)
-    return replace(width, rkhs_norm=norm)
-
-
-def _at_members(every: Interval, members: Tensor, wanted: Tensor) -> Interval:
-    """Return the intervals of the arms ``wanted``; unbounded where an arm is not among ``members`` (both ascending)."""
-    positions = torch.searchsorted(members, wanted).clamp(max=len(members) - 1)
-    known = members[positions] == wanted
-    unknown = torch.full_like(every.lower[positions], math.inf)
-    return Interval(torch.where(known, every.lower[positions], -unknown), torch.where(known, every.upper[positions], unknown))
-
-
 def _noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
     """Return the pooled variance of repeats, and whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³)."""
     scatter = freedom = 0.0
@@ -187,7 +159,3 @@ def _noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[fl
     level = math.log(1e3)
     limit = freedom + 2.0 * math.sqrt(freedom * level) + 2.0 * level
     return scatter / freedom, scatter > noise_variance * limit
-
-
-def _coordinates(x: Tensor) -> str:
-    return "[" + ", ".join(f"{v:.4g}" for v in x.tolist()) + "]"

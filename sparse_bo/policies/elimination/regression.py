@@ -117,10 +117,7 @@ def max_variance_design(
     check_count("candidates", candidates)
     check_positive("regularization", regularization)
     check_probability("failure_probability", failure_probability)
-    if check_number("ratio_threshold", ratio_threshold) < 1.0:
-        raise ValueError(f"expected ratio_threshold >= 1 (1 resamples at every pick), got {ratio_threshold!r}")
-    if dictionary is not None and not isinstance(dictionary, Sampler):
-        raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
+    check_resampling(dictionary, ratio_threshold)
     domain = check_domain(arms, bounds)
     if isinstance(domain, Box):
         points = domain.double().sobol(candidates, generator=generator)
@@ -140,6 +137,19 @@ def max_variance_design(
     chosen = design(surrogate, n, resampling=resampling, generator=generator)
     dtype = domain.dtype
     return _certified(surrogate, chosen, indices=arms is not None, dtype=dtype, generator=generator)
+
+
+def check_resampling(dictionary: Sampler | None, ratio_threshold: float) -> None:
+    """Check what a design's dictionaries are made by.
+
+    Raises:
+        TypeError: If ``dictionary`` is neither a sampler nor ``None``, or the threshold is no number.
+        ValueError: If the threshold is less than 1.
+    """
+    if dictionary is not None and not isinstance(dictionary, Sampler):
+        raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
+    if check_number("ratio_threshold", ratio_threshold) < 1.0:
+        raise ValueError(f"expected ratio_threshold >= 1 (1 resamples at every pick), got {ratio_threshold!r}")
 
 
 def rls_resampling(
@@ -193,9 +203,9 @@ def _certified(
 def _information_gain(posterior: ArmPosterior, chosen: Design) -> float:
     """Return ``½ [log det B + tr(C(K − Q))/λ] ≥ ½ log det(I + K/λ)`` over the pulls. O(n m²)."""
     seen, surrogate = chosen.observations, posterior.surrogate
-    assert seen.indices is not None
-    features = posterior.state.factor.features(posterior.kernel_rows(seen.indices))
-    residual = (surrogate.prior_variance[seen.indices] - features.square().sum(dim=-1)).clamp_min(0.0)
+    distinct = torch.unique(chosen.indices)  # in the order of the observations
+    features = posterior.state.factor.features(posterior.kernel_rows(distinct))
+    residual = (surrogate.prior_variance[distinct] - features.square().sum(dim=-1)).clamp_min(0.0)
     left_out = 0.0 if chosen.exact else float((seen.counts * residual).sum()) / surrogate.regularization
     log_determinant = 2.0 * float(posterior.state.gram_cholesky.diagonal().log().sum())
     return 0.5 * (log_determinant + left_out)

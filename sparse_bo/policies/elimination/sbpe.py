@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from sparse_bo.arms.design import Resampling
 from sparse_bo.dictionary import AllSampler, Sampler
 from sparse_bo.policies.elimination.policy import EliminationPolicy
-from sparse_bo.policies.elimination.regression import rls_resampling
-from sparse_bo.validation import check_number
+from sparse_bo.policies.elimination.regression import check_resampling, rls_resampling
 from sparse_bo.widths import BiasConstant
 
 
@@ -38,10 +37,7 @@ class SBPE(EliminationPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dictionary is not None and not isinstance(self.dictionary, Sampler):
-            raise TypeError(f"expected dictionary to be a sampler or None, got {type(self.dictionary).__name__}")
-        if check_number("ratio_threshold", self.ratio_threshold) < 1.0:
-            raise ValueError(f"expected ratio_threshold >= 1 (1 resamples at every pick), got {self.ratio_threshold!r}")
+        check_resampling(self.dictionary, self.ratio_threshold)
 
     @property
     def name(self) -> str:

@@ -1,129 +1,55 @@
-"""What S-BPE and BPE know: the plan of the batch that is out, and what the complete ones have shown."""
+"""Everything S-BPE and BPE know: the batch that is out, and the findings of the complete ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import Surrogate
-from sparse_bo.arms.design import Design
-from sparse_bo.domains import Arms, Box, Domain
-from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
-from sparse_bo.policies.elimination.findings import Finding, surviving
+from sparse_bo.policies.elimination.findings import Finding
+from sparse_bo.policies.elimination.planned import PlannedBatch
+from sparse_bo.policies.elimination.source import CandidateSource
+from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
-from sparse_bo.priors import Prior
+from sparse_bo.priors import KnownPrior
 from sparse_bo.widths import BatchWidth, ConstantWidth
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """One batch: candidates, the picks among them, and which have been told. Fixed before the first result."""
-
-    members: Tensor | None
-    """``c`` arms (ascending) that the candidates are; ``None`` on a box."""
-    surrogate: Surrogate
-    """Over the ``c`` candidates."""
-    design: Design
-    """Picks, as positions among the candidates."""
-    told: Tensor
-    """``N_i`` booleans: picks with a result."""
-    y: Tensor
-    """``N_i`` results, 0 where there is none."""
-    given_up: bool = False
-    """Whether the picks still open have failed so often that the batch ends without them."""
-
-    @property
-    def picks(self) -> Tensor:
-        """``N_i`` arms, or ``N_i x d`` points of a box."""
-        return self.surrogate.arms[self.design.indices] if self.members is None else self.members[self.design.indices]
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to hand out or to wait for."""
-        return self.given_up or bool(self.told.all())
-
-    @property
-    def observations(self) -> Observations:
-        """Results so far; indices are positions among the candidates."""
-        arms = self.surrogate.arms
-        return add_observations(no_observations(arms), arms, self.design.indices[self.told], self.y[self.told])
-
-    def matched(self, picks: Tensor, taken: Tensor) -> list[int]:
-        """Return the position in the plan of each pick (−1: not planned): the first neither ``taken`` nor matched before."""
-        places: dict[int, list[int]] = {}
-        order = self.design.indices.tolist()
-        for position in reversed((~taken).nonzero().squeeze(-1).tolist()):
-            places.setdefault(order[position], []).append(position)
-        return [places[i].pop() if places.get(i) else -1 for i in self._positions(picks)]
-
-    def _positions(self, picks: Tensor) -> list[int]:
-        """Return each pick's position among the candidates (−1 if it is none)."""
-        if not len(picks):
-            return []
-        if self.members is not None:
-            places = torch.searchsorted(self.members, picks).clamp(max=len(self.members) - 1)
-            return torch.where(self.members[places] == picks, places, -1).tolist()
-        planned = self.design.observations.indices
-        assert planned is not None
-        points = self.surrogate.arms[planned]
-        distances, nearest = torch.cdist(picks, points).min(dim=1)
-        # A user in float32 evaluates the planned point rounded to float32.
-        close = distances <= 1e-6 * (points.abs().max() + 1.0)
-        return torch.where(close, planned[nearest], -1).tolist()
-
-    def observed(self, picks: Tensor, y: Tensor) -> Plan:
-        """Return the plan with results ``y`` (``q``) at ``picks``; those that are not planned are left out."""
-        positions = torch.tensor(self.matched(picks, self.told), device=self.told.device)
-        planned = positions >= 0
-        told, values = self.told.clone(), self.y.clone()
-        told[positions[planned]] = True
-        values[positions[planned]] = y[planned]
-        return replace(self, told=told, y=values)
-
-    def open(self, pending: Tensor) -> Tensor:
-        """Return the picks to hand out next: in order, those with no result that are not pending."""
-        taken = self.told.clone()
-        taken[[position for position in self.matched(pending, self.told) if position >= 0]] = True
-        return self.picks[~taken]
 
 
 @dataclass(frozen=True, eq=False)
 class EliminationState:
     """Everything S-BPE and BPE know between two updates. A value."""
 
-    domain: Domain
-    """``a x d`` arms or a box, float64."""
+    source: CandidateSource[Any]
+    """The domain, and where candidates come from in it."""
     sizes: tuple[int, ...]
     """The batch schedule."""
     failure_probability: float
     """δ of the policy."""
     width: BatchWidth
     """Of the confidence bounds, with the F in use (doubled, if that was asked for)."""
-    picks: Tensor
+    picks: Tensor = field(metadata=KEPT)
     """``n`` arms or ``n x d`` points told so far, in order."""
-    y: Tensor
+    y: Tensor = field(metadata=KEPT)
     """``n`` results."""
-    prior: Prior | None
+    prior: KnownPrior | None
     """Kernel, mean and λ; ``None`` until they are learned."""
-    plan: Plan | None = None
-    """The batch that is out; ``None`` before it is planned."""
+    plan: PlannedBatch | None = None
+    """The batch of which results have come; ``None`` before its first result, which is before it has changed anything."""
     findings: tuple[Finding, ...] = ()
     """One for each complete batch."""
-    survivors: Tensor | None = None
+    survivors: Tensor | None = field(default=None, metadata=KEPT)
     """``a'`` arms (ascending), or ``c' x d`` candidates on a box, that can still be optimal; ``None``: all."""
-    contradiction: str | None = None
+    contradiction: str | None = field(default=None, metadata=KEPT)
     """What the data contradict, if they do: the run cannot go on."""
-    doublings: int = 0
+    doublings: int = field(default=0, metadata=KEPT)
     """How often F was doubled."""
-    seed: int | None = None
-    """Seed of the plans, drawn once."""
-    memo: dict[tuple[int, int], Plan] = field(default_factory=dict)
-    """The plan that ``ask`` has made, by batch and seed, until the first result of it is told."""
-    round: int = 0
+    seed: int | None = field(default=None, metadata=KEPT)
+    """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
+    round: int = field(default=0, metadata=KEPT)
     """Batches told so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
@@ -145,10 +71,7 @@ class EliminationState:
 
     def describe(self) -> str:
         """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95"."""
-        if not isinstance(self.domain, Arms):
-            total, what = len(self.findings[-1].posterior.means) if self.findings else 0, "candidates of the last batch"
-        else:
-            total, what = self.domain.count, "arms"
+        total, what = self.source.counted(self.findings)
         left = total if self.survivors is None else len(self.survivors)
         if self.contradiction is not None:
             return f"{left:,} of {total:,} {what} before the results contradicted the bounds"
@@ -174,26 +97,32 @@ class EliminationState:
         """
         if not len(self.y):
             return Report()
-        row, x, observed, count = self._best_observed()
+        observed = self.source.best_observed(self.picks, self.y)
         best = self.best
         if best is None:
             return Report(
-                best_index=row, best_x=x, best_mean=observed, best_observed_index=row, best_observed_x=x,
-                best_observed_mean=observed, best_observed_count=count,
-            )  # fmt: skip
-        position = self._best_candidate(best)
+                best_index=observed.row,
+                best_x=observed.x,
+                best_mean=observed.mean,
+                best_observed_index=observed.row,
+                best_observed_x=observed.x,
+                best_observed_mean=observed.mean,
+                best_observed_count=observed.pulls,
+            )
         posterior, factor = best.posterior, best.posterior.state.factor
+        alive = self.source.alive(best, self.width, self.survivors)
+        position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
         newest = self.findings[-1]
         scale = posterior.surrogate.regularization**0.5
         return Report(
-            best_index=None if best.members is None else int(best.members[position]),
-            best_x=posterior.surrogate.arms[position],
+            best_index=best.candidates.row(position),
+            best_x=best.candidates.points[position],
             best_mean=float(posterior.means[position]),
             best_sd=float(posterior.leverages[position]) ** 0.5 * scale,
-            best_observed_index=row,
-            best_observed_x=x,
-            best_observed_mean=observed,
-            best_observed_count=count,
+            best_observed_index=observed.row,
+            best_observed_x=observed.x,
+            best_observed_mean=observed.mean,
+            best_observed_count=observed.pulls,
             dictionary_size=newest.posterior.dictionary.m,
             rank=factor.rank,
             jitter=factor.jitter,
@@ -201,38 +130,3 @@ class EliminationState:
             width=self.width.bounds(newest.confidence).width * scale,
             survivors=self.survivors,
         )
-
-    def _best_candidate(self, best: Finding) -> int:
-        """Return the position of the surviving candidate with the highest posterior mean in a finding."""
-        means = best.posterior.means
-        if self.survivors is None or best.members is None:
-            alive = surviving(best, self.width)
-        else:
-            alive = torch.isin(best.members, self.survivors)
-        return int(torch.where(alive, means, -torch.inf).argmax())
-
-    def _best_observed(self) -> tuple[int | None, Tensor, float, int]:
-        """Return the arm (``None`` on a box) and point with the highest mean observation, that mean and its count."""
-        if not isinstance(self.domain, Arms):
-            seen = merge_observations(self.picks, self.y)
-        else:
-            seen = add_observations(no_observations(self.domain.points), self.domain.points, self.picks, self.y)
-        mean, position = seen.means.max(dim=0)
-        row = None if seen.indices is None else int(seen.indices[position])
-        return row, seen.X[position], float(mean), int(seen.counts[position])
-
-
-def random_picks(state: EliminationState, q: int, *, generator: torch.Generator) -> Tensor:
-    """Return ``q`` distinct random arms, or Sobol points of the box."""
-    domain = state.domain
-    if isinstance(domain, Box):
-        return domain.sobol(q, generator=generator) if q else domain.bounds[:0]
-    assert isinstance(domain, Arms)
-    return domain.uniform(q, seen=torch.unique(state.picks), generator=generator)
-
-
-def seed_of(generator: torch.Generator) -> int:
-    """Return a seed that the generator's present state decides, without advancing it."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return int(torch.randint(2**62, (1,), generator=copy))

@@ -1,0 +1,66 @@
+"""The width of a batch's bounds: by name, on a box, and with the norm F that it may have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparse_bo.policies.settings import ConfidenceSettings
+from sparse_bo.validation import check_choice
+from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPEOnBox, SBPETheory
+
+
+def named_width(width: BatchWidth | float | str | None, settings: ConfidenceSettings, *, bias: BiasConstant) -> BatchWidth:
+    """Return a width as it is, a number as a constant one, or the width of a name.
+
+    Args:
+        width: ``None`` is ``"theory"`` where an RKHS norm is given, else ``"gaussian"``.
+        settings: Norm, noise and failure probability of named widths.
+        bias: Constant of F in ``"theory"``.
+
+    Raises:
+        ValueError: If the name is unknown, or the named width needs ``rkhs_norm`` and there is none.
+        TypeError: If it is none of these.
+    """
+    if width is None:
+        width = "gaussian" if settings.rkhs_norm is None else "theory"
+    if isinstance(width, str):
+        check_choice("width", width, ("theory", "tight", "gaussian"))
+        if width == "gaussian":
+            return GaussianBounds(failure_probability=settings.failure_probability)
+        if settings.rkhs_norm is None:
+            raise ValueError(f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective), got None")
+        return SBPETheory(
+            rkhs_norm=settings.rkhs_norm,
+            noise_variance=settings.noise_variance,
+            failure_probability=settings.failure_probability,
+            bias="tight" if width == "tight" else bias,
+        )
+    if isinstance(width, (int, float)) and not isinstance(width, bool):
+        return ConstantWidth(float(width))
+    if not isinstance(width, BatchWidth):
+        raise TypeError(f"expected width to be a number, a name or a BatchWidth, got {type(width).__name__}")
+    return width
+
+
+def on_box(width: BatchWidth, *, discretization_constant: float) -> BatchWidth:
+    """Return the width over a box: the theory's pays for a discretisation there (S-BPE Cor. 3.7), others stay as they are."""
+    if isinstance(width, SBPETheory):
+        return SBPEOnBox(theory=width, discretization_constant=discretization_constant)
+    return width
+
+
+def norm_of(width: BatchWidth) -> float | None:
+    """Return the F of a width that has one."""
+    theory = width.theory if isinstance(width, SBPEOnBox) else width
+    return theory.rkhs_norm if isinstance(theory, SBPETheory) else None
+
+
+def doubled(width: BatchWidth, times: int = 1) -> BatchWidth:
+    """Return the width with ``2^times`` the F; one without F as it is."""
+    if isinstance(width, SBPEOnBox):
+        return replace(width, theory=_doubled(width.theory, times))
+    return _doubled(width, times) if isinstance(width, SBPETheory) else width
+
+
+def _doubled(theory: SBPETheory, times: int) -> SBPETheory:
+    return replace(theory, rkhs_norm=theory.rkhs_norm * 2.0**times)

@@ -1,0 +1,145 @@
+"""The candidates of one batch, by position: arms that can still be optimal, or points drawn in a box."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior
+from sparse_bo.core import dtc
+
+
+class Marginals(NamedTuple):
+    """Posterior of the objective at each of some points."""
+
+    means: Tensor
+    """``c`` (y)."""
+    deviations: Tensor
+    """``c`` standard deviations (y); infinite where nothing is known."""
+
+
+def swept(posterior: ArmPosterior) -> Marginals:
+    """Return the posterior at all arms that it was swept over."""
+    return Marginals(posterior.means, (posterior.leverages * posterior.surrogate.regularization).sqrt())
+
+
+def marginals_at(posterior: ArmPosterior, X: Tensor) -> Marginals:
+    """Return the posterior at any points (``q x d``). O(q m (d + m))."""
+    surrogate, state = posterior.surrogate, posterior.state
+    features = state.factor.features(surrogate.covariance.cross(posterior.dictionary.points, X))
+    variance = dtc.variance(state, features, surrogate.covariance.diagonal(X))
+    return Marginals(dtc.mean(state, features), variance.sqrt())
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCandidates(ABC):
+    """What a batch chooses among. Designs, posteriors and observations of the batch know a candidate by its position."""
+
+    points: Tensor
+    """``c x d`` inputs, float64."""
+
+    @property
+    @abstractmethod
+    def members(self) -> Tensor:
+        """The ``c`` candidates as picks: arms (ascending), or ``c x d`` points."""
+
+    @abstractmethod
+    def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
+        """Return the position of each pick (−1 if it is no candidate).
+
+        Args:
+            picks: ``q ≥ 1``, as told.
+            among: At least one position, ascending: the only ones that matter.
+        """
+
+    @abstractmethod
+    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+        """Return a posterior over these candidates at those of another batch on the same domain."""
+
+    @abstractmethod
+    def row(self, position: int) -> int | None:
+        """Return the arm that a candidate is; ``None`` on a box."""
+
+    @abstractmethod
+    def place(self, position: int) -> str:
+        """Return where a candidate is, for a message."""
+
+    @abstractmethod
+    def freeze(self) -> dict[str, Any]:
+        """Return what the source of the candidates thaws them from."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArmCandidates(BatchCandidates):
+    """Arms that no batch before has eliminated."""
+
+    rows: Tensor
+    """``c`` arms, ascending."""
+
+    @property
+    def members(self) -> Tensor:
+        """See :class:`BatchCandidates`."""
+        return self.rows
+
+    def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
+        """See :class:`BatchCandidates`. O(q log c)."""
+        places = torch.searchsorted(self.rows, picks).clamp(max=len(self.rows) - 1)
+        return torch.where(self.rows[places] == picks, places, -1)
+
+    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+        """See :class:`BatchCandidates`: looked up at the arms that both batches had, unknown at the others. O(c log c)."""
+        places = self.positions(to.rows, among=self.rows)
+        means, deviations = swept(posterior)
+        known = places >= 0
+        return Marginals(means[places], torch.where(known, deviations[places], math.inf))
+
+    def row(self, position: int) -> int:
+        """See :class:`BatchCandidates`."""
+        return int(self.rows[position])
+
+    def place(self, position: int) -> str:
+        """See :class:`BatchCandidates`."""
+        return f"of arm {self.row(position)}"
+
+    def freeze(self) -> dict[str, Any]:
+        """See :class:`BatchCandidates`: the rows, not what is in them."""
+        return {"members": self.rows}
+
+
+@dataclass(frozen=True, eq=False)
+class BoxCandidates(BatchCandidates):
+    """Points drawn in a box, that no batch before has eliminated; every batch has its own."""
+
+    @property
+    def members(self) -> Tensor:
+        """See :class:`BatchCandidates`."""
+        return self.points
+
+    def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
+        """See :class:`BatchCandidates`. O(q · among · d)."""
+        points = self.points[among]
+        distances, nearest = torch.cdist(picks, points).min(dim=1)
+        # A user in float32 evaluates the planned point rounded to float32.
+        close = distances <= 1e-6 * (points.abs().max() + 1.0)
+        return torch.where(close, among[nearest], -1)
+
+    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+        """See :class:`BatchCandidates`: computed, as no point is in both. O(c m (d + m))."""
+        return marginals_at(posterior, to.points)
+
+    def row(self, position: int) -> None:
+        """See :class:`BatchCandidates`."""
+        return
+
+    def place(self, position: int) -> str:
+        """See :class:`BatchCandidates`."""
+        return "at x = [" + ", ".join(f"{v:.4g}" for v in self.points[position].tolist()) + "]"
+
+    def freeze(self) -> dict[str, Any]:
+        """See :class:`BatchCandidates`: the points, which nothing else could give back."""
+        return {"candidates": self.points}

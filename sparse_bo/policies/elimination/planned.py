@@ -1,0 +1,73 @@
+"""A planned batch: its candidates, the picks among them, and which of these have been told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import Surrogate
+from sparse_bo.arms.design import Design
+from sparse_bo.observations import Observations, add_observations, no_observations
+from sparse_bo.policies.elimination.candidates import BatchCandidates
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedBatch:
+    """One batch, fixed before its first result. A value."""
+
+    candidates: BatchCandidates
+    """``c`` of them."""
+    surrogate: Surrogate
+    """Prior over the candidates."""
+    design: Design
+    """Picks, as positions among the candidates."""
+    told: Tensor
+    """``N_i`` booleans: picks with a result."""
+    y: Tensor
+    """``N_i`` results, 0 where there is none."""
+    given_up: bool = False
+    """Whether the picks still open have failed so often that the batch ends without them."""
+
+    @property
+    def picks(self) -> Tensor:
+        """``N_i`` arms, or ``N_i x d`` points of a box."""
+        return self.candidates.members[self.design.indices]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to hand out or to wait for."""
+        return self.given_up or bool(self.told.all())
+
+    @property
+    def observations(self) -> Observations:
+        """Results so far; indices are positions among the candidates."""
+        points = self.candidates.points
+        return add_observations(no_observations(points), points, self.design.indices[self.told], self.y[self.told])
+
+    def matched(self, picks: Tensor, taken: Tensor) -> list[int]:
+        """Return the position in the plan of each pick (−1: not planned): the first neither ``taken`` nor matched before."""
+        if not len(picks):
+            return []
+        places: dict[int, list[int]] = {}
+        order = self.design.indices.tolist()
+        for position in reversed((~taken).nonzero().squeeze(-1).tolist()):
+            places.setdefault(order[position], []).append(position)
+        found = self.candidates.positions(picks, among=torch.unique(self.design.indices)).tolist()
+        return [places[i].pop() if places.get(i) else -1 for i in found]
+
+    def observed(self, picks: Tensor, y: Tensor) -> PlannedBatch:
+        """Return the batch with results ``y`` (``q``) at ``picks``; those that are not planned are left out."""
+        positions = torch.tensor(self.matched(picks, self.told), device=self.told.device)
+        planned = positions >= 0
+        told, values = self.told.clone(), self.y.clone()
+        told[positions[planned]] = True
+        values[positions[planned]] = y[planned]
+        return replace(self, told=told, y=values)
+
+    def open(self, pending: Tensor) -> Tensor:
+        """Return the picks to hand out next: in order, those with no result that are not pending."""
+        taken = self.told.clone()
+        taken[[position for position in self.matched(pending, self.told) if position >= 0]] = True
+        return self.picks[~taken]

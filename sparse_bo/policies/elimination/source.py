@@ -1,0 +1,210 @@
+"""Where the candidates of a batch come from, and what was observed of them: arms, or a box."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.kernels import covariance_function
+from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
+from sparse_bo.policies.elimination.candidates import ArmCandidates, BatchCandidates, BoxCandidates
+from sparse_bo.policies.elimination.findings import Finding, surviving
+from sparse_bo.priors import KnownPrior
+from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
+
+LARGEST_CANDIDATE_SET = 16_384
+"""Candidates on a box by default, where the theory's discretisation would be larger still."""
+BOX_DRAWS = 32
+"""Candidate sets drawn in search of points that no batch has eliminated."""
+
+D = TypeVar("D", bound=Domain)
+
+
+class BestObserved(NamedTuple):
+    """The highest mean observation, and where it was made."""
+
+    row: int | None
+    """The arm; ``None`` on a box."""
+    x: Tensor
+    """``d``."""
+    mean: float
+    pulls: int
+
+
+class Standing(NamedTuple):
+    """What the complete batches say when the next one is planned."""
+
+    prior: KnownPrior
+    findings: tuple[Finding, ...]
+    width: BatchWidth
+    """Of the bounds, with the F in use."""
+    survivors: Tensor | None
+    """Of the last batch; ``None`` before there is one."""
+    sizes: tuple[int, ...]
+    """The batch schedule."""
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateSource(ABC, Generic[D]):
+    """What elimination needs to know of a domain. A value."""
+
+    domain: D
+    """In float64."""
+
+    @abstractmethod
+    def candidates(self, standing: Standing, *, generator: torch.Generator) -> BatchCandidates:
+        """Return the candidates of the next batch: none that an earlier batch has eliminated."""
+
+    @abstractmethod
+    def thaw(self, frozen: Mapping[str, Any]) -> BatchCandidates:
+        """Return candidates that :meth:`BatchCandidates.freeze` froze; tensors on the domain's device."""
+
+    @abstractmethod
+    def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
+        """Return what can still be optimal after at least one batch: arms (ascending), or the last batch's points."""
+
+    @abstractmethod
+    def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
+        """Return which candidates of a finding can still be optimal (``c`` booleans, at least one true)."""
+
+    @abstractmethod
+    def alternatives(self, candidates: BatchCandidates) -> int:
+        """Return of how many alternatives the bounds of a batch have to hold together."""
+
+    @abstractmethod
+    def counted(self, findings: Sequence[Finding]) -> tuple[int, str]:
+        """Return how many alternatives there are to eliminate, and what to call them."""
+
+    @abstractmethod
+    def observations(self, picks: Tensor, y: Tensor) -> Observations:
+        """Return results ``y`` (``q ≥ 1``) at ``picks``, merged."""
+
+    @abstractmethod
+    def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q ≥ 1`` picks to learn a prior from, after results ``y`` at ``picks``."""
+
+    def best_observed(self, picks: Tensor, y: Tensor) -> BestObserved:
+        """Return where the mean observation is highest, of at least one."""
+        seen = self.observations(picks, y)
+        mean, position = seen.means.max(dim=0)
+        row = None if seen.indices is None else int(seen.indices[position])
+        return BestObserved(row, seen.X[position], float(mean), int(seen.counts[position]))
+
+
+@dataclass(frozen=True, eq=False)
+class ArmSource(CandidateSource[Arms]):
+    """Arms in memory: the candidates are those that are left."""
+
+    def candidates(self, standing: Standing, *, generator: torch.Generator) -> ArmCandidates:
+        """See :class:`CandidateSource`; draws nothing."""
+        rows = standing.survivors
+        return self._rows(torch.arange(self.domain.count, device=self.domain.device) if rows is None else rows)
+
+    def thaw(self, frozen: Mapping[str, Any]) -> ArmCandidates:
+        """See :class:`CandidateSource`."""
+        return self._rows(frozen["members"])
+
+    def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
+        """See :class:`CandidateSource`: the arms that no batch eliminates, by the width as it is now."""
+        alive = torch.ones(self.domain.count, dtype=torch.bool, device=self.domain.device)
+        for finding in findings:
+            alive[finding.members[~surviving(finding, width)]] = False
+        return alive.nonzero().squeeze(-1)
+
+    def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
+        """See :class:`CandidateSource`."""
+        return surviving(finding, width) if survivors is None else torch.isin(finding.members, survivors)
+
+    def alternatives(self, candidates: BatchCandidates) -> int:
+        """See :class:`CandidateSource`: all arms, also those that are gone."""
+        return self.domain.count
+
+    def counted(self, findings: Sequence[Finding]) -> tuple[int, str]:
+        """See :class:`CandidateSource`."""
+        return self.domain.count, "arms"
+
+    def observations(self, picks: Tensor, y: Tensor) -> Observations:
+        """See :class:`CandidateSource`."""
+        return add_observations(no_observations(self.domain.points), self.domain.points, picks, y)
+
+    def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """See :class:`CandidateSource`: distinct arms that have no result, as long as there are any."""
+        return self.domain.uniform(q, seen=self.observations(picks, y).rows, generator=generator)
+
+    def _rows(self, rows: Tensor) -> ArmCandidates:
+        return ArmCandidates(self.domain.inputs(rows), rows)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxSource(CandidateSource[Box]):
+    """A box: the candidates are drawn anew for every batch, where the batches before have eliminated nothing."""
+
+    count: int | None
+    """Candidates per batch; ``None``: Γ_n of S-BPE Cor. 3.7, at most :data:`LARGEST_CANDIDATE_SET`."""
+
+    def candidates(self, standing: Standing, *, generator: torch.Generator) -> BoxCandidates:
+        """See :class:`CandidateSource`: scrambled Sobol points; where few are left, the last batch's survivors too."""
+        count, kept = self._count(standing), self.domain.bounds[:0]
+        for _ in range(BOX_DRAWS):
+            points = self.domain.sobol(count, generator=generator)
+            for finding in standing.findings:
+                points = points[surviving(finding, standing.width, points)]
+            kept = torch.cat([kept, points])[:count]
+            if len(kept) == count:
+                return BoxCandidates(kept)
+        if standing.survivors is not None:
+            kept = torch.cat([kept, standing.survivors])[:count]
+        return BoxCandidates(kept)
+
+    def thaw(self, frozen: Mapping[str, Any]) -> BoxCandidates:
+        """See :class:`CandidateSource`."""
+        return BoxCandidates(frozen["candidates"])
+
+    def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
+        """See :class:`CandidateSource`."""
+        return findings[-1].members[surviving(findings[-1], width)]
+
+    def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
+        """See :class:`CandidateSource`: what the batch itself leaves, as later ones have other points."""
+        return surviving(finding, width)
+
+    def alternatives(self, candidates: BatchCandidates) -> int:
+        """See :class:`CandidateSource`: the candidates."""
+        return len(candidates.points)
+
+    def counted(self, findings: Sequence[Finding]) -> tuple[int, str]:
+        """See :class:`CandidateSource`."""
+        return len(findings[-1].members) if findings else 0, "candidates of the last batch"
+
+    def observations(self, picks: Tensor, y: Tensor) -> Observations:
+        """See :class:`CandidateSource`."""
+        return merge_observations(picks, y)
+
+    def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """See :class:`CandidateSource`: scrambled Sobol points."""
+        return self.domain.sobol(q, generator=generator)
+
+    def _count(self, standing: Standing) -> int:
+        if self.count is not None:
+            return self.count
+        if not isinstance(standing.width, SBPEOnBox):
+            return LARGEST_CANDIDATE_SET
+        bounds, prior = self.domain.bounds, standing.prior
+        confidence = BatchConfidence(
+            pulls=standing.sizes[len(standing.findings)],
+            batches=len(standing.sizes),
+            arms=1,
+            dims=self.domain.dims,
+            regularization=prior.regularization,
+            kappa_squared=float(covariance_function(prior.covar_module, like=bounds).diagonal(bounds).max()),
+            ratio=0.0,
+        )
+        size = math.exp(min(standing.width.log_discretization(confidence), 50.0))
+        return max(1, min(math.ceil(size), LARGEST_CANDIDATE_SET))
