@@ -34,6 +34,27 @@ class Prior(NamedTuple):
     prior_mean: float | None
     regularization: float | None
 
+    def known(self) -> KnownPrior:
+        """Return the same prior as one of which nothing is left to learn; a mean that is not known is 0.
+
+        Raises:
+            ValueError: If the kernel or λ is not known: :func:`learn_prior` learns them.
+        """
+        if self.covar_module is None or self.regularization is None:
+            missing = "a kernel" if self.covar_module is None else "regularization"
+            raise ValueError(f"expected a prior with {missing}, got None; learn it (learn_prior), or pass it")
+        return KnownPrior(self.covar_module, self.prior_mean or 0.0, self.regularization)
+
+
+class KnownPrior(NamedTuple):
+    """A prior over the objective of which nothing is left to learn."""
+
+    covar_module: Kernel
+    prior_mean: float
+    """μ₀ (y)."""
+    regularization: float
+    """λ > 0 (y²)."""
+
 
 class _Data(NamedTuple):
     """Merged pulls in the units that BoTorch's priors expect: inputs in the unit cube, outputs with mean 0, variance 1."""
