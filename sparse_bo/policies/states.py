@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 import torch
 from botorch.models.model import Model
@@ -173,7 +173,7 @@ class BoxState:
         """Successful evaluations so far."""
         return len(self.y)
 
-    def without_results(self) -> BoxState:
+    def without_results(self) -> Self:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
 
@@ -201,6 +201,9 @@ class BoxState:
         )
 
 
+B = TypeVar("B", bound=BoxState)
+
+
 def initial_state(arms: ArmSet) -> BanditState:
     """Return the state of an arm set (``a x d``) without data."""
     return BanditState(arms, no_observations(arms))
@@ -212,6 +215,6 @@ def initial_box_state(box: Box) -> BoxState:
     return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
 
 
-def told(state: BoxState, X: Tensor, y: Tensor) -> BoxState:
+def told(state: B, X: Tensor, y: Tensor) -> B:
     """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
     return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1)
