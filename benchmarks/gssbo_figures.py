@@ -29,9 +29,8 @@ from matplotlib.figure import Figure
 
 from sparse_bo import GSSBO, AskTell, gradient_subset
 from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlusPlusSampler
-from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, Policy, SparseUCB, VecchiaUCB
-from sparse_bo.policies.botorch.gssbo import random_subset
-from sparse_bo.policies.botorch.surrogate import SurrogateState
+from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, Policy, SparseUCB, SurrogateState, VecchiaUCB
+from sparse_bo.policies.botorch.subsets import random_subset
 from sparse_bo.problems.base import BoxProblem
 from sparse_bo.problems.synthetic import SYNTHETIC, synthetic
 from sparse_bo.runs.figures import STYLE
@@ -138,9 +137,9 @@ def standard_round(state: SurrogateState, *, seed: int) -> float:
     Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
     BoTorch's settings, and the acquisition function maximised.
     """
-    standard, generator = BoTorchUCB(), torch.Generator().manual_seed(seed)
+    standard, generator = BoTorchUCB().on(state.box), torch.Generator().manual_seed(seed)
     start = time.process_time()
-    after = standard.tell(standard.init(state.box), state.X, state.y, generator=generator)
+    after = standard.tell(standard.init(), state.X, state.y, generator=generator)
     standard.ask(after, max_q=1, pending=state.X[:0], generator=generator)
     return time.process_time() - start
 

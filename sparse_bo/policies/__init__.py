@@ -1,11 +1,11 @@
 """Policies over arm sets and boxes: frozen choices of parts, with pure ``init / ask / tell`` on a state value."""
 
 from sparse_bo.policies.baselines import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.botorch.embeddings import REMBO, HeSBO
+from sparse_bo.policies.botorch.embedded_search import REMBO, HeSBO
 from sparse_bo.policies.botorch.gssbo import GSSBO, RSSBO
-from sparse_bo.policies.botorch.sparse_ucb import SparseUCB, VecchiaUCB
-from sparse_bo.policies.botorch.surrogate import BoTorchUCB, SurrogateState
+from sparse_bo.policies.botorch.surrogate_state import SurrogateState
 from sparse_bo.policies.botorch.thompson import QFFTS, SGPTS
+from sparse_bo.policies.botorch.ucb import BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.sbpe import BPE, SBPE
 from sparse_bo.policies.elimination.schedule import batch_schedule

@@ -25,6 +25,14 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.i
 HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")
 """Where the values are that a description may name: names outlive the files that they are in."""
 
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    policy: {"fit": "fitter"} for policy in ("BoTorchUCB", "GSSBO", "RSSBO", "SparseUCB", "VecchiaUCB", "SGPTS", "QFFTS")
+}
+"""Fields by class that older journals describe under another name: ``{class: {name there: name now}}``.
+
+``fitter``: a function that fits a model; ``fit`` is the likelihood's name where a ``SparseGP`` has it.
+"""
+
 Description = Any
 """What ``json`` takes."""
 
@@ -65,23 +73,28 @@ def rebuild(description: Description) -> Any:
     if "dtype" in description:
         return _DTYPES[description["dtype"]]
     if "value" in description:
-        return _class_of(description["value"])(**{name: rebuild(part) for name, part in description["fields"].items()})
+        parts = up_to_date(description)["fields"]
+        return _class_of(description["value"])(**{name: rebuild(part) for name, part in parts.items()})
     raise ValueError(f"{description.get('unknown', description)!s} cannot be rebuilt from its description")
 
 
 def fingerprint(description: Description) -> str:
-    """Return a hash of a description: equal for equal settings, wherever the version that described them keeps its classes."""
-    return hashlib.sha256(json.dumps(_without_modules(description), sort_keys=True).encode()).hexdigest()
+    """Return a hash of a description: equal for equal settings, whichever version described them."""
+    return hashlib.sha256(json.dumps(up_to_date(description), sort_keys=True).encode()).hexdigest()
 
 
-def _without_modules(description: Description) -> Description:
-    """Return a description with classes by name alone; early versions wrote ``module:name``."""
+def up_to_date(description: Description) -> Description:
+    """Return an older version's description as this one writes it: classes without modules, fields by their names now."""
     if isinstance(description, list):
-        return [_without_modules(item) for item in description]
+        return [up_to_date(item) for item in description]
     if not isinstance(description, Mapping):
         return description
-    parts = {key: _without_modules(item) for key, item in description.items()}
-    return parts | {"value": parts["value"].rpartition(":")[2]} if "fields" in parts else parts
+    parts = {key: up_to_date(item) for key, item in description.items()}
+    if "fields" not in parts:
+        return parts
+    kind = parts["value"].rpartition(":")[2]  # early versions wrote module:name
+    names = RENAMED.get(kind, {})
+    return {"value": kind, "fields": {names.get(name, name): part for name, part in parts["fields"].items()}}
 
 
 def _class_of(name: str) -> Any:

@@ -19,7 +19,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.answers import results_of
 from sparse_bo.journal import Journal, Row
 from sparse_bo.policies import Policy
-from sparse_bo.policies.description import describe, fingerprint, rebuild
+from sparse_bo.policies.description import describe, fingerprint, rebuild, up_to_date
 from sparse_bo.runs.history import History, HistoryRow
 
 _OF_EVALUATIONS = ("indices", "points", "values")
@@ -112,7 +112,7 @@ def policy_of(journal: Journal, policy: Policy | None) -> Policy:
         return rebuilt
     given = describe(policy)
     if fingerprint(given) != fingerprint(about["description"]):
-        before, now = about["description"], given
+        before, now = up_to_date(about["description"]), given
         names = sorted(set(before.get("fields", {})) | set(now.get("fields", {})))
         changed = [n for n in names if before.get("fields", {}).get(n) != now.get("fields", {}).get(n)]
         raise ValueError(

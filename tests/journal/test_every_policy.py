@@ -14,7 +14,7 @@ from sparse_bo import AskTell
 from sparse_bo.cli.presets import POLICIES, make_policy
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.botorch import surrogate, thompson
+from sparse_bo.policies.botorch import proposers
 from sparse_bo.policies.ucb import box as box_ucb
 from sparse_bo.runs.engine import Engine
 from tests.journal.runs import arms
@@ -108,8 +108,7 @@ def small_searches(monkeypatch):
     short = {"options": {"maxiter": 4}}
     quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
     monkeypatch.setattr(box_ucb, "optimize_batch", quick)
-    for module in (surrogate, thompson):
-        monkeypatch.setattr(module, "optimize_acqf", functools.partial(module.optimize_acqf, **short))
+    monkeypatch.setattr(proposers, "optimize_acqf", functools.partial(proposers.optimize_acqf, **short))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import sparse_bo.runs.recorder
 from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.botorch import surrogate
+from sparse_bo.policies.botorch import proposers
 from sparse_bo.policies.ucb import box as box_ucb
 from sparse_bo.policies.ucb.box import BoxUCBState
 
@@ -134,7 +134,7 @@ def test_any_interleaving_keeps_the_invariants_on_a_box(name, monkeypatch):
     short = {"options": {"maxiter": 4}}
     quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
     monkeypatch.setattr(box_ucb, "optimize_batch", quick)
-    monkeypatch.setattr(surrogate, "optimize_acqf", functools.partial(surrogate.optimize_acqf, **short))
+    monkeypatch.setattr(proposers, "optimize_acqf", functools.partial(proposers.optimize_acqf, **short))
     machine = type("Machine", (OnABox,), {"name": name})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=3, stateful_step_count=12, deadline=None, derandomize=True)

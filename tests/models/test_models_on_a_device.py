@@ -16,7 +16,7 @@ from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
 from tests.models.sparse_problems import data, points
-from tests.policies.test_gssbo import keep_parameters
+from tests.policies.builders import keep_parameters
 from tests.pretend_device import PRETEND, pretend_device
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -81,7 +81,7 @@ def batch(device: torch.device) -> list[Tensor]:
 
 def thompson(policy: type) -> Run:
     def run(device: torch.device) -> list[Tensor]:
-        chosen = policy(initial_design=4, num_restarts=1, raw_samples=8, fit=keep_parameters)
+        chosen = policy(initial_design=4, num_restarts=1, raw_samples=8, fitter=keep_parameters)
         result = AskTell(policy=chosen, bounds=BOX.to(device), seed=0).run(lambda X: X[:, 0] - X[:, 1].square(), 5)
         return [torch.tensor(result.history.points)]
 

@@ -3,16 +3,17 @@
 import pytest
 import torch
 from botorch.models import SingleTaskGP
+from botorch.sampling.pathwise import draw_matheron_paths
 
 from sparse_bo import AskTell
 from sparse_bo.dictionary import FirstSampler
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import QFFTS, REMBO, SGPTS, BoTorchUCB, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
 from sparse_bo.policies.botorch import thompson
-from sparse_bo.policies.botorch.surrogate import matern_gp, sparse_matern_gp
-from tests.policies.test_gssbo import SMALL, bowl, box, keep_parameters
+from sparse_bo.policies.botorch.surrogate_models import matern_gp, sparse_matern_gp
+from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
-CHEAP = {**SMALL, "fit": keep_parameters}
+CHEAP = {**SMALL, "fitter": keep_parameters}
 INNER = BoTorchUCB(**CHEAP)
 
 
@@ -58,7 +59,7 @@ def test_drawn_functions_follow_the_posterior(device):
     test = torch.rand(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        draws = thompson.draw_matheron_paths(model, torch.Size([200]))(test).reshape(200, 4)
+        draws = draw_matheron_paths(model, torch.Size([200]))(test).reshape(200, 4)
         posterior = model.posterior(test)
     sd = posterior.variance.sqrt().squeeze(-1)
     assert float(((draws.mean(0) - posterior.mean.squeeze(-1)) / sd).abs().max()) < 0.3
@@ -106,11 +107,11 @@ def test_embeddings_are_those_of_the_papers(device):
 
 
 def test_pending_points_reach_the_inner_policy(generator):
-    policy = REMBO(inner=INNER, target_dims=4)
-    state = policy.init(Box(wide()))
-    asked = policy.ask(state, max_q=9, pending=state.X, generator=generator).picks
+    search = REMBO(inner=INNER, target_dims=4).on(Box(wide()))
+    state = search.init()
+    asked = search.ask(state, max_q=9, pending=state.X, generator=generator).picks
     assert asked.shape == (4, 12)  # the inner policy's initial design
-    assert len(policy.ask(state, max_q=9, pending=asked[:1], generator=generator).picks) == 3
+    assert len(search.ask(state, max_q=9, pending=asked[:1], generator=generator).picks) == 3
 
 
 def test_a_batch_without_results_counts_as_a_round_inside_too():

@@ -9,27 +9,17 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
 
 from sparse_bo import GSSBO, AskTell, gradient_subset, maximize
+from sparse_bo.domains import Box
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import VecchiaGP
-from sparse_bo.policies import RSSBO, BoTorchUCB
-from sparse_bo.policies.botorch.gssbo import random_subset
-from sparse_bo.policies.botorch.surrogate import matern_gp
-
-SMALL = {"initial_design": 4, "num_restarts": 2, "raw_samples": 8}
-
-
-def box(device="cpu", dtype=torch.float64):
-    return torch.tensor([[-1.0, 10.0], [3.0, 30.0]], dtype=dtype, device=device)
-
-
-def bowl(X):
-    return -((X - torch.tensor([1.0, 18.0], dtype=X.dtype, device=X.device)) / torch.tensor([1.0, 5.0]).to(X)).square().sum(-1)
-
-
-def keep_parameters(model):
-    """A fit that costs nothing and leaves plausible hyper-parameters."""
-    model.covar_module.lengthscale = 0.5
-    model.likelihood.noise = 1e-3
+from sparse_bo.policies import RSSBO, BoTorchUCB, timing
+from sparse_bo.policies.botorch.paths import MaximisePaths, matheron_paths
+from sparse_bo.policies.botorch.proposers import Search
+from sparse_bo.policies.botorch.subsets import Buffer, FixedSize, RandomRows, random_subset
+from sparse_bo.policies.botorch.surrogate_loop import surrogate_loop
+from sparse_bo.policies.botorch.surrogate_models import matern_gp, sparse_matern_gp
+from sparse_bo.policies.protocol import Wait
+from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
 
 def points(policy, budget, seed=0, **options):
@@ -37,7 +27,7 @@ def points(policy, budget, seed=0, **options):
 
 
 def test_the_maximum_is_found_beyond_the_buffer(device):
-    policy = GSSBO(**SMALL, buffer=10, width=0.5, fit=keep_parameters)
+    policy = GSSBO(**SMALL, buffer=10, width=0.5, fitter=keep_parameters)
     result = maximize(bowl, bounds=box(device), policy=policy, budget=16, seed=0)
     assert float(bowl(result.best_x)) > -0.1
     assert result.state.subset.shape == (10,)
@@ -47,7 +37,9 @@ def test_the_maximum_is_found_beyond_the_buffer(device):
 
 @pytest.mark.parametrize("policy", [GSSBO, RSSBO])
 def test_up_to_the_buffer_it_is_the_plain_method(policy):
-    assert points(policy(**SMALL, buffer=8, fit=keep_parameters), 8) == points(BoTorchUCB(**SMALL, fit=keep_parameters), 8)
+    assert points(policy(**SMALL, buffer=8, fitter=keep_parameters), 8) == points(
+        BoTorchUCB(**SMALL, fitter=keep_parameters), 8
+    )
 
 
 def test_the_same_seed_repeats_and_the_global_generators_stay_untouched(generator):
@@ -60,7 +52,7 @@ def test_the_same_seed_repeats_and_the_global_generators_stay_untouched(generato
 
 def test_initial_and_newest_observations_always_stay_and_old_ones_may_come_back():
     for policy in (GSSBO, RSSBO):
-        loop = AskTell(policy=policy(**SMALL, buffer=7, fit=keep_parameters), bounds=box(), seed=0)
+        loop = AskTell(policy=policy(**SMALL, buffer=7, fitter=keep_parameters), bounds=box(), seed=0)
         subsets = []
         loop.run(bowl, 12, callback=lambda loop, row, subsets=subsets: subsets.append(loop.state.subset))
         dropped = set()
@@ -73,12 +65,12 @@ def test_initial_and_newest_observations_always_stay_and_old_ones_may_come_back(
 
 
 def test_a_round_chooses_by_the_public_function_from_the_model_before():
-    policy = GSSBO(**SMALL, buffer=8, pool="all", fit=keep_parameters)
+    policy = GSSBO(**SMALL, buffer=8, pool="all", fitter=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 11)
     state, generator = loop.state, torch.Generator().manual_seed(5)
     x = torch.tensor([[0.0, 20.0]], dtype=torch.float64)
-    after = policy.tell(state, x, bowl(x), generator=generator)
+    after = policy.on(state.box).tell(state, x, bowl(x), generator=generator)
     X = (after.X - after.box.lower) / (after.box.upper - after.box.lower)
     expected = gradient_subset(
         state.surrogate, X, after.y, size=8, initial=4, newest=1, generator=torch.Generator().manual_seed(5)
@@ -88,7 +80,7 @@ def test_a_round_chooses_by_the_public_function_from_the_model_before():
 
 
 def test_the_buffer_pool_holds_only_the_last_subset_and_the_newest():
-    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, fit=keep_parameters), bounds=box(), seed=0)
+    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, fitter=keep_parameters), bounds=box(), seed=0)
     subsets = []
     loop.run(bowl, 13, callback=lambda loop, row: subsets.append(loop.state.subset))
     for before, after in pairwise(subsets[4:]):
@@ -118,16 +110,14 @@ def test_the_cost_model_gives_the_buffers_of_the_paper(slowdown, buffer):
 
 
 def test_the_clock_fixes_the_buffer_when_an_update_is_slow(monkeypatch):
-    from sparse_bo.policies import protocol as base
-
     ticks = {"now": 0.0, "step": 1.0}
 
     def clock():
         ticks["now"] += ticks["step"]
         return ticks["now"]
 
-    monkeypatch.setattr(base.time, "perf_counter", clock)
-    policy = GSSBO(**SMALL, buffer="clock", slowdown=2.0, fit=keep_parameters)
+    monkeypatch.setattr(timing.time, "perf_counter", clock)
+    policy = GSSBO(**SMALL, buffer="clock", slowdown=2.0, fitter=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 14)  # 4 initial points and ten rounds in the usual time
     assert loop.state.buffer is None
@@ -142,10 +132,42 @@ def test_the_clock_fixes_the_buffer_when_an_update_is_slow(monkeypatch):
     assert loop.state.buffer == len(loop.state.subset) == 16
 
 
+def test_a_clock_that_is_running_survives_a_snapshot(generator):
+    search = GSSBO(**SMALL, buffer="clock", fitter=keep_parameters).on(Box(box()))
+    state = search.init()
+    for _ in range(3):
+        X = search.box.uniform(4, generator=generator)
+        state = search.tell(state, X, bowl(X), generator=generator)
+    frozen = search.freeze(state)
+    again = search.thaw({**frozen, "first_seconds": list(frozen["first_seconds"])})  # as JSON gives it back
+    assert len(again.first_seconds) == 3
+    assert again.first_seconds == state.first_seconds
+    x = search.box.uniform(2, generator=generator)
+    torch.testing.assert_close(again.model.posterior(x).mean, state.model.posterior(x).mean)
+
+
+def test_the_parts_of_different_policies_go_together(generator):
+    search = surrogate_loop(
+        BoTorchUCB(**SMALL, batch_size=2, fitter=keep_parameters),
+        Box(box()),
+        make=sparse_matern_gp,
+        subset=Buffer(FixedSize(7), RandomRows(initial=4)),
+        proposer=MaximisePaths(matheron_paths, Search(num_restarts=1, raw_samples=8)),
+        condition_on="all",
+    )
+    state = search.init()
+    for _ in range(6):
+        picks = search.ask(state, max_q=9, pending=state.X[:0], generator=generator).picks
+        state = search.tell(state, picks, bowl(picks), generator=generator)
+    assert len(state.y) == len(state.surrogate.train_inputs[0]) == 14
+    assert len(state.subset) == 7
+    assert {0, 1, 2, 3, 12, 13} <= set(state.subset.tolist())
+
+
 def test_many_observations_at_the_start_do_not_overrun_the_buffer(generator):
     X = torch.rand(40, 2, generator=generator, dtype=torch.float64) * (box()[1] - box()[0]) + box()[0]
     for policy in (GSSBO, RSSBO):
-        loop = AskTell(policy=policy(**SMALL, buffer=9, fit=keep_parameters), bounds=box(), seed=0, initial=(X, bowl(X)))
+        loop = AskTell(policy=policy(**SMALL, buffer=9, fitter=keep_parameters), bounds=box(), seed=0, initial=(X, bowl(X)))
         assert len(loop.state.subset) == 9
         loop.run(bowl, 2)
         assert len(loop.state.subset) == 9
@@ -170,35 +192,34 @@ def test_any_acquisition_function_and_surrogate(device):
 
 def test_batches_with_the_default_and_a_monte_carlo_acquisition_function():
     for acquisition in (None, lambda model, X, y: qLogExpectedImprovement(model, best_f=float(y.max()))):
-        policy = GSSBO(**SMALL, batch_size=3, buffer=9, acquisition=acquisition, fit=keep_parameters)
+        policy = GSSBO(**SMALL, batch_size=3, buffer=9, acquisition=acquisition, fitter=keep_parameters)
         rows = AskTell(policy=policy, bounds=box(), seed=0).run(bowl, 13).history.rows
         assert [row.batch_size for row in rows] == [4, 3, 3, 3]
         assert len({tuple(x) for x in rows[-1].points}) == 3
 
 
 def test_pending_points_count_towards_the_batch_and_are_avoided(generator):
-    policy = GSSBO(**SMALL, batch_size=2, fit=keep_parameters)
+    policy = GSSBO(**SMALL, batch_size=2, fitter=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 8)
-    none = loop.state.X[:0]
-    first = policy.ask(loop.state, max_q=1, pending=none, generator=torch.Generator().manual_seed(0)).picks
-    second = policy.ask(loop.state, max_q=9, pending=first, generator=torch.Generator().manual_seed(0)).picks
+    none, search = loop.state.X[:0], policy.on(loop.state.box)
+    first = search.ask(loop.state, max_q=1, pending=none, generator=torch.Generator().manual_seed(0)).picks
+    second = search.ask(loop.state, max_q=9, pending=first, generator=torch.Generator().manual_seed(0)).picks
     assert first.shape == second.shape == (1, 2)
     assert float((first - second).abs().max()) > 1e-3
-    assert len(policy.ask(loop.state, max_q=9, pending=torch.cat([first, second]), generator=generator).picks) == 0
-    empty = policy.init(loop.state.box)
-    assert len(policy.ask(empty, max_q=9, pending=none, generator=generator).picks) == 4
-    assert len(policy.ask(empty, max_q=9, pending=loop.state.X[:4], generator=generator).picks) == 0
+    assert search.ask(loop.state, max_q=9, pending=torch.cat([first, second]), generator=generator) == Wait(1)
+    assert len(search.ask(search.init(), max_q=9, pending=none, generator=generator).picks) == 4
+    assert search.ask(search.init(), max_q=9, pending=loop.state.X[:4], generator=generator) == Wait(4)
 
 
 def test_analytic_acquisition_functions_refuse_pending_points(generator):
     policy = BoTorchUCB(
-        **SMALL, batch_size=2, acquisition=lambda m, X, y: LogExpectedImprovement(m, best_f=0.0), fit=keep_parameters
+        **SMALL, batch_size=2, acquisition=lambda m, X, y: LogExpectedImprovement(m, best_f=0.0), fitter=keep_parameters
     )
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 4)
     with pytest.raises(ValueError, match="LogExpectedImprovement knows no pending points; use a Monte-Carlo"):
-        policy.ask(loop.state, max_q=1, pending=loop.state.X[:1], generator=generator)
+        policy.on(loop.state.box).ask(loop.state, max_q=1, pending=loop.state.X[:1], generator=generator)
 
 
 def test_warm_starts_take_over_parameters_and_cold_ones_do_not():
@@ -209,7 +230,7 @@ def test_warm_starts_take_over_parameters_and_cold_ones_do_not():
         model.likelihood.noise = 0.123
 
     for warm in (True, False):
-        points(BoTorchUCB(**SMALL, warm_start=warm, fit=fit), 6)
+        points(BoTorchUCB(**SMALL, warm_start=warm, fitter=fit), 6)
     default = matern_gp(torch.rand(3, 2).double(), torch.rand(3, 1).double()).likelihood.noise.item()
     assert seen == pytest.approx([default, 0.123, 0.123, default, default, default])
 
@@ -219,7 +240,7 @@ def test_a_failed_fit_is_reported_and_the_run_goes_on():
         raise ModelFittingError("no luck")
 
     with pytest.warns(NumericalWarning, match=r"could not be learned from 4 observations .no luck."):
-        points(BoTorchUCB(**SMALL, fit=fit), 4)
+        points(BoTorchUCB(**SMALL, fitter=fit), 4)
 
 
 def test_single_precision_boxes_are_computed_in_double(device):
@@ -243,14 +264,15 @@ def test_bad_settings():
     ]:
         with pytest.raises(ValueError, match=message):
             GSSBO(**settings)
-    with pytest.raises(TypeError, match="surrogate to be a function"):
-        GSSBO(surrogate=3)
+    for name in ("surrogate", "fitter", "acquisition"):
+        with pytest.raises(TypeError, match=f"{name} to be a function"):
+            GSSBO(**{name: 3})
     with pytest.raises(TypeError, match="searches a box, got an arm set"):
         AskTell(torch.rand(5, 2, dtype=torch.float64), GSSBO())
     with pytest.raises(TypeError, match="surrogate to return a BoTorch model, got int"):
         points(GSSBO(**SMALL, surrogate=lambda X, Y: 3), 5)
     with pytest.raises(TypeError, match="acquisition to return an AcquisitionFunction, got NoneType"):
-        points(GSSBO(**SMALL, acquisition=lambda *_: None, fit=keep_parameters), 5)
+        points(GSSBO(**SMALL, acquisition=lambda *_: None, fitter=keep_parameters), 5)
 
 
 def test_conditioned_on_all_the_acquisition_function_knows_every_observation(device):
@@ -264,7 +286,7 @@ def test_conditioned_on_all_the_acquisition_function_knows_every_observation(dev
         fitted.append(model.train_inputs[0].clone())
         keep_parameters(model)
 
-    policy = GSSBO(**SMALL, buffer=6, condition_on="all", acquisition=improvement, fit=fit)
+    policy = GSSBO(**SMALL, buffer=6, condition_on="all", acquisition=improvement, fitter=fit)
     loop = AskTell(policy=policy, bounds=box(device), seed=0)
     loop.run(bowl, 11)
     state = loop.state
@@ -287,7 +309,7 @@ def test_conditioned_on_all_with_the_same_parameters_the_model_is_gp_ucbs(policy
         answer = model.posterior(X[:5] + 0.3)
         return torch.cat([answer.mean, answer.variance], dim=-1).detach()
 
-    options = {**SMALL, "fit": keep_parameters}
+    options = {**SMALL, "fitter": keep_parameters}
     expected = posterior(BoTorchUCB(**options))
     torch.testing.assert_close(posterior(policy(**options, buffer=buffer, condition_on="all")), expected)
     if buffer < 14:
@@ -302,7 +324,7 @@ def test_conditioned_on_all_parameters_that_all_data_dislike_are_not_taken_over(
         keep_parameters(model)
         model.covar_module.lengthscale = next(proposals)
 
-    policy = GSSBO(**SMALL, buffer=6, condition_on="all", warm_start=warm_start, fit=fit)
+    policy = GSSBO(**SMALL, buffer=6, condition_on="all", warm_start=warm_start, fitter=fit)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(
         bowl, 9, callback=lambda loop, _: scales.append(float(loop.state.surrogate.covar_module.lengthscale[0, 0].detach()))
@@ -312,11 +334,11 @@ def test_conditioned_on_all_parameters_that_all_data_dislike_are_not_taken_over(
 
 @pytest.mark.parametrize("pool", [None, "buffer", "all"])
 def test_conditioned_on_all_the_choice_is_among_all(pool):
-    policy = GSSBO(**SMALL, buffer=6, pool=pool, condition_on="all", fit=keep_parameters)
+    policy = GSSBO(**SMALL, buffer=6, pool=pool, condition_on="all", fitter=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 10)
     state, x = loop.state, torch.tensor([[0.0, 20.0]], dtype=torch.float64)
-    after = policy.tell(state, x, bowl(x), generator=torch.Generator().manual_seed(5))
+    after = policy.on(state.box).tell(state, x, bowl(x), generator=torch.Generator().manual_seed(5))
     X = (after.X - after.box.lower) / (after.box.upper - after.box.lower)
     options = {"size": 6, "initial": 4, "newest": 1, "generator": torch.Generator().manual_seed(5)}
     rows = torch.cat([state.subset, torch.tensor([10])]) if pool == "buffer" else None
@@ -337,6 +359,6 @@ def test_a_run_conditioned_on_all_can_be_resumed_from_its_journal(tmp_path):
 
 
 def test_conditioned_on_all_the_surrogate_must_take_rows():
-    policy = GSSBO(**SMALL, buffer=6, condition_on="all", surrogate=lambda X, Y: VecchiaGP(X, Y), fit=lambda model: None)
+    policy = GSSBO(**SMALL, buffer=6, condition_on="all", surrogate=lambda X, Y: VecchiaGP(X, Y), fitter=lambda model: None)
     with pytest.raises(TypeError, match="exact inference, such as SingleTaskGP, got VecchiaGP"):
         points(policy, 8)

@@ -1,21 +1,16 @@
-"""REMBO and HeSBO: search a random low-dimensional subspace of a box by any policy on boxes."""
+"""Random embeddings: maps from a low-dimensional box into the cube [−1, 1]^D, and back."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from sparse_bo.domains import Box, Domain
-from sparse_bo.policies.botorch.surrogate import BoTorchUCB
-from sparse_bo.policies.protocol import Delegated, Frozen, Mechanism, Policy, Proposal, Wait, box_of
-from sparse_bo.policies.states import BoxState, Report, initial_box_state, told
-from sparse_bo.validation import check_count
+from sparse_bo.domains import Box
 
 TOLERANCE = 1e-5
 """How far, in half-widths of the box, a told point may lie from the subspace."""
@@ -106,163 +101,3 @@ class HashEmbedding:
         sums = X.new_zeros(len(X), self.dims).index_add_(1, self.hashes, X * self.signs)
         U = (sums / counts).clamp(-1.0, 1.0)
         return U, (self.lift(U) - X).abs().amax(dim=-1)
-
-
-@dataclass(frozen=True, eq=False)
-class EmbeddedState(BoxState):
-    """What a policy in an embedding knows: the data in the user's box, the inner policy's state in the small one. A value."""
-
-    embedding: Any = None
-    """The :class:`Embedding`."""
-    inner: Any = None
-    """The inner policy's state."""
-    seconds: Any = field(default_factory=dict)
-
-    def to_cube(self, X: Tensor) -> Tensor:
-        """Map the user's box to [−1, 1]^D."""
-        return 2.0 * self.box.to_unit(X) - 1.0
-
-    def from_cube(self, X: Tensor) -> Tensor:
-        """Map [−1, 1]^D to the user's box."""
-        return self.box.from_unit(0.5 * (X + 1.0))
-
-    def without_results(self) -> EmbeddedState:
-        """See :meth:`sparse_bo.policies.states.State.without_results`."""
-        return replace(self, round=self.round + 1, seconds={}, inner=self.inner.without_results())
-
-    def report(self) -> Report:
-        """See :meth:`sparse_bo.policies.states.State.report`; the model is the inner policy's."""
-        inner = self.inner.report()
-        best = None if inner.best_x is None else self.from_cube(self.embedding.lift(inner.best_x[None]))[0]
-        lucky = None if inner.best_observed_x is None else self.from_cube(self.embedding.lift(inner.best_observed_x[None]))[0]
-        return replace(inner, best_x=best, best_observed_x=lucky)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EmbeddingPolicy(ABC):
-    """The settings of REMBO and HeSBO.
-
-    Attributes:
-        inner: Policy that searches the low-dimensional box; default: GP-UCB through BoTorch, warm-started.
-        target_dims: d, dimensions of the subspace, at most those of the box.
-        embedding_seed: Decides the random embedding (it must be known before the first draw of a run).
-    """
-
-    inner: Any = None
-    target_dims: int = 10
-    embedding_seed: int = 0
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name for reports."""
-
-    @abstractmethod
-    def embedding(self, box: Box) -> Embedding:
-        """Draw the embedding for a box of D dimensions."""
-
-    def __post_init__(self) -> None:
-        check_count("target_dims", self.target_dims)
-        check_count("embedding_seed", self.embedding_seed, minimum=0)
-        if self.inner is not None and not isinstance(self.inner, Policy):
-            raise TypeError(f"expected inner to be a policy on boxes or None, got {type(self.inner).__name__}")
-
-    @property
-    def searcher(self) -> Any:
-        """The inner policy."""
-        return BoTorchUCB(warm_start=True) if self.inner is None else self.inner
-
-    def on(self, domain: Domain) -> Mechanism[Any]:
-        """See :meth:`sparse_bo.policies.Policy.on`."""
-        self.init(domain)
-        return Delegated(self, domain)
-
-    def init(self, domain: Domain) -> EmbeddedState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`.
-
-        Raises:
-            ValueError: If ``target_dims`` exceeds the dimensions of the box.
-        """
-        box = box_of(domain, policy=self.name).double()
-        if self.target_dims > box.dims:
-            raise ValueError(
-                f"expected target_dims <= the {box.dims} dimensions of the box, got {self.target_dims}; lower target_dims"
-            )
-        empty, embedding = initial_box_state(box), self.embedding(box)
-        return EmbeddedState(empty.box, empty.X, empty.y, embedding=embedding, inner=self.searcher.on(embedding.box).init())
-
-    def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Lift the inner policy's picks into the box."""
-        inside, _ = state.embedding.preimage(state.to_cube(pending)) if len(pending) else (state.inner.X[:0], None)
-        proposal = self.searcher.on(state.embedding.box).ask(state.inner, max_q=max_q, pending=inside, generator=generator)
-        if isinstance(proposal, Wait):
-            return proposal
-        return Proposal(state.from_cube(state.embedding.lift(proposal.picks)), proposal.rechecked)
-
-    def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
-        """Tell the inner policy the low-dimensional points.
-
-        Raises:
-            ValueError: If a told point is not in the embedded subspace.
-        """
-        inside, misses = state.embedding.preimage(state.to_cube(picks))
-        worst = int(misses.argmax())
-        if float(misses[worst]) > TOLERANCE:
-            raise ValueError(
-                f"{self.name} knows only points of its subspace, got one (row {worst}) that lies {float(misses[worst]):.1e} "
-                "half-widths of the box outside; tell only points that were asked"
-            )
-        inner = self.searcher.on(state.embedding.box).tell(state.inner, inside, y, generator=generator)
-        base = told(state, picks, y)
-        assert isinstance(base, EmbeddedState)
-        return replace(base, inner=inner, seconds=inner.seconds)
-
-    def freeze(self, state: EmbeddedState) -> Frozen | None:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""
-        inner = self.searcher.on(state.embedding.box).freeze(state.inner)
-        if inner is None:
-            return None
-        kept = {"X": state.X, "y": state.y, "round": state.round}
-        return kept | {f"inner.{name}": value for name, value in inner.items()}
-
-    def thaw(self, domain: Domain, frozen: Frozen) -> EmbeddedState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`; the embedding is drawn again from its seed."""
-        empty = self.init(domain)
-        parts = {name.removeprefix("inner."): value for name, value in frozen.items() if name.startswith("inner.")}
-        inner = self.searcher.on(empty.embedding.box).thaw(parts)
-        X, y = frozen["X"].to(empty.X.device), frozen["y"].to(empty.X.device)
-        return replace(empty, X=X, y=y, round=frozen["round"], inner=inner)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class REMBO(EmbeddingPolicy):
-    """Bayesian optimisation in a random Gaussian embedding (Wang et al. 2016). Settings: :class:`EmbeddingPolicy`."""
-
-    @property
-    def name(self) -> str:
-        """``"rembo"``."""
-        return "rembo"
-
-    def embedding(self, box: Box) -> GaussianEmbedding:
-        """Draw ``D d`` normal numbers."""
-        generator = torch.Generator().manual_seed(self.embedding_seed)
-        return GaussianEmbedding(
-            torch.randn(box.dims, self.target_dims, generator=generator, dtype=torch.float64).to(box.bounds)
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeSBO(EmbeddingPolicy):
-    """Bayesian optimisation in a hashing-enhanced subspace (Nayebi et al. 2019). Settings: :class:`EmbeddingPolicy`."""
-
-    @property
-    def name(self) -> str:
-        """``"hesbo"``."""
-        return "hesbo"
-
-    def embedding(self, box: Box) -> HashEmbedding:
-        """Draw D hashes and D signs."""
-        generator = torch.Generator().manual_seed(self.embedding_seed)
-        hashes = torch.randint(self.target_dims, (box.dims,), generator=generator)
-        signs = torch.randint(2, (box.dims,), generator=generator).mul(2).sub(1)
-        return HashEmbedding(hashes.to(box.bounds.device), signs.to(box.bounds), self.target_dims)

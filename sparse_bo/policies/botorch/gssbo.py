@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from botorch.models.model import Model
-from torch import Tensor
-
-from sparse_bo.models import fit_to_rows
-from sparse_bo.models.gradient_subset import Gradient, gradient_subset
-from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
-from sparse_bo.policies.botorch.surrogate import SurrogatePolicy, SurrogateState, sparse_matern_gp
+from sparse_bo.domains import Domain
+from sparse_bo.models.gradient_subset import Gradient
+from sparse_bo.policies.botorch.fitting import ConditionOn
+from sparse_bo.policies.botorch.settings import SurrogateSettings
+from sparse_bo.policies.botorch.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, RandomRows
+from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
+from sparse_bo.policies.botorch.surrogate_models import MakeModel, matern_gp, sparse_matern_gp
+from sparse_bo.policies.protocol import box_of
 from sparse_bo.validation import check_choice, check_count, check_number
 
 OVERHEAD_OBSERVATIONS = 70
@@ -22,13 +21,10 @@ OVERHEAD_OBSERVATIONS = 70
 With the paper's n₀ = 20 and Z = 4 it gives M = 102; the paper reports "usually around 100".
 """
 
-CLOCK_ROUNDS = 10
-"""The first rounds with a model, whose mean duration is T̄ of a buffer that goes by the clock."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BufferedPolicy(SurrogatePolicy):
-    """The settings that GSSBO and RSSBO share, beside those of :class:`SurrogatePolicy`.
+class BufferSettings(SurrogateSettings):
+    """The settings that GSSBO and RSSBO share, beside those of :class:`SurrogateSettings`.
 
     Attributes:
         buffer: How many observations the model may see: a number M above ``initial_design``; ``"model"``: M is the first
@@ -40,11 +36,15 @@ class BufferedPolicy(SurrogatePolicy):
             out is forgotten. ``"all"``: every observation, through :func:`sparse_bo.models.fit_to_rows`; the M propose
             hyper-parameters, which replace the last ones where all observations are likelier under them. The default
             surrogate is then :class:`sparse_bo.SparseGP` with the same kernel: exact up to 4,096 observations.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range, or the buffer does not hold the initial design and a batch.
     """
 
     buffer: int | Literal["model", "clock"] = "model"
     slowdown: float = 4.0
-    condition_on: Literal["subset", "all"] = "subset"
+    condition_on: ConditionOn = "subset"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,40 +61,6 @@ class BufferedPolicy(SurrogatePolicy):
         if check_number("slowdown", self.slowdown) <= 1.0:
             raise ValueError(f"expected slowdown > 1 (Z, a factor on the time of an initial iteration), got {self.slowdown!r}")
 
-    def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
-        """See :meth:`SurrogatePolicy.tell`; fixes the buffer once it is known (GSSBO Alg. 1, lines 5 to 10)."""
-        if state.buffer is None and self.buffer != "clock":
-            state = replace(state, buffer=self.fixed_buffer)
-        after = super().tell(state, picks, y, generator=generator)
-        if after.surrogate is None or after.buffer is not None:
-            return after
-        took = after.seconds["sample"] + after.seconds["learn"]
-        if len(after.first_seconds) < CLOCK_ROUNDS:
-            return replace(after, first_seconds=(*after.first_seconds, took))
-        slow = took > self.slowdown * sum(after.first_seconds) / CLOCK_ROUNDS
-        return replace(after, buffer=max(len(after.y), self.initial_design + self.batch_size)) if slow else after
-
-    def _fitted(self, state: SurrogateState, subset: Tensor) -> Model:
-        everything = self._known(replace(state, subset=subset))
-        if len(everything) == len(subset):
-            return super()._fitted(state, subset)
-        model, previous = self._unfitted(state, everything), state.surrogate
-        if previous is not None and not same_parameters(previous, model):
-            previous = None
-        warm = self.warm_start and previous is not None
-        if previous is not None and warm:
-            set_parameters(model, parameters_of(previous))
-        fit_to_rows(model, subset, fit=partial(self._learn, warm=warm), previous=previous)
-        return model
-
-    def _default_surrogate(self, X: Tensor, Y: Tensor) -> Model:
-        return sparse_matern_gp(X, Y) if self.condition_on == "all" else super()._default_surrogate(X, Y)
-
-    def _known(self, state: SurrogateState) -> Tensor:
-        if self.condition_on == "subset":
-            return super()._known(state)
-        return torch.arange(len(state.y), device=state.y.device)
-
     @property
     def fixed_buffer(self) -> int:
         """M of a buffer that does not go by the clock: the number given, or that of the cost model."""
@@ -106,12 +72,12 @@ class BufferedPolicy(SurrogatePolicy):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GSSBO(BufferedPolicy):
+class GSSBO(BufferSettings):
     """Bayesian optimisation on the observations whose gradients are most diverse (GSSBO, Wei et al. 2025, Algorithm 1).
 
     Up to M observations it is the plain method. Beyond, the surrogate is fitted to M of them: the ``initial_design`` first,
     the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³) (with ``pool="all"``
-    O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferedPolicy`, :class:`SurrogatePolicy`.
+    O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
 
     Attributes:
         gradient: ``"column"`` or ``"scalar"``, see :func:`sparse_bo.gradient_subset`.
@@ -138,37 +104,18 @@ class GSSBO(BufferedPolicy):
         """``"gssbo"``."""
         return "gssbo"
 
-    def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
-        n, size = len(state.y), state.buffer
-        everything = torch.arange(n, device=state.y.device)
-        if size is None or n <= size:
-            return everything
-        if state.surrogate is None:  # many observations were given at the start: no model yet that could rank them
-            return random_subset(n, size=size, initial=self.initial_design, newest=0, generator=generator).to(everything)
-        assert state.subset is not None
-        newest = min(newest, size - self.initial_design)
-        pool = None
-        if self.pool == "buffer" or (self.pool is None and self.condition_on == "subset"):
-            pool = torch.cat([state.subset, everything[-newest:]])
-        return gradient_subset(
-            state.surrogate,
-            state.box.to_unit(state.X),
-            state.y,
-            size=size,
-            initial=self.initial_design,
-            newest=newest,
-            gradient=self.gradient,
-            pool=pool,
-            perturbation=self.perturbation,
-            generator=generator,
-        )
+    def on(self, domain: Domain) -> SurrogateLoop:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        among_all = self.pool == "all" or (self.pool is None and self.condition_on == "all")
+        fill = DiverseRows(self.initial_design, self.gradient, among_all, self.perturbation)
+        return _buffered_loop(self, domain, name=self.name, fill=fill)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RSSBO(BufferedPolicy):
+class RSSBO(BufferSettings):
     """GSSBO's comparator: the same buffer and the same kept observations, the others uniformly at random.
 
-    Settings: :class:`BufferedPolicy`, :class:`SurrogatePolicy`.
+    Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
     """
 
     @property
@@ -176,19 +123,22 @@ class RSSBO(BufferedPolicy):
         """``"rssbo"``."""
         return "rssbo"
 
-    def _subset(self, state: SurrogateState, newest: int, generator: torch.Generator) -> Tensor:
-        n, size = len(state.y), state.buffer
-        if size is None or n <= size:
-            return torch.arange(n, device=state.y.device)
-        newest = 0 if state.surrogate is None else min(newest, size - self.initial_design)
-        subset = random_subset(n, size=size, initial=self.initial_design, newest=newest, generator=generator)
-        return subset.to(state.y.device)
+    def on(self, domain: Domain) -> SurrogateLoop:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        return _buffered_loop(self, domain, name=self.name, fill=RandomRows(self.initial_design))
 
 
-def random_subset(n: int, *, size: int, initial: int, newest: int, generator: torch.Generator) -> Tensor:
-    """Return ``size`` of n rows, ascending: the first ``initial``, the last ``newest``, the others uniformly at random.
-
-    Draws one permutation.
-    """
-    others = torch.randperm(n - initial - newest, generator=generator)[: size - initial - newest] + initial
-    return torch.cat([torch.arange(initial), others, torch.arange(n - newest, n)]).sort().values
+def _buffered_loop(settings: BufferSettings, domain: Domain, *, name: str, fill: FillRule) -> SurrogateLoop:
+    """Return the loop whose model sees a buffer of observations that ``fill`` chooses."""
+    if settings.buffer == "clock":
+        size: ClockSize | FixedSize = ClockSize(settings.slowdown, settings.initial_design + settings.batch_size)
+    else:
+        size = FixedSize(settings.fixed_buffer)
+    default: MakeModel = matern_gp if settings.condition_on == "subset" else sparse_matern_gp
+    return surrogate_loop(
+        settings,
+        box_of(domain, policy=name),
+        make=settings.surrogate or default,
+        subset=Buffer(size, fill),
+        condition_on=settings.condition_on,
+    )

@@ -1,0 +1,56 @@
+"""Settings that policies through BoTorch share, documented and checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse_bo.policies.botorch.fitting import Fitter
+from sparse_bo.policies.botorch.proposers import Acquisition
+from sparse_bo.policies.botorch.surrogate_models import MakeModel
+from sparse_bo.validation import check_count, check_positive
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SurrogateSettings:
+    """The initial design, the batches, the model and how it is fitted, the acquisition function and how it is maximised.
+
+    Attributes:
+        initial_design: n₀ points of a scrambled Sobol sequence before the first model.
+        batch_size: Points per batch; more than one needs an acquisition function that knows pending points.
+        width: Posterior standard deviations in the default acquisition function, UCB (BoTorch's ``beta`` is its square).
+        acquisition: ``(model, X, y) ->`` a BoTorch acquisition function; inputs and bounds are those of the unit cube.
+            Default: ``UpperConfidenceBound``, and ``qUpperConfidenceBound`` where several points are out at a time.
+        surrogate: ``(X, Y) ->`` a BoTorch model, ``n x d`` in the unit cube and ``n x 1``. Default: a GP with a Matérn-5/2
+            kernel, :func:`sparse_bo.policies.botorch.surrogate_models.matern_gp`.
+        fitter: Fits that model in place. Default: :func:`sparse_bo.policies.botorch.fitting.fit_likelihood`, the exact
+            marginal likelihood.
+        warm_start: Start each fit from the parameters of the last model instead of the surrogate's initial ones; the default
+            fit then stops at :data:`sparse_bo.policies.botorch.fitting.WARM_TOLERANCE`.
+        num_restarts: Of ``optimize_acqf``.
+        raw_samples: Of ``optimize_acqf``.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range.
+    """
+
+    initial_design: int = 20
+    batch_size: int = 1
+    width: float = 2.0
+    acquisition: Acquisition | None = None
+    surrogate: MakeModel | None = None
+    fitter: Fitter | None = None
+    warm_start: bool = True
+    num_restarts: int = 4
+    raw_samples: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("initial_design", "batch_size", "num_restarts", "raw_samples"):
+            check_count(name, getattr(self, name))
+        if self.raw_samples < self.num_restarts:
+            raise ValueError(f"expected raw_samples >= num_restarts, got {self.raw_samples} and {self.num_restarts}")
+        check_positive("width", self.width)
+        for name in ("acquisition", "surrogate", "fitter"):
+            part = getattr(self, name)
+            if part is not None and not callable(part):
+                raise TypeError(f"expected {name} to be a function or None, got {type(part).__name__}")

@@ -1,0 +1,65 @@
+"""What a policy through BoTorch knows between two batches, and its model in the user's units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from botorch.models.model import Model
+from botorch.posteriors import Posterior
+from torch import Tensor
+
+from sparse_bo.domains import Box
+from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.states import BoxState, Report
+
+
+class InBox(Model):  # type: ignore[misc]  # the base class ships no types
+    """A model of the unit cube, called with points of a box."""
+
+    def __init__(self, model: Model, box: Box) -> None:
+        super().__init__()
+        self.model, self.box = model, box
+
+    @property
+    def num_outputs(self) -> int:
+        """As the model inside."""
+        return self.model.num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """As the model inside."""
+        return self.model.batch_shape
+
+    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Posterior:
+        """Return the posterior at points of the box."""
+        return self.model.posterior(self.box.to_unit(X), *args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class SurrogateState(BoxState):
+    """What a policy through BoTorch knows between two batches. A value."""
+
+    X: Tensor = field(metadata=KEPT)
+    y: Tensor = field(metadata=KEPT)
+    round: int = field(default=0, metadata=KEPT)
+    model: InBox | None = None
+    """The model after the last batch, in the user's units; ``None`` before the initial design is complete."""
+    width: float | None = field(default=None, metadata=KEPT)
+    """Posterior standard deviations in the default acquisition function."""
+    subset: Tensor | None = field(default=None, metadata=KEPT)
+    """Rows of ``X`` that the model was fitted to, ascending; ``None`` before there is a model."""
+    buffer: int | None = field(default=None, metadata=KEPT)
+    """M of a buffer that goes by the clock, once it is known."""
+    first_seconds: tuple[float, ...] = field(default=(), metadata=KEPT)
+    """Seconds of the first updates with a model, of a buffer that goes by the clock."""
+
+    @property
+    def surrogate(self) -> Model | None:
+        """The model of the unit cube."""
+        return None if self.model is None else self.model.model
+
+    def report(self) -> Report:
+        """See :meth:`sparse_bo.policies.states.State.report`; the dictionary is the subset."""
+        return replace(super().report(), dictionary_size=None if self.subset is None else len(self.subset))
