@@ -133,39 +133,6 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
-@dataclass(frozen=True, eq=False)
-class Delegated(Mechanism[Any]):
-    """A policy whose methods still take the domain."""
-
-    policy: Any
-    domain: Any
-
-    @property
-    def keeps_batch_open(self) -> bool:  # type: ignore[override]
-        """See :class:`Mechanism`."""
-        return getattr(self.policy, "keeps_batch_open", False)
-
-    def init(self) -> Any:
-        """See :class:`Mechanism`."""
-        return self.policy.init(self.domain)
-
-    def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """See :class:`Mechanism`."""
-        return self.policy.ask(state, max_q=max_q, pending=pending, generator=generator)
-
-    def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
-        """See :class:`Mechanism`."""
-        return self.policy.tell(state, picks, y, generator=generator)
-
-    def freeze(self, state: Any) -> Frozen | None:
-        """See :class:`Mechanism`."""
-        return self.policy.freeze(state)
-
-    def thaw(self, frozen: Frozen) -> Any:
-        """See :class:`Mechanism`."""
-        return self.policy.thaw(self.domain, frozen)
-
-
 def as_arms(domain: Domain, *, policy: str) -> Arms:
     """Return the domain of a policy that needs a finite arm set, in memory or not.
 
