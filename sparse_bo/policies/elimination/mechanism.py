@@ -27,6 +27,7 @@ from sparse_bo.priors import KnownPrior, Prior, learn_prior
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
 
 LARGEST_DOUBLINGS = 200
+"""Of F, in search of one that the data do not contradict."""
 
 T = TypeVar("T")
 
@@ -61,18 +62,19 @@ class Elimination(Mechanism[EliminationState]):
     here, so the mechanism remembers the latest (:class:`Latest`), and each is computed once in a run.
 
     Attributes:
-        source: Of candidates: what the domain is, is known there alone.
+        source: Where candidates come from; it alone knows what the domain is.
         horizon: N of the policy, for messages.
-        given: Of the prior; the rest is learned.
-        design_size: Results to learn the prior from, before the first batch; 0 where nothing is learned.
+        given: What is known of the prior; the rest is learned.
+        design_size: So many results come before the first batch, to learn the prior from; 0 where nothing is learned.
         sizes: The batch schedule.
-        width: Of the bounds, on this domain.
-        resampling: Dictionaries of a schedule of so many batches.
-        noise_variance: ξ² (y²); ``None``: λ.
-        failure_probability: δ.
-        doubles_norm: Whether a contradiction doubles F, instead of ending the run.
-        sweep_dtype: Of the large products while picks are planned.
-        memory_bytes: Budget of a sweep.
+        width: The width of the bounds on this domain, before any doubling of F.
+        resampling: Which dictionaries the batches use, and when they take new ones.
+        noise_variance: ξ² (y²) in the check for contradictions; ``None``: λ.
+        failure_probability: δ of the policy.
+        doubles_norm: Whether a contradiction doubles F; otherwise it ends the run.
+        sweep_dtype: Precision of the large products while picks are planned; bounds are always float64.
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
+        latest: Remembers the latest plan.
     """
 
     source: CandidateSource[Any]

@@ -91,9 +91,7 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
 
     def on(self, domain: Domain) -> Elimination:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        width, source = named_width(self.width, self, bias=self.bias), self._source(domain)
-        if isinstance(domain, Box):
-            width = on_box(width, discretization_constant=self.discretization_constant)
+        source, width = self._source_and_width(domain)
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=domain.like)
         design_size = self._design_size(domain) if self.learns else 0
@@ -118,10 +116,11 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             memory_bytes=self.memory_bytes,
         )
 
-    def _source(self, domain: Domain) -> CandidateSource[Any]:
+    def _source_and_width(self, domain: Domain) -> tuple[CandidateSource[Any], BatchWidth]:
+        width = named_width(self.width, self, bias=self.bias)
         if isinstance(domain, Box):
-            return BoxSource(domain, self.candidates)
-        return ArmSource(Arms(arms_of(domain, policy=self.name, memory_bytes=self.memory_bytes)))
+            return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
+        return ArmSource(Arms(arms_of(domain, policy=self.name, memory_bytes=self.memory_bytes))), width
 
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
