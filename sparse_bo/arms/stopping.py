@@ -46,6 +46,11 @@ class StopRule:
             return 0.0
         return math.log(self.ratio_threshold) if self.kind == "gp-bucb" else self.ratio_threshold - 1.0
 
+    @property
+    def largest_ratio(self) -> float:
+        """A leverage at the batch start is at most so many times what it is at a later pick: C̃, or 1 for batches of one."""
+        return 1.0 if self.kind == "single" else self.ratio_threshold
+
     def costs(self, leverages: Tensor) -> Tensor:
         """Return what picking each arm costs (same shape), from its leverage at the batch start."""
         return torch.log1p(leverages) if self.kind == "gp-bucb" else leverages

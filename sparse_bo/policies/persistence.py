@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, StopRule, arm_posterior, fit_arms
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
@@ -51,7 +51,7 @@ def freeze_bandit(state: BanditState) -> Frozen:
         "round": state.round,
     }
     if posterior is not None:
-        dictionary, surrogate = posterior.dictionary, posterior.surrogate
+        dictionary, surrogate = posterior.dictionary, posterior.prior
         frozen["probabilities"] = dictionary.probabilities
         frozen |= {"points": dictionary.points} if dictionary.indices is None else {"dictionary": dictionary.indices}
         frozen |= {"prior_mean": surrogate.prior_mean, "regularization": surrogate.regularization}
@@ -60,15 +60,21 @@ def freeze_bandit(state: BanditState) -> Frozen:
 
 
 def thaw_bandit(
-    arms: ArmSet, frozen: Frozen, *, surrogate_of: Callable[[Prior], Surrogate] | None = None, memory_bytes: int = 0
+    arms: ArmSet,
+    frozen: Frozen,
+    *,
+    surrogate_of: Callable[[Prior], ArmPrior] | None = None,
+    stop_rule: StopRule | None = None,
+    memory_bytes: int = 0,
 ) -> BanditState:
     """Return the state that :func:`freeze_bandit` froze; its posterior is fitted and swept again, O(n m² + a m (d + r)).
 
     Args:
         arms: ``a x d``.
         frozen: Arrays on any device.
-        surrogate_of: Makes the surrogate of a prior; needed if the state has a posterior. Its prior has no kernel if the
+        surrogate_of: Makes the prior over the arms; needed if the state has a posterior. What it is given has no kernel if the
             frozen one cannot be rebuilt from its description.
+        stop_rule: Of the policy's batches; needed if the state has a posterior.
         memory_bytes: Budget of the kernel columns.
     """
     arrays = {name: value.to(arms.device) for name, value in frozen.items() if isinstance(value, Tensor)}
@@ -79,12 +85,14 @@ def thaw_bandit(
     posterior = columns = None
     if "probabilities" in arrays:
         assert surrogate_of is not None
+        assert stop_rule is not None
         chosen = arrays.get("dictionary")
         points = arrays["points"] if chosen is None else arms[chosen]
         kernel = None if "unknown" in frozen["kernel"] else rebuild(frozen["kernel"])
         surrogate = surrogate_of(Prior(kernel, frozen["prior_mean"], frozen["regularization"]))
         dictionary = Dictionary(points, arrays["probabilities"], chosen)
-        posterior, columns = arm_posterior(surrogate, observations, dictionary, KernelColumns(memory_bytes))
+        fitted, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(memory_bytes))
+        posterior = arm_posterior(fitted, width=frozen["width"], stop_rule=stop_rule)
     return BanditState(
         arms,
         observations,

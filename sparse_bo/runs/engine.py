@@ -148,7 +148,7 @@ class Engine:
         state = self.state
         if not isinstance(state, BanditState) or state.posterior is None:
             return None
-        surrogate = state.posterior.surrogate
+        surrogate = state.posterior.prior
         return certify(
             state.observations,
             state.posterior.dictionary,

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.dictionary import AllSampler, candidates_of
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import add_observations, no_observations
@@ -36,10 +36,10 @@ def finding(picks: Sequence[int], y: Sequence[float], members: Sequence[int] | N
     kernel.outputscale, kernel.base_kernel.lengthscale = scale, LENGTHSCALE
     points = ARMS[rows]
     covariance = covariance_function(kernel.requires_grad_(False), like=points)
-    surrogate = Surrogate(points, covariance, covariance.diagonal(points), PRIOR_MEAN, NOISE)
+    surrogate = ArmPrior(points, covariance, covariance.diagonal(points), PRIOR_MEAN, NOISE)
     seen = add_observations(no_observations(points), points, torch.tensor(picks), torch.tensor(y, dtype=torch.float64))
     dictionary = AllSampler().sample(candidates_of(seen, None), generator=torch.Generator())
-    posterior, _ = arm_posterior(surrogate, seen, dictionary, KernelColumns(2**20))
+    posterior, _ = in_memory_posterior(surrogate, seen, dictionary, KernelColumns(2**20))
     confidence = BatchConfidence(
         pulls=len(picks), batches=3, arms=len(ARMS), dims=1, regularization=NOISE, kappa_squared=scale, ratio=0.0
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.core import dtc
 from sparse_bo.observations import Observations
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox, SBPETheory
@@ -22,18 +22,18 @@ class Finding:
 
     members: Tensor | None
     """``c`` arms that the candidates are; ``None`` on a box, where they are points of their own."""
-    posterior: ArmPosterior
+    posterior: InMemoryPosterior
     observations: Observations
     """Of this batch; indices are positions among the candidates."""
     confidence: BatchConfidence
 
     def deviations(self) -> Tensor:
         """Return ``c`` posterior standard deviations."""
-        return (self.posterior.leverages * self.posterior.surrogate.regularization).sqrt()
+        return (self.posterior.leverages * self.posterior.prior.regularization).sqrt()
 
     def moments_at(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior mean and standard deviation (``q`` each) at any points (``q x d``). O(q m (d + m))."""
-        surrogate, state = self.posterior.surrogate, self.posterior.state
+        surrogate, state = self.posterior.prior, self.posterior.state
         features = state.factor.features(surrogate.covariance.cross(self.posterior.dictionary.points, X))
         variance = dtc.variance(state, features, surrogate.covariance.diagonal(X))
         return dtc.mean(state, features), variance.sqrt()
@@ -101,7 +101,7 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
         noise_variance: ξ² (y²), to tell a wrong noise from a wrong norm.
     """
     newest = findings[-1]
-    surrogate = newest.posterior.surrogate
+    surrogate = newest.posterior.prior
     bound = norm_of(width)
     reach = math.inf if bound is None else bound
     arms, variances = surrogate.in_memory

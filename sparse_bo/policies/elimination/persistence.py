@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.box import Box
@@ -39,7 +39,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
     for number, finding in enumerate(state.findings):
         seen, posterior = finding.observations, finding.posterior
         part = {name: getattr(seen, name) for name in SEEN} | {"confidence": asdict(finding.confidence)}
-        part |= _candidates(finding.members, posterior.surrogate) | _dictionary(posterior.dictionary)
+        part |= _candidates(finding.members, posterior.prior) | _dictionary(posterior.dictionary)
         frozen |= {f"finding.{number}.{name}": value for name, value in part.items()}
     plan = state.plan
     if plan is not None:
@@ -56,7 +56,7 @@ def thaw_elimination(
     frozen: Frozen,
     *,
     given: Kernel | None,
-    surrogate_of: Callable[[EliminationState, Tensor], Surrogate],
+    surrogate_of: Callable[[EliminationState, Tensor], ArmPrior],
     plan_of: Callable[[EliminationState, torch.Generator], Plan],
 ) -> EliminationState:
     """Return the state that :func:`freeze_elimination` froze; posteriors are fitted and swept again, O(a m (d + m)) a batch.
@@ -87,7 +87,7 @@ def thaw_elimination(
     return state
 
 
-def _candidates(members: Tensor | None, surrogate: Surrogate) -> dict[str, Any]:
+def _candidates(members: Tensor | None, surrogate: ArmPrior) -> dict[str, Any]:
     return {"candidates": surrogate.in_memory[0]} if members is None else {"members": members}
 
 
@@ -101,8 +101,8 @@ def _part(frozen: Frozen, prefix: str) -> dict[str, Any]:
 
 
 def _thawed(
-    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], Surrogate]
-) -> tuple[Tensor | None, Surrogate, Dictionary]:
+    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], ArmPrior]
+) -> tuple[Tensor | None, ArmPrior, Dictionary]:
     members = part.get("members")
     if members is None:
         points = part["candidates"]
@@ -115,19 +115,19 @@ def _thawed(
 
 
 def _finding(
-    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], Surrogate]
+    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], ArmPrior]
 ) -> Finding:
     members, surrogate, dictionary = _thawed(state, part, surrogate_of)
     surrogate = replace(surrogate, sweep_dtype=torch.float64)
     indices = part["indices"]
     counts, sums, squares, first = (part[name] for name in SEEN[1:])
     observations = Observations(surrogate.arms[indices], counts, sums, squares, first, indices)
-    posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
+    posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
     return Finding(members, replace(posterior, block=None), observations, BatchConfidence(**part["confidence"]))
 
 
 def _plan(
-    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], Surrogate]
+    state: EliminationState, part: Mapping[str, Any], surrogate_of: Callable[[EliminationState, Tensor], ArmPrior]
 ) -> Plan:
     members, surrogate, dictionary = _thawed(state, part, surrogate_of)
     order, arms = part["order"], surrogate.in_memory[0]

@@ -12,7 +12,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.base import Domain, like
@@ -309,13 +309,13 @@ class EliminationPolicy(ABC):
         size = math.exp(min(state.width.log_discretization(confidence), 50.0))
         return max(1, min(math.ceil(size), LARGEST_CANDIDATE_SET))
 
-    def _surrogate(self, state: EliminationState, points: Tensor) -> Surrogate:
+    def _surrogate(self, state: EliminationState, points: Tensor) -> ArmPrior:
         prior = state.prior
         assert prior is not None
         assert prior.covar_module is not None
         assert prior.regularization is not None
         covariance = covariance_function(prior.covar_module, like=points)
-        return Surrogate(
+        return ArmPrior(
             arms=points,
             covariance=covariance,
             prior_variance=covariance.diagonal(points),
@@ -345,14 +345,14 @@ class EliminationPolicy(ABC):
             return state
         if isinstance(state.domain, Box):
             newest = state.findings[-1]
-            return replace(state, survivors=newest.posterior.surrogate.arms[surviving(newest, width)])
+            return replace(state, survivors=newest.posterior.prior.arms[surviving(newest, width)])
         arms = state.domain
         return replace(state, survivors=surviving_arms(state.findings, width, arms=len(arms), device=arms.device))
 
     def _finding(self, state: EliminationState, plan: Plan) -> Finding:
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
         dictionary = plan.design.dictionary
-        posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
+        posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         # Over all picks, told or not: never below that over the told ones.
         ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(len(state.findings)))
         confidence = BatchConfidence(

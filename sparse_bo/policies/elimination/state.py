@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import Surrogate
+from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
@@ -26,7 +26,7 @@ class Plan:
 
     members: Tensor | None
     """``c`` arms (ascending) that the candidates are; ``None`` on a box."""
-    surrogate: Surrogate
+    surrogate: ArmPrior
     """Over the ``c`` candidates."""
     design: Design
     """Picks, as positions among the candidates."""
@@ -185,10 +185,10 @@ class EliminationState:
         position = self._best_candidate(best)
         posterior, factor = best.posterior, best.posterior.state.factor
         newest = self.findings[-1]
-        scale = posterior.surrogate.regularization**0.5
+        scale = posterior.prior.regularization**0.5
         return Report(
             best_index=None if best.members is None else int(best.members[position]),
-            best_x=posterior.surrogate.arms[position],
+            best_x=posterior.prior.arms[position],
             best_mean=float(posterior.means[position]),
             best_sd=float(posterior.leverages[position]) ** 0.5 * scale,
             best_observed_index=row,

@@ -11,7 +11,7 @@ from botorch.sampling.pathwise.features import gen_kernel_features
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.core.decoupled import update_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.domains.base import Domain
@@ -31,8 +31,8 @@ QUADRATURE_TOLERANCE = 0.01
 class _Best:
     """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask."""
 
-    def __init__(self, posterior: ArmPosterior, q: int) -> None:
-        surrogate = posterior.surrogate
+    def __init__(self, posterior: InMemoryPosterior, q: int) -> None:
+        surrogate = posterior.prior
         self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
         if surrogate.repeats is not None:
             self.allowed[surrogate.repeats] = False
@@ -97,11 +97,11 @@ class SGPTSArms(PosteriorPolicy):
     def _picks(self, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
         posterior = state.posterior
-        assert posterior is not None
-        arms, best = posterior.surrogate.arms, _Best(posterior, q)
+        assert isinstance(posterior, InMemoryPosterior)
+        arms, best = posterior.prior.arms, _Best(posterior, q)
         with torch.no_grad():
             with seeded(generator):
-                kernel = posterior.surrogate.covariance.kernel
+                kernel = posterior.prior.covariance.kernel
                 phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
             rank = posterior.state.factor.rank
             normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
@@ -178,8 +178,8 @@ class QFFTSArms(PosteriorPolicy):
             NumericalWarning: If a learned kernel is too narrow for the order.
         """
         posterior, observed = state.posterior, state.observations
-        assert posterior is not None
-        surrogate, best = posterior.surrogate, _Best(posterior, q)
+        assert isinstance(posterior, InMemoryPosterior)
+        surrogate, best = posterior.prior, _Best(posterior, q)
         kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
         if self.covar_module is None:
             error = self._error(kernel, surrogate.arms)

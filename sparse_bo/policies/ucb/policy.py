@@ -14,10 +14,19 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.moments import PRECISIONS, Precision
-from sparse_bo.arms.posterior import LazyVariances
-from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.arms import (
+    PRECISIONS,
+    ArmFit,
+    ArmPosterior,
+    ArmPrior,
+    Fitted,
+    KernelColumns,
+    Precision,
+    arm_posterior,
+    fit_arms,
+    pick_batch,
+    prior_variances,
+)
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains.base import Domain
@@ -179,18 +188,17 @@ class UCBPolicy(ABC):
             return replace(told, seconds=watch.seconds)
         surrogate, learned_at = self._surrogate(state, observations, watch, generator)
         columns = state.columns
-        if columns is None or state.posterior is None or surrogate is not state.posterior.surrogate:
+        if columns is None or state.posterior is None or surrogate is not state.posterior.prior:
             columns = KernelColumns(surrogate.memory_bytes)
         with watch.phase("sample"):
             candidates, columns = _candidates(state, surrogate, observations, columns, generator)
             dictionary = parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
-            posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+            fitted, columns = fit_arms(surrogate, observations, dictionary, columns)
         information = state.information + _gains(state, surrogate, picks, parts.width)
-        width = self._width(parts, posterior, observations.pulls, information)
-        if surrogate.streams:
-            with watch.phase("sweep"):
-                posterior = with_contenders(posterior, width=width, stop_rule=parts.stop_rule)
+        width = self._width(parts, fitted, observations.pulls, information)
+        with watch.phase("sweep" if isinstance(fitted, ArmFit) else "fit"):
+            posterior = arm_posterior(fitted, width=width, stop_rule=parts.stop_rule)
         told = replace(told, posterior=posterior, columns=columns, pulls_at_learning=learned_at)
         return replace(told, information=information, width=width, seconds=watch.seconds)
 
@@ -204,14 +212,12 @@ class UCBPolicy(ABC):
             return thaw_box_ucb(domain, frozen, given=self.covar_module)
         arms = in_memory(arm_set_of(domain, policy=self.name), memory_bytes=self.memory_bytes)
 
-        def surrogate_of(prior: Prior) -> Surrogate:
+        def surrogate_of(prior: Prior) -> ArmPrior:
             kernel = prior.covar_module if self.covar_module is None else self.covar_module
             return self._surrogate_of(arms, prior._replace(covar_module=kernel), None)
 
-        state = thaw_bandit(arms, frozen, surrogate_of=surrogate_of, memory_bytes=self.memory_bytes)
-        if state.posterior is None or state.width is None or not state.posterior.surrogate.streams:
-            return state
-        return replace(state, posterior=with_contenders(state.posterior, width=state.width, stop_rule=self.parts.stop_rule))
+        rule = self.parts.stop_rule
+        return thaw_bandit(arms, frozen, surrogate_of=surrogate_of, stop_rule=rule, memory_bytes=self.memory_bytes)
 
     def _learns(self) -> bool:
         return self.covar_module is None or self.regularization is None
@@ -223,9 +229,9 @@ class UCBPolicy(ABC):
 
     def _surrogate(
         self, state: BanditState, observations: Observations, watch: Stopwatch, generator: torch.Generator
-    ) -> tuple[Surrogate, int]:
+    ) -> tuple[ArmPrior, int]:
         """Return the prior for the next round and the pulls at which it was learned."""
-        current = None if state.posterior is None else state.posterior.surrogate
+        current = None if state.posterior is None else state.posterior.prior
         learn = self._learns() and observations.pulls >= 2 * state.pulls_at_learning
         if current is not None and not learn:
             return current, state.pulls_at_learning
@@ -236,16 +242,16 @@ class UCBPolicy(ABC):
             surrogate = self._surrogate_of(state.arms, prior, current)
         return surrogate, observations.pulls if self._learns() else 0
 
-    def _surrogate_of(self, arms: ArmSet, prior: Prior, current: Surrogate | None) -> Surrogate:
+    def _surrogate_of(self, arms: ArmSet, prior: Prior, current: ArmPrior | None) -> ArmPrior:
         """Return the prior over the arms; which arms repeat is taken from the current one."""
         assert prior.covar_module is not None
         assert prior.regularization is not None
         covariance = covariance_function(prior.covar_module, like=arms[:2])
         repeats = None if current is None else current.repeats
-        return Surrogate(
+        return ArmPrior(
             arms=arms,
             covariance=covariance,
-            prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
+            prior_variance=prior_variances(covariance, arms),
             prior_mean=prior.prior_mean or 0.0,
             regularization=prior.regularization,
             repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
@@ -253,13 +259,13 @@ class UCBPolicy(ABC):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _width(self, parts: Parts, posterior: ArmPosterior, pulls: int, information: float) -> float:
-        surrogate = posterior.surrogate
+    def _width(self, parts: Parts, fitted: Fitted, pulls: int, information: float) -> float:
+        surrogate = fitted.prior
         return parts.width(
             Confidence(
                 pulls=pulls,
                 information=information,
-                effective_dimension=posterior.effective_dimension,
+                effective_dimension=fitted.effective_dimension,
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=parts.stop_rule.ratio_threshold,
@@ -295,25 +301,25 @@ def named_width(
 
 
 def _candidates(
-    state: BanditState, surrogate: Surrogate, observations: Observations, columns: KernelColumns, generator: torch.Generator
+    state: BanditState, surrogate: ArmPrior, observations: Observations, columns: KernelColumns, generator: torch.Generator
 ) -> tuple[Candidates, KernelColumns]:
     """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
     assert observations.indices is not None
     given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
-    previous = state.posterior
-    if previous is None or surrogate is not previous.surrogate:
+    previous: ArmPosterior | Fitted | None = state.posterior
+    if previous is None or surrogate is not previous.prior:
         if previous is not None:
             dictionary = previous.dictionary
         elif observations.n > WARM_START_POINTS:
             dictionary = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
         else:
             return given(observations, None), columns
-        previous, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        previous, columns = fit_arms(surrogate, observations, dictionary, columns)
     leverages, means = previous.leverages_at(observations.indices), previous.means_at(observations.indices)
     return given(observations, leverages, means=means), columns
 
 
-def _gains(state: BanditState, surrogate: Surrogate, indices: Tensor, width: Width) -> float:
+def _gains(state: BanditState, surrogate: ArmPrior, indices: Tensor, width: Width) -> float:
     """Return what the told arms add to the information, by their leverages at the start of their batch."""
     if state.posterior is None:
         leverages = surrogate.prior_variance[indices] / surrogate.regularization
