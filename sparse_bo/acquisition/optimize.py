@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, check_feasible
-from sparse_bo.acquisition.pending import Acquisition, AcquisitionBox, AcquisitionChoices, Pending, acquisition_function
+from sparse_bo.acquisition.pending import AcquisitionBox, AcquisitionChoices, Pending, check_acquisition, unchanged
 from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
-from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, InBatch, batch_posterior
+from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
 from sparse_bo.acquisition.sampled import SampledBox, is_sampled
-from sparse_bo.arms import StopRule
+from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 
 BoxRule = Literal["global", "gp-bucb", "single"]
@@ -25,7 +26,7 @@ def optimize_batch(
     model: Model,
     bounds: Tensor | None = None,
     *,
-    acquisition: Acquisition | None = None,
+    acq_function: AcquisitionFunction | None = None,
     ratio_threshold: float = 2.0,
     max_q: int = 256,
     stop_rule: BoxRule = "global",
@@ -55,7 +56,7 @@ def optimize_batch(
     step with m dictionary points (all data of an exact GP), whatever the size of the batch. With ``choices`` it is the exact
     lazy argmax. Any other model is conditioned by its own ``condition_on_observations``.
 
-    With ``acquisition``, each pick maximises it with the points before it in ``X_pending``. BoTorch's qUCB, qEI, qLogEI, qPI
+    With ``acq_function``, each pick maximises it with the points before it in ``X_pending``. BoTorch's qUCB, qEI, qLogEI, qPI
     and qSimpleRegret on a model in closed form are sampled at the joint posterior of a point and the picks: O(m r + q r + q³)
     a value, searched as above but only until 20 steps or a relative change of 1e-4 (``options`` overrides). Any other
     function or model is maximised by ``optimize_acqf(q=1)``.
@@ -63,8 +64,9 @@ def optimize_batch(
     Args:
         model: One output, no batch shape, with observation noise.
         bounds: ``2 x d`` finite lower and upper corner of a box.
-        acquisition: ``None`` for upper confidence bounds; or an acquisition function with ``X_pending``, or a callable that
-            makes one from the model, such as ``lambda model: qLogExpectedImprovement(model, best_f)``.
+        acq_function: An acquisition function of BoTorch, built on ``model``, that takes ``X_pending``, such as
+            ``qLogExpectedImprovement(model, best_f=best_f)``. It is left as it was; points that it has pending already stay
+            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
         max_q: No batch is larger.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
@@ -89,8 +91,9 @@ def optimize_batch(
         points alone exceed the ratio: results are needed first.
 
     Raises:
-        TypeError: If an argument has the wrong kind, dtype or device.
-        ValueError: If bounds, constraints, choices or settings are not valid, or no point satisfies the constraints.
+        TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
+        ValueError: If bounds, constraints, choices or settings are not valid, no point satisfies the constraints, or the
+            acquisition function was built on another model.
         UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.
 
     Example:
@@ -112,7 +115,7 @@ def optimize_batch(
         _check_choices(choices, bounds, [*constraints, post_processing_func])
     domain, X_pending = _checked_domain(model, choices if feasible is None else feasible.box.bounds, X_pending)
     generator = _checked_generator(generator)
-    function = None if acquisition is None else acquisition_function(acquisition, model)
+    function = None if acq_function is None else check_acquisition(acq_function, model)
     posterior = batch_posterior(model, in_batch=in_batch, like=domain)
     with torch.no_grad():
         posterior, spent = _with_pending(posterior, X_pending, rule, condition=function is None)
@@ -125,7 +128,8 @@ def optimize_batch(
     if function is None:
         chooser = _upper_confidence(posterior, search, domain, math.sqrt(beta))
         return pick_until(posterior, chooser, condition=True, **end)
-    with Pending(function, X_pending) as pending:
+    with unchanged(function):
+        pending = Pending(function, X_pending)
         chooser = AcquisitionChoices(pending, domain) if search is None else _on_a_box(pending, model, posterior, search)
         return pick_until(posterior, chooser, condition=False, **end)
 
