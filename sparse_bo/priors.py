@@ -21,7 +21,7 @@ from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.observations import Observations
 
-LEARNING_POINTS = 500
+LEARNING_INPUTS = 500
 """Learn from at most so many distinct inputs (all their pulls): the likelihood costs O(n³), and learning needs little data."""
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
     The kernel is BoTorch's: RBF with one lengthscale per input and a dimension-scaled prior (Hvarfner et al. 2024), on
     inputs scaled to the unit cube of the arm set and outputs standardised; the noise has BoTorch's log-normal prior. It is
     returned in the units of the data, as ``ScaleKernel(RBFKernel)``. The likelihood is the exact GP's over all pulls of at
-    most :data:`LEARNING_POINTS` distinct inputs (a uniform sample where there are more). O(n³) per step of L-BFGS. Draws one
+    most :data:`LEARNING_INPUTS` distinct inputs (a uniform sample where there are more). O(n³) per step of L-BFGS. Draws one
     permutation if there are more inputs than that.
 
     Args:
@@ -119,8 +119,8 @@ def learn_prior(given: Prior, observations: Observations, arms: ArmSet, *, gener
 
 def _standardized(observations: Observations, arms: ArmSet, generator: torch.Generator) -> _Data:
     keep: Tensor | slice = slice(None)
-    if observations.n > LEARNING_POINTS:
-        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_POINTS].sort().values.to(arms.device)
+    if observations.n > LEARNING_INPUTS:
+        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_INPUTS].sort().values.to(arms.device)
     X, counts, sums = observations.X[keep], observations.counts[keep], observations.sums[keep]
     pulls = counts.sum()
     means = sums / counts

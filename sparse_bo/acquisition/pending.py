@@ -25,7 +25,7 @@ def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
     """Return an acquisition function that is one of ``model`` and takes pending points; it is left as it is.
 
     Args:
-        acq_function: What the user passed.
+        acq_function: What the user passed as acquisition function.
         model: The model that the batch is chosen with.
 
     Raises:

@@ -241,8 +241,8 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
     O(n³)); everything else by its own ``posterior`` and ``condition_on_observations``.
 
     Args:
-        model: One output, no batch shape.
-        in_batch: ``"process"`` or ``"fixed"``, see the module.
+        model: A BoTorch model with one output and no batch shape.
+        in_batch: The update that each pick makes, ``"process"`` or ``"fixed"``, as the module defines them.
         like: ``2 x d`` or ``n x d`` points of the domain.
 
     Raises:

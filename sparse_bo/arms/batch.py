@@ -67,11 +67,11 @@ def pick_batch(
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
 
     Args:
-        posterior: Posterior at the batch start.
-        width: Multiplies √leverage (y).
-        stop_rule: Ends the batch.
+        posterior: The posterior at the batch start.
+        width: Multiplies √leverage in the scores (y).
+        stop_rule: The rule that ends the batch.
         in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
-        max_q: At most so many picks, ≥ 1.
+        max_q: At most so many picks are made, ≥ 1.
         max_rechecked: End the batch, after one pick at least, where more scores than this would have to be recomputed one by
             one: a caller that may resparsify at any time does better to sweep all arms then.
         given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
@@ -79,6 +79,10 @@ def pick_batch(
 
     Returns:
         At least one pick, unless the given ones have used the rule up.
+
+    Raises:
+        ValueError: If the posterior is streamed, and its contenders are those of another width or a stricter rule, or the
+            rule is the local one.
     """
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1)

@@ -1,4 +1,4 @@
-"""Conditioning the arm posterior on picks whose results are still out: two kinds of update (algorithms §1).
+"""Two ways to condition an arm posterior on picks whose results are still out (algorithms §1): fixed dictionary, and process.
 
 Both work on *leverage units* (covariance / λ, noise 1 per pick) and answer one question: given the picks so far, what is
 the joint covariance of a few arms? Notation: ``u(x) = L_B⁻¹ z(x)/√λ`` (r), so ``u(x)ᵀu(x') = z(x)ᵀB⁻¹z(x')/λ``.

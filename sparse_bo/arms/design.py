@@ -71,9 +71,9 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
 
     Args:
         prior: Kernel, λ and precision, over arms in memory; its mean plays no part.
-        q: Picks, ≥ 1.
-        resampling: Dictionaries.
-        generator: CPU generator; only the sampler draws.
+        q: The number of picks, ≥ 1.
+        resampling: The sampler of dictionaries, and when it draws a new one.
+        generator: A CPU generator; only the sampler draws from it.
     """
     prior = replace(prior, prior_mean=0.0)
     arms, variances = prior.in_memory

@@ -58,9 +58,9 @@ def arm_fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary)
     """Fit the posterior to the pulled arms, and look at no other arm. O(n m (d + m) + m³).
 
     Args:
-        prior: Mean, kernel, λ and precision.
-        observations: Of arms (with indices); n = 0 gives the prior.
-        dictionary: m ≥ 1 points, arms or not.
+        prior: The prior over the arms, in memory or streamed.
+        observations: What was observed of arms (with indices); n = 0 gives the prior.
+        dictionary: The m ≥ 1 points that span the approximation, arms or not.
     """
     D, cross = dictionary.points, prior.covariance.cross
     K_DX = cross(D, observations.X)
@@ -75,8 +75,8 @@ def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX
     """Return the DTC posterior of the pulled arms. O(n m² + m³).
 
     Args:
-        prior: Mean and λ.
-        observations: n distinct arms with their counts and sums; n = 0 gives the prior.
+        prior: The prior, of which mean and λ are used.
+        observations: The n distinct arms with their counts and sums; n = 0 gives the prior.
         K_DD: ``m x m`` kernel of the dictionary.
         K_DX: ``m x n`` kernel between dictionary and pulled arms.
     """

@@ -25,7 +25,7 @@ class LocalRatios:
         """Add picks, and cut them after the one that brings a ratio above the threshold. O(a m q) for q distinct picks.
 
         Args:
-            sequence: ``q`` arms in the order of their picks.
+            sequence: The ``q`` arms in the order of their picks.
             check: Whether a ratio can have passed the threshold (not before the global sum has).
 
         Returns:

@@ -86,7 +86,7 @@ class ArmPosterior(ABC):
 
         Args:
             width: Multiplies √leverage in the scores (y), ≥ 0.
-            stop_rule: Of the batch.
+            stop_rule: The rule that ends the batch.
 
         Raises:
             ValueError: If the posterior was made for another width or a stricter rule.
@@ -97,9 +97,9 @@ class ArmPosterior(ABC):
         """Return the arms that the batch can pick after some picks, for when those of before no longer hold the best.
 
         Args:
-            conditioner: Holds the picks so far.
-            width: As at the start.
-            stop_rule: As at the start.
+            conditioner: The posterior conditioned on the picks so far.
+            width: The same as at the start.
+            stop_rule: The same as at the start.
         """
 
 
@@ -167,9 +167,9 @@ def in_memory_posterior(
     prior and the columns have the budget that did.
 
     Args:
-        prior: Mean, kernel, λ and precision, over arms in memory.
-        observations: Of arms (with indices); n = 0 gives the prior.
-        dictionary: m ≥ 1 points, arms or not.
+        prior: The prior over the arms, which are in memory.
+        observations: What was observed of arms (with indices); n = 0 gives the prior.
+        dictionary: The m ≥ 1 points that span the approximation, arms or not.
         columns: Kernel columns evaluated before; used and grown if the dictionary consists of arms and fits.
 
     Returns:

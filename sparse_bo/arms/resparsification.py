@@ -27,9 +27,9 @@ def fit_arms(
     """Fit the posterior to the pulled arms; arms in memory are swept. O(n m² + m³), in memory plus O(a m (d + r)).
 
     Args:
-        prior: Mean, kernel, λ and precision.
-        observations: Of arms (with indices); n = 0 gives the prior.
-        dictionary: m ≥ 1 points, arms or not.
+        prior: The prior over the arms, in memory or streamed.
+        observations: What was observed of arms (with indices); n = 0 gives the prior.
+        dictionary: The m ≥ 1 points that span the approximation, arms or not.
         columns: Kernel columns evaluated before; used and grown for arms in memory.
 
     Returns:
@@ -44,9 +44,9 @@ def arm_posterior(fitted: Fitted, *, width: float, stop_rule: StopRule) -> ArmPo
     """Return the posterior that the coming batch is picked from. O(1) for arms in memory, one pass over streamed arms.
 
     Args:
-        fitted: From :func:`fit_arms`.
+        fitted: What :func:`fit_arms` gave.
         width: Multiplies √leverage in the coming batch's scores (y), ≥ 0.
-        stop_rule: Of the coming batch.
+        stop_rule: The rule that ends the coming batch.
 
     Raises:
         ValueError: If the arms are streamed and the rule is the local one.

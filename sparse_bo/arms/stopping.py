@@ -1,4 +1,4 @@
-"""When a batch ends: every rule bounds ``leverage at the batch start / leverage now`` by ``ratio_threshold`` for every arm."""
+"""Stop rules of a batch: each bounds ``leverage at the batch start / leverage now`` by ``ratio_threshold`` for every arm."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StopRule:
     - ``"single"``: batches of one, as does ``C̃ = 1`` with any rule.
 
     Attributes:
-        kind: Which rule.
-        ratio_threshold: C̃ ≥ 1; ``math.inf``: no bound.
+        kind: The rule's name.
+        ratio_threshold: C̃ ≥ 1; with ``math.inf`` no batch is ended.
     """
 
     kind: StopKind

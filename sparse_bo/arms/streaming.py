@@ -107,9 +107,9 @@ def streamed_posterior(fit: ArmFit, *, width: float, stop_rule: StopRule) -> Str
     If memory runs out, that is said and half the budget is tried, as in :func:`sparse_bo.arms.posterior.in_memory_posterior`.
 
     Args:
-        fit: Of a lazy set.
+        fit: A fit over a lazy arm set (:func:`sparse_bo.arms.arm_fit`).
         width: Multiplies √leverage in the coming batch's scores (y), ≥ 0.
-        stop_rule: Of the coming batch.
+        stop_rule: The rule that ends the coming batch.
 
     Raises:
         ValueError: If the rule is the local one, whose ratios need a number for every arm.

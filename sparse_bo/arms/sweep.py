@@ -32,9 +32,9 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     """Return how many arms to evaluate at a time: as many as the budget allows, on a CPU no more than its cache holds.
 
     Args:
-        prior: Whose arms.
-        m: Points in the dictionary.
-        step: Rows of the product of one chunk.
+        prior: The prior over the arms, with the memory budget.
+        m: The number of points in the dictionary.
+        step: The rows of the product that is made of one chunk.
 
     Raises:
         MemoryError: If not even one arm fits into the budget.
@@ -52,10 +52,10 @@ def kernel_chunks(
     """Yield ``(rows, k(D, arms[rows]))``, ``m x rows`` blocks that together cover all arms within the budget.
 
     Args:
-        prior: Whose arms.
-        dictionary: m points.
+        prior: The prior over the arms, with the memory budget.
+        dictionary: The m points of the dictionary.
         block: ``m x a`` kernel between dictionary and arms, if it is known.
-        step: Rows of the product that is made of one chunk.
+        step: The rows of the product that is made of one chunk.
     """
     for part in row_slices(prior.arms.shape[0], chunk=sweep_rows(prior, m=dictionary.m, step=step)):
         if block is not None:
@@ -68,10 +68,10 @@ def sweep(prior: ArmPrior, dictionary: Dictionary, block: Tensor | None, evaluat
     """Evaluate the posterior at all arms. O(a m (d + r)).
 
     Args:
-        prior: With arms in memory.
-        dictionary: m points.
+        prior: The prior over the arms, which are in memory.
+        dictionary: The m points of the dictionary.
         block: ``m x a`` kernel between dictionary and arms, if it is known.
-        evaluate: Posterior moments from kernel columns.
+        evaluate: Gives posterior moments from kernel columns.
     """
     _, prior_variance = prior.in_memory
     means, variances = torch.empty_like(prior_variance), torch.empty_like(prior_variance)

@@ -84,7 +84,7 @@ class BufferedPolicy(SurrogatePolicy):
         warm = self.warm_start and previous is not None
         if previous is not None and warm:
             set_parameters(model, parameters_of(previous))
-        fit_to_rows(model, subset, fit=partial(self._learn, warm=warm), previous=previous)
+        fit_to_rows(model, subset, fitter=partial(self._learn, warm=warm), previous=previous)
         return model
 
     def _default_surrogate(self, X: Tensor, Y: Tensor) -> Model:

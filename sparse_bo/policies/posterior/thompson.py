@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior
-from sparse_bo.core.decoupled import update_weights
+from sparse_bo.core.decoupled import decoupled_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.lazy import ArmSet
@@ -106,7 +106,7 @@ class SGPTSArms(PosteriorPolicy):
             rank = posterior.state.factor.rank
             normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
             prior, spread = normal[:, : self.features], normal[:, self.features :]
-            weights = update_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
+            weights = decoupled_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
             for part, K_DX in posterior.kernel_chunks():
                 best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
         return best.indices
