@@ -76,6 +76,8 @@ def botorch_sequential(model: SingleTaskGP, q: int, seed: int) -> Tensor:
 def ours(model: SingleTaskGP, q: int, seed: int, **options: Any) -> Tensor:
     """Make the batch with optimize_batch."""
     settings = {"ratio_threshold": math.inf, "max_q": q, "beta": BETA, **options}
+    if settings.pop("qucb", False):
+        settings["acq_function"] = qUpperConfidenceBound(model, beta=BETA)
     X, _ = optimize_batch(model, BOUNDS, generator=torch.Generator().manual_seed(seed), **settings)
     return X
 
@@ -87,7 +89,7 @@ METHODS: dict[str, tuple[dict[str, Any] | None, Callable[..., Tensor], dict[str,
     "wide": ({}, ours, {"beta": 36.0}),
     "wider": ({}, ours, {"beta": 100.0}),
     "widest": ({}, ours, {"beta": 256.0}),
-    "qucb": ({}, ours, {"acquisition": lambda model: qUpperConfidenceBound(model, beta=BETA)}),
+    "qucb": ({}, ours, {"qucb": True}),
     "sparse": ({"max_dictionary": 512}, ours, {}),
     "fixed": ({"max_dictionary": 512}, ours, {"in_batch": "fixed"}),
     "adaptive": ({}, ours, {"ratio_threshold": 8.0, "max_q": 256}),

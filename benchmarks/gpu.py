@@ -28,10 +28,19 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 import sparse_bo
-from sparse_bo.arms import ArmPosterior, KernelColumns, StopRule, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.moments import PRECISIONS, Precision, matmul_precision
-from sparse_bo.arms.posterior import LazyVariances
-from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.arms import (
+    PRECISIONS,
+    ArmPrior,
+    KernelColumns,
+    Precision,
+    StopRule,
+    arm_fit,
+    in_memory_posterior,
+    pick_batch,
+    prior_variances,
+    streamed_posterior,
+)
+from sparse_bo.arms.moments import matmul_precision
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.kernels import covariance_function
@@ -133,19 +142,18 @@ def kernel() -> MaternKernel:
     return module
 
 
-def fitted(bench: Bench, arms: Any, m: int, precision: Precision) -> tuple[Surrogate, Any, Dictionary]:
-    """Return a surrogate, observations of 2 m arms, and a dictionary of m of them."""
+def fitted(bench: Bench, arms: Any, m: int, precision: Precision) -> tuple[ArmPrior, Any, Dictionary]:
+    """Return a prior, observations of 2 m arms, and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
-    lazy = not isinstance(arms, Tensor)
-    variance = LazyVariances(covariance, arms) if lazy else covariance.diagonal(arms)
-    surrogate = Surrogate(arms, covariance, variance, 0.0, NOISE, precision, bench.sizes["memory_bytes"])
+    variance = prior_variances(covariance, arms)
+    prior = ArmPrior(arms, covariance, variance, 0.0, NOISE, precision, bench.sizes["memory_bytes"])
     generator = torch.Generator().manual_seed(1)
     indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(bench.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(bench.device)
     observations = add_observations(no_observations(arms), arms, indices, y)
     chosen = indices[torch.randperm(len(indices), generator=generator)[:m].sort().values.to(bench.device)]
     points = arms[chosen]
-    return surrogate, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
+    return prior, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
 
 
 def sweeps(bench: Bench) -> Iterator[Record]:
@@ -154,8 +162,8 @@ def sweeps(bench: Bench) -> Iterator[Record]:
         arms = bench.rand(a, DIMS)
         for m in bench.sizes["sizes"]:
             for name, precision in PRECISIONS.items():
-                surrogate, observations, dictionary = fitted(bench, arms, m, precision)
-                took = bench.seconds(partial(arm_posterior, surrogate, observations, dictionary, KernelColumns(0)))
+                prior, observations, dictionary = fitted(bench, arms, m, precision)
+                took = bench.seconds(partial(in_memory_posterior, prior, observations, dictionary, KernelColumns(0)))
                 share = 2.0 * a * m * m / took / bench.rates[name]
                 yield {
                     "what": f"sweep a={a:,} m={m} {name}",
@@ -172,11 +180,11 @@ def streamed(bench: Bench) -> Iterator[Record]:
     bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=bench.device)
     grid = sparse_bo.ProductGrid.linspace(bounds, bench.sizes["stream"])
     for name in ("tf32", "float32"):
-        surrogate, observations, dictionary = fitted(bench, grid, bench.sizes["stream_m"], PRECISIONS[name])
-        posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(0))
+        prior, observations, dictionary = fitted(bench, grid, bench.sizes["stream_m"], PRECISIONS[name])
+        fit = arm_fit(prior, observations, dictionary)
         rule = StopRule("single")
         start = time.perf_counter()
-        posterior = with_contenders(posterior, width=2.0, stop_rule=rule)
+        posterior = streamed_posterior(fit, width=2.0, stop_rule=rule)
         batch = pick_batch(posterior, width=2.0, stop_rule=rule, max_q=1)
         bench.wait()
         took = time.perf_counter() - start
@@ -194,8 +202,8 @@ def picks(bench: Bench) -> Iterator[Record]:
     """Time the picks of a long batch."""
     a, m, q = bench.sizes["picks"]
     for name in ("float64", "float32"):
-        surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
-        posterior: ArmPosterior = arm_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
+        prior, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
+        posterior = in_memory_posterior(prior, observations, dictionary, KernelColumns(0))[0]
         pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", 1e6), max_q=q)
         took, batch = bench.seconds(pick), pick()
         what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"

@@ -49,6 +49,19 @@ class Observations:
         return self.sums / self.counts
 
     @property
+    def arm_indices(self) -> Tensor:
+        """``n`` row of each input in the arm set, ascending.
+
+        Raises:
+            ValueError: If the inputs are not arms.
+        """
+        if self.indices is None:
+            raise ValueError(
+                "expected observations of arms (with indices), got observations of free inputs; use merge_observations"
+            )
+        return self.indices
+
+    @property
     def pulls(self) -> int:
         """Number of observations in all (reads the device)."""
         return int(self.counts.sum())
@@ -96,11 +109,7 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     Raises:
         ValueError: If ``observations`` has no indices.
     """
-    if observations.indices is None:
-        raise ValueError(
-            "expected observations of arms (with indices), got observations of free inputs; use merge_observations"
-        )
-    distinct, group = torch.unique(torch.cat([observations.indices, indices]), return_inverse=True)
+    distinct, group = torch.unique(torch.cat([observations.arm_indices, indices]), return_inverse=True)
     zeros = y.new_zeros(distinct.shape[0])
 
     def grown(old: Tensor, new: Tensor) -> Tensor:

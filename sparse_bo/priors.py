@@ -20,7 +20,7 @@ from sparse_bo.core.likelihood import dtc_log_likelihood
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.observations import Observations
 
-LEARNING_POINTS = 500
+LEARNING_INPUTS = 500
 """Learn from at most so many distinct inputs (all their pulls): the likelihood costs O(n³), and learning needs little data."""
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def learn_prior(given: Prior, observations: Observations, bounds: Tensor, *, gen
     The kernel is BoTorch's: RBF with one lengthscale per input and a dimension-scaled prior (Hvarfner et al. 2024), on
     inputs scaled from ``bounds`` to the unit cube and outputs standardised; the noise has BoTorch's log-normal prior. It is
     returned in the units of the data, as ``ScaleKernel(RBFKernel)``. The likelihood is the exact GP's over all pulls of at
-    most :data:`LEARNING_POINTS` distinct inputs (a uniform sample where there are more). O(n³) per step of L-BFGS. Draws one
+    most :data:`LEARNING_INPUTS` distinct inputs (a uniform sample where there are more). O(n³) per step of L-BFGS. Draws one
     permutation if there are more inputs than that.
 
     Args:
@@ -144,8 +144,8 @@ def learn_prior(given: Prior, observations: Observations, bounds: Tensor, *, gen
 
 def _standardized(observations: Observations, bounds: Tensor, generator: torch.Generator) -> _Data:
     keep: Tensor | slice = slice(None)
-    if observations.n > LEARNING_POINTS:
-        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_POINTS].sort().values.to(bounds.device)
+    if observations.n > LEARNING_INPUTS:
+        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_INPUTS].sort().values.to(bounds.device)
     X, counts, sums = observations.X[keep], observations.counts[keep], observations.sums[keep]
     pulls = counts.sum()
     means = sums / counts

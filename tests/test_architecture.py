@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sparse_bo import core
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparse_bo"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -165,6 +167,12 @@ def test_the_check_finds_a_wrong_import(source: str, part: str, expected: str) -
 )
 def test_the_check_leaves_right_imports_alone(source: str, part: str) -> None:
     assert violations(source, part, f"sparse_bo.{part}") == []
+
+
+def test_the_map_of_the_core_has_all_its_modules() -> None:
+    files = sorted(path.stem for path in (PACKAGE / "core").glob("*.py") if path.stem != "__init__")
+    assert core.__all__ == files
+    assert [name for name in files if f":mod:`~sparse_bo.core.{name}`:" not in (core.__doc__ or "")] == []
 
 
 def test_the_check_finds_a_circle() -> None:

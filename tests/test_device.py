@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
 from sparse_bo.arms import StopRule, batch, pick_batch
 from sparse_bo.arms.picks import greedy_picks
-from sparse_bo.arms.posterior import _swept
+from sparse_bo.arms.sweep import sweep
 from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
 from sparse_bo.policies import (
     EpsilonGreedy,
@@ -159,9 +159,9 @@ def test_gradients_pass_through(waits):
 def test_a_sweep_never_waits(precision, memory_bytes, waits):
     problem = random_problem(0, a=500, pulls=40, m=30, device=PRETEND, sweep_dtype=precision, memory_bytes=memory_bytes)
     posterior = problem.posterior()
-    _ = posterior.evaluate, posterior.surrogate.kappa_squared  # what is read once per posterior, and once per prior
+    evaluate = posterior.fit.evaluate  # reads once per posterior, and once per prior
     waits.reset()
-    assert len(_swept(posterior).means) == 500
+    assert len(sweep(posterior.prior, posterior.dictionary, posterior.block, evaluate).means) == 500
     assert not waits, waits.where
 
 
@@ -206,7 +206,7 @@ def test_picks_wait_per_block_and_not_per_pick(in_batch, per_block, waits, monke
 def test_greedy_samplers_wait_once_per_point(sampler, at_most, waits):
     """For whether there is anything left to choose; the determinantal sampler also for each of its ten proposals per point."""
     problem = random_problem(0, a=80, pulls=80, device=PRETEND)
-    candidates = candidates_of(problem.observations, None, covariance=problem.surrogate.covariance, regularization=0.1)
+    candidates = candidates_of(problem.observations, None, covariance=problem.prior.covariance, regularization=0.1)
     waits.reset()
     sampler.sample(candidates, generator=torch.Generator().manual_seed(0))
     assert waits.total() <= 12 * at_most + 5, waits.where

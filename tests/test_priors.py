@@ -79,7 +79,7 @@ def test_noise_is_learned_beside_a_given_kernel():
 
 def test_more_inputs_than_the_learning_budget_are_sampled(monkeypatch):
     arms, index, y = problem(n=150)
-    monkeypatch.setattr("sparse_bo.priors.LEARNING_POINTS", 30)
+    monkeypatch.setattr("sparse_bo.priors.LEARNING_INPUTS", 30)
     one = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3))
     two = learn_prior(Prior(None, None, None), observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3))
     assert torch.equal(one.covar_module.base_kernel.lengthscale, two.covar_module.base_kernel.lengthscale)

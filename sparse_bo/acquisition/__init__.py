@@ -1,4 +1,4 @@
-"""Batches on boxes and over choices: the ratio rule decides their size."""
+"""Batches on boxes and over choices whose size the variance-ratio rule decides."""
 
 from sparse_bo.acquisition.optimize import optimize_batch
 

@@ -1,4 +1,4 @@
-"""Where picks may lie: a box with fixed features and constraints, in BoTorch's formats."""
+"""The feasible set of picks: a box with fixed features and constraints, in BoTorch's formats."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class Feasible:
         The searches run in coordinates of the unit cube, so that the scales of inputs do not matter.
 
         Args:
-            score: ``b x d`` to ``b``, with gradients.
-            starts: ``b x d``.
+            score: Returns the scores (``b``) of points (``b x d``), with gradients.
+            starts: ``b x d`` feasible points, one per search.
             options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
         """
         constrained = self.inequality or self.equality or self.nonlinear

@@ -1,4 +1,4 @@
-"""Batches whose size comes out: ``optimize_acqf`` with the ratio rule in place of q."""
+"""``optimize_batch``: BoTorch's ``optimize_acqf`` with the variance-ratio rule in place of q."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, check_feasible
-from sparse_bo.acquisition.pending import Acquisition, AcquisitionBox, AcquisitionChoices, Pending, acquisition_function
+from sparse_bo.acquisition.pending import AcquisitionBox, AcquisitionChoices, Pending, check_acquisition, unchanged
 from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
-from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, InBatch, batch_posterior
+from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
 from sparse_bo.acquisition.sampled import SampledBox, is_sampled
-from sparse_bo.arms import StopRule
+from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 
 BoxRule = Literal["global", "gp-bucb", "single"]
@@ -25,7 +26,7 @@ def optimize_batch(
     model: Model,
     bounds: Tensor | None = None,
     *,
-    acquisition: Acquisition | None = None,
+    acq_function: AcquisitionFunction | None = None,
     ratio_threshold: float = 2.0,
     max_q: int = 256,
     stop_rule: BoxRule = "global",
@@ -55,32 +56,33 @@ def optimize_batch(
     step with m dictionary points (all data of an exact GP), whatever the size of the batch. With ``choices`` it is the exact
     lazy argmax. Any other model is conditioned by its own ``condition_on_observations``.
 
-    With ``acquisition``, each pick maximises it with the points before it in ``X_pending``. BoTorch's qUCB, qEI, qLogEI, qPI
+    With ``acq_function``, each pick maximises it with the points before it in ``X_pending``. BoTorch's qUCB, qEI, qLogEI, qPI
     and qSimpleRegret on a model in closed form are sampled at the joint posterior of a point and the picks: O(m r + q r + q³)
     a value, searched as above but only until 20 steps or a relative change of 1e-4 (``options`` overrides). Any other
     function or model is maximised by ``optimize_acqf(q=1)``.
 
     Args:
-        model: One output, no batch shape, with observation noise.
+        model: A BoTorch model with one output, no batch shape, and observation noise.
         bounds: ``2 x d`` finite lower and upper corner of a box.
-        acquisition: ``None`` for upper confidence bounds; or an acquisition function with ``X_pending``, or a callable that
-            makes one from the model, such as ``lambda model: qLogExpectedImprovement(model, best_f)``.
+        acq_function: An acquisition function of BoTorch, built on ``model``, that takes ``X_pending``, such as
+            ``qLogExpectedImprovement(model, best_f=best_f)``. It is left as it was; points that it has pending already stay
+            so, but only those of the argument ``X_pending`` count towards the ratio. ``None``: upper confidence bounds.
         ratio_threshold: C̃ ≥ 1. 1 gives batches of one; ``math.inf`` gives ``max_q`` points.
-        max_q: No batch is larger.
+        max_q: The batch has at most so many points.
         stop_rule: ``"global"`` (above), ``"gp-bucb"``: ``Π_s (1 + σ²(x_s)/λ) ≤ ratio_threshold``, or ``"single"``.
         in_batch: ``"process"``: condition the posterior process on each pick; ``"fixed"``: the paper's fixed-dictionary update
             (:class:`~sparse_bo.SparseGP` only), under which the residual of a picked point stays. For upper confidence bounds.
         beta: β ≥ 0 as in ``UpperConfidenceBound``: multiplies the variance under the root.
         choices: ``n x d`` candidates in place of ``bounds``; repeats of a choice within a batch are allowed.
         X_pending: ``p x d`` points whose results are still out: variances are conditioned on them, and their leverages count.
-        num_restarts: Searches per pick.
+        num_restarts: Searches that are made for each pick.
         raw_samples: Points that the searches start from.
         options: Of the searches, as in ``gen_candidates_scipy`` (``maxiter``, ``ftol``, …); where ``optimize_acqf`` searches,
             as there.
         inequality_constraints: As in ``optimize_acqf``, on single points: ``(indices, coefficients, rhs)`` with ``Σ ≥ rhs``.
-        equality_constraints: The same with ``=``.
+        equality_constraints: As ``inequality_constraints``, with ``=`` in place of ``≥``.
         nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).
-        fixed_features: Columns and the values they are fixed to.
+        fixed_features: Maps columns to the values that they are fixed to.
         post_processing_func: Applied to each pick (``… x 1 x d``), before it is conditioned on.
         generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
 
@@ -89,8 +91,9 @@ def optimize_batch(
         points alone exceed the ratio: results are needed first.
 
     Raises:
-        TypeError: If an argument has the wrong kind, dtype or device.
-        ValueError: If bounds, constraints, choices or settings are not valid, or no point satisfies the constraints.
+        TypeError: If an argument has the wrong kind, dtype or device; ``acq_function`` is an instance, no class or function.
+        ValueError: If bounds, constraints, choices or settings are not valid, no point satisfies the constraints, or the
+            acquisition function was built on another model.
         UnsupportedError: If the model cannot be conditioned, or the acquisition function takes no pending points.
 
     Example:
@@ -107,12 +110,15 @@ def optimize_batch(
             nonlinear=nonlinear_inequality_constraints,
             fixed=fixed_features,
         )
+        domain = feasible.box.bounds
     else:
         constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)
         _check_choices(choices, bounds, [*constraints, post_processing_func])
-    domain, X_pending = _checked_domain(model, choices if feasible is None else feasible.box.bounds, X_pending)
+        domain = choices
+    _check_model(model, domain)
+    X_pending = _checked_pending(X_pending, domain)
     generator = _checked_generator(generator)
-    function = None if acquisition is None else acquisition_function(acquisition, model)
+    function = None if acq_function is None else check_acquisition(acq_function, model)
     posterior = batch_posterior(model, in_batch=in_batch, like=domain)
     with torch.no_grad():
         posterior, spent = _with_pending(posterior, X_pending, rule, condition=function is None)
@@ -125,7 +131,8 @@ def optimize_batch(
     if function is None:
         chooser = _upper_confidence(posterior, search, domain, math.sqrt(beta))
         return pick_until(posterior, chooser, condition=True, **end)
-    with Pending(function, X_pending) as pending:
+    with unchanged(function):
+        pending = Pending(function, X_pending)
         chooser = AcquisitionChoices(pending, domain) if search is None else _on_a_box(pending, model, posterior, search)
         return pick_until(posterior, chooser, condition=False, **end)
 
@@ -166,13 +173,11 @@ def _rule(stop_rule: str, ratio_threshold: float) -> StopRule:
     return StopRule(stop_rule, ratio_threshold)  # type: ignore[arg-type]  # checked one line above
 
 
-def _checked_domain(model: Model, domain: Tensor | None, X_pending: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return bounds or choices that fit the model, and pending points that fit them (``None`` if there are none)."""
-    assert domain is not None
-    _check_model(model, domain)
+def _checked_pending(X_pending: Tensor | None, domain: Tensor) -> Tensor | None:
+    """Return pending points that fit bounds or choices, ``None`` if there are none."""
     if X_pending is None or (isinstance(X_pending, Tensor) and not len(X_pending)):
-        return domain, None
-    return domain, check_points("X_pending", X_pending, like=domain)
+        return None
+    return check_points("X_pending", X_pending, like=domain)
 
 
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction, qLogNoisyExpectedImprovement
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
@@ -16,63 +17,86 @@ from sparse_bo.acquisition.picking import Chosen, Search
 from sparse_bo.acquisition.posteriors import BatchPosterior
 from sparse_bo.seeding import seeded
 
-Acquisition: TypeAlias = AcquisitionFunction | Callable[[Model], AcquisitionFunction]
-
 CHUNK = 2048
 """Choices evaluated at a time, as ``optimize_acqf_discrete`` does."""
 
 
-def acquisition_function(acquisition: Acquisition, model: Model) -> AcquisitionFunction:
-    """Return an acquisition function of ``model`` that takes pending points.
+def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
+    """Return an acquisition function that is one of ``model`` and takes pending points; it is left as it is.
 
     Args:
-        acquisition: The function itself, or what makes it from a model: a class, or ``lambda model: qLogEI(model, best_f)``.
-        model: The model.
+        acq_function: What the user passed as acquisition function.
+        model: The model that the batch is chosen with.
 
     Raises:
-        TypeError: If it is neither, or the callable returns something else.
+        TypeError: If it is not an instance of an acquisition function.
         UnsupportedError: If the function takes no pending points, or optimises all points of a batch at once.
+        ValueError: If the function was built on another model.
     """
-    if not isinstance(acquisition, AcquisitionFunction):
-        if not callable(acquisition):
-            raise TypeError(
-                "expected acquisition to be a botorch AcquisitionFunction, or a callable that makes one from a model, got "
-                f"{type(acquisition).__name__}"
-            )
-        made = acquisition(model)
-        if not isinstance(made, AcquisitionFunction):
-            raise TypeError(f"expected acquisition(model) to return an AcquisitionFunction, got {type(made).__name__}")
-        acquisition = made
-    name = type(acquisition).__name__
-    if isinstance(acquisition, OneShotAcquisitionFunction):
+    if not isinstance(acq_function, AcquisitionFunction):
+        made, got = "qLogExpectedImprovement(model, best_f=…)", type(acq_function).__name__
+        if isinstance(acq_function, type):
+            got = f"the class {acq_function.__name__}"
+        raise TypeError(f"expected acq_function to be an acquisition function of BoTorch, got {got}; pass an instance: {made}")
+    name = type(acq_function).__name__
+    if isinstance(acq_function, OneShotAcquisitionFunction):
         raise UnsupportedError(f"{name} optimises its fantasies together with the candidate; use optimize_acqf for it")
+    with unchanged(acq_function):
+        try:
+            acq_function.set_X_pending(None)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{name} takes no X_pending, so picks of one batch cannot know of each other; use its Monte Carlo version "
+                "(qLogExpectedImprovement, …), or acq_function=None for upper confidence bounds"
+            ) from error
+        # Only without pending points: functions that fantasise have a model of their own with them.
+        built_on = getattr(acq_function, "model", model)
+    if built_on is not model:
+        raise ValueError(
+            f"expected acq_function to be built on the model that is passed, got a {name} of another "
+            f"{type(built_on).__name__}; build it anew on this model"
+        )
+    return acq_function
+
+
+@contextmanager
+def unchanged(function: AcquisitionFunction) -> Iterator[None]:
+    """Put back what changes inside in an acquisition function, its sampler and all else that it holds but models."""
+    of_models = {part for model in function.modules() if isinstance(model, Model) for part in model.modules()}
+    parts = [part for part in function.modules() if part not in of_models]
+    before = [_attributes(part) for part in parts]
     try:
-        acquisition.set_X_pending(getattr(acquisition, "X_pending", None))
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            f"{name} takes no X_pending, so picks of one batch cannot know of each other; use its Monte Carlo version "
-            "(qLogExpectedImprovement, …), or acquisition=None for upper confidence bounds"
-        ) from error
-    return acquisition
+        yield
+    finally:
+        for part, attributes in zip(parts, before, strict=True):
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Return a module's attributes, with copies of the dictionaries in which it keeps tensors and submodules."""
+    own = ("_buffers", "_modules", "_parameters")
+    return {name: value.copy() if name in own else value for name, value in vars(module).items()}
+
+
+def own_pending(function: AcquisitionFunction) -> Tensor | None:
+    """Return the points (``p x d``) that were pending for a function when it was made, or ``None``."""
+    if isinstance(function, qLogNoisyExpectedImprovement) and function.incremental:
+        # They are part of its baseline, behind the evaluated points, and X_pending is empty.
+        points = function.X_baseline[..., function._X_baseline.shape[-2] :, :]
+        return points if points.shape[-2] else None
+    return getattr(function, "X_pending", None)
 
 
 class Pending:
-    """Hands the points before a pick to an acquisition function, and takes them back in the end."""
+    """Hands the points before a pick to an acquisition function. Lives only inside one batch (:func:`unchanged`)."""
 
     def __init__(self, function: AcquisitionFunction, X_pending: Tensor | None) -> None:
-        """Hold the function and the points that were pending before the batch (``p x d``)."""
+        """Hand over the points that were pending before the batch, the function's own and ``p x d`` more."""
         self.function = function
-        self.before = getattr(function, "X_pending", None)
-        self.points = [part for part in (self.before, X_pending) if part is not None]
-        self.fresh = X_pending is None
-
-    def __enter__(self) -> Pending:
-        if not self.fresh:
-            self.function.set_X_pending(torch.cat(self.points))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.function.set_X_pending(self.before)
+        self.points = [part for part in (own_pending(function), X_pending) if part is not None]
+        if X_pending is not None:
+            function.set_X_pending(torch.cat(self.points))
 
     def add(self, X: Tensor) -> None:
         """Add a pick (``1 x d``)."""

@@ -1,4 +1,4 @@
-"""The picks of one batch: what chooses a point given the points before it, and how long that goes on.
+"""The loop that picks one batch point by point, and the choosers that maximise upper confidence bounds in it.
 
 A *chooser* gives the next point and what it is worth; :func:`pick_until` asks it, conditions on the point, adds its leverage,
 and stops as the stop rule says.
@@ -69,11 +69,11 @@ def pick_until(
     """Pick points until the stop rule or ``max_q`` ends the batch; return them (``q x d``) and their values (``q``).
 
     Args:
-        posterior: With pending points conditioned on.
-        chooser: Chooses the points.
-        stop_rule: Ends the batch; leverages are those at the batch start.
-        spent: Costs of pending points.
-        max_q: At most so many.
+        posterior: The posterior at the batch start, with pending points conditioned on.
+        chooser: Gives the next point, again and again.
+        stop_rule: The rule that ends the batch; its leverages are those at the batch start.
+        spent: What pending points have cost already.
+        max_q: The batch has at most so many points.
         condition: Whether the chooser needs the posterior to be conditioned on the picks.
     """
     chosen: list[Chosen] = []
@@ -118,9 +118,9 @@ class UpperConfidenceBox:
         """Score the pool. O(raw_samples m r). Draws one integer, and ``LOCAL_SAMPLES x d`` normals per pick but the first.
 
         Args:
-            posterior: With pending points conditioned on.
-            search: Where and how.
-            width: Multiplies the standard deviation.
+            posterior: The posterior at the batch start, with pending points conditioned on.
+            search: The box, and the settings of the searches in it.
+            width: Multiplies the standard deviation in the scores.
         """
         self.search, self.width = search, width
         with torch.no_grad():

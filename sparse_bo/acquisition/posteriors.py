@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -28,6 +28,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from sparse_bo.arms import InBatch
 from sparse_bo.core.nystrom import NystromFactor
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.representation import (
@@ -37,8 +38,6 @@ from sparse_bo.models.sparse_gp.representation import (
     kernel_diagonal,
     kernel_matrix,
 )
-
-InBatch = Literal["process", "fixed"]
 
 EXACT_MODELS = (SingleTaskGP, MixedSingleTaskGP, SingleTaskMultiFidelityGP)
 """Models whose posterior is an exact GP's and nothing else: subclasses may be anything."""
@@ -242,8 +241,8 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
     O(n³)); everything else by its own ``posterior`` and ``condition_on_observations``.
 
     Args:
-        model: One output, no batch shape.
-        in_batch: ``"process"`` or ``"fixed"``, see the module.
+        model: A BoTorch model with one output and no batch shape.
+        in_batch: The update that each pick makes, ``"process"`` or ``"fixed"``, as the module defines them.
         like: ``2 x d`` or ``n x d`` points of the domain.
 
     Raises:

@@ -111,8 +111,9 @@ class SampledBox:
 
         Args:
             pending: The function, and the points that were pending before the batch.
-            posterior: At the batch start.
-            search: Where and how; its generator also seeds the function's own sampler, if it has none yet.
+            posterior: The posterior at the batch start.
+            search: The box, and the settings of the searches in it; its generator also seeds the function's own sampler, if it
+                has none yet.
         """
         feasible = search.feasible
         if not (feasible.inequality or feasible.equality or feasible.nonlinear):  # SLSQP has other options

@@ -29,9 +29,9 @@ class Scores:
         """Score ``X`` (``p x d``) with the posterior as it is.
 
         Args:
-            posterior: May already have picks.
-            X: The points.
-            width: Multiplies the standard deviation.
+            posterior: The posterior, which may have picks already.
+            X: ``n x d`` points to score.
+            width: Multiplies the standard deviation in the scores.
         """
         self.width, self.picks, self.X = width, posterior.picks, X
         self.stamp = torch.full((len(X),), posterior.picks, dtype=torch.long, device=X.device)

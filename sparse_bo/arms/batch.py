@@ -11,23 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.conditioning import Block, Conditioner, fixed_dictionary, process
+from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
+from sparse_bo.arms.conditioning import conditioner_of
+from sparse_bo.arms.contenders import Contenders
 from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
-from sparse_bo.arms.posterior import ArmPosterior
+from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.streaming import refilled
 from sparse_bo.core.chunking import chunk_rows, row_slices
-
-InBatch = Literal["fixed", "process"]
 
 BLOCK = 64
 """Arms in a block: a pick costs O(b²), a new block O(b r² + r³)."""
@@ -69,11 +67,11 @@ def pick_batch(
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
 
     Args:
-        posterior: Posterior at the batch start.
-        width: Multiplies √leverage (y).
-        stop_rule: Ends the batch.
+        posterior: The posterior at the batch start.
+        width: Multiplies √leverage in the scores (y).
+        stop_rule: The rule that ends the batch.
         in_batch: ``"fixed"``: the paper's fixed-dictionary update; ``"process"``: picked arms join the representation.
-        max_q: At most so many picks, ≥ 1.
+        max_q: At most so many picks are made, ≥ 1.
         max_rechecked: End the batch, after one pick at least, where more scores than this would have to be recomputed one by
             one: a caller that may resparsify at any time does better to sweep all arms then.
         given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
@@ -81,19 +79,23 @@ def pick_batch(
 
     Returns:
         At least one pick, unless the given ones have used the rule up.
+
+    Raises:
+        ValueError: If the posterior is streamed, and its contenders are those of another width or a stricter rule, or the
+            rule is the local one.
     """
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    conditioner = fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
+    start = conditioner_of(posterior, in_batch)
     if given is not None and len(given):
-        return _pick_more(posterior, width, stop_rule, conditioner, max_q, given)
+        return _pick_more(posterior, width, stop_rule, start, max_q, given)
     picker = _Picker(posterior, width, stop_rule)
     if max_q == 1 or stop_rule.allowance <= 0.0:
-        if posterior.leverage_errors is None and posterior.contenders is None:
+        if picker.exact:
             return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
         max_q = 1
-    return picker.run(conditioner, max_q, _local_ratios(posterior, stop_rule, conditioner), max_rechecked)
+    return picker.run(start, max_q, _local_ratios(posterior, stop_rule, start), max_rechecked)
 
 
 def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, max_q: int, given: Tensor) -> BatchPicks:
@@ -114,22 +116,22 @@ def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, ma
 
 
 def _pick_more(
-    posterior: ArmPosterior, width: float, stop_rule: StopRule, conditioner: Conditioner, max_q: int, given: Tensor
+    posterior: ArmPosterior, width: float, stop_rule: StopRule, start: Conditioner, max_q: int, given: Tensor
 ) -> BatchPicks:
     distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
-    weights = counts.to(posterior.leverages.dtype)
-    costs = stop_rule.costs(conditioner.start(distinct))[position].tolist()
+    weights = counts.to(posterior.observed_leverages.dtype)
+    costs = stop_rule.costs(start.start(distinct))[position].tolist()
     spent = 0.0
     for cost in costs:  # in the order of the picks, as they were added up when they were made
         spent += cost
-    ratios = _local_ratios(posterior, stop_rule, conditioner)
+    ratios = _local_ratios(posterior, stop_rule, start)
     worst = math.inf if ratios is None else ratios.add(distinct, weights)
     used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
     if used_up:
         return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
     picker = _Picker(posterior, width, stop_rule)
     picker.spent = spent
-    return picker.run(conditioner.given(distinct, weights), max_q, ratios)
+    return picker.run(start.given(distinct, weights), max_q, ratios)
 
 
 def _results_needed(costs: list[float], allowance: float) -> int:
@@ -143,7 +145,11 @@ def _results_needed(costs: list[float], allowance: float) -> int:
 
 
 def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
-    return LocalRatios(posterior, start, stop_rule.ratio_threshold) if stop_rule.kind == "local" else None
+    if stop_rule.kind != "local":
+        return None
+    if not isinstance(posterior, InMemoryPosterior):
+        raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
+    return LocalRatios(posterior, start, stop_rule.ratio_threshold)
 
 
 class _Picker:
@@ -152,14 +158,16 @@ class _Picker:
     def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule) -> None:
         self.posterior, self.width, self.stop_rule = posterior, width, stop_rule
         self.spent, self.rechecked = 0.0, 0
-        contenders = posterior.contenders
-        self.ids = None if contenders is None else contenders.indices
-        self.outside = -math.inf if contenders is None else contenders.floor
-        self.low, self.unit, scores = _starting_scores(posterior, width)
-        self.scores = scores.div_(self.unit).round_().mul_(self.unit)
-        repeats = posterior.surrogate.repeats
-        if repeats is not None:
-            self.scores[repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
+        contenders = posterior.contenders_at_start(width=width, stop_rule=stop_rule)
+        leverage, lowest, best = contenders.extremes.tolist()
+        self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
+        self.exact = contenders.exact
+        self._take(contenders)
+
+    def _take(self, contenders: Contenders) -> None:
+        """Go on with some contenders; their bounds are rounded in place."""
+        self.ids, self.outside = contenders.indices, contenders.floor
+        self.scores = contenders.upper.div_(self.unit).round_().mul_(self.unit)
 
     def run(
         self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None, max_rechecked: int | None = None
@@ -205,7 +213,7 @@ class _Picker:
         """Pick inside the block of the arms at some positions, and lower their bounds."""
         spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
         means, residual, costs, covariance = _host(
-            self._means(self._arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
+            self.posterior.swept_means(self._arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
         )
         picked = greedy_picks(
             means,
@@ -225,9 +233,7 @@ class _Picker:
 
     def _refill(self, conditioner: Conditioner) -> None:
         """Take the arms with the highest scores now: those that are kept no longer hold the best for certain."""
-        contenders = refilled(self.posterior, conditioner, width=self.width)
-        self.ids, self.outside = contenders.indices, contenders.floor
-        self.scores = contenders.upper.div(self.unit).round_().mul_(self.unit)
+        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
@@ -235,11 +241,11 @@ class _Picker:
         """Recompute the scores of the ``size`` arms with the highest bounds."""
         best, _ = highest(self.scores, size)
         m = self.posterior.dictionary.m
-        chunk = chunk_rows(len(best), bytes_per_row=64 * m, memory_bytes=self.posterior.surrogate.memory_bytes)
+        chunk = chunk_rows(len(best), bytes_per_row=64 * m, memory_bytes=self.posterior.prior.memory_bytes)
         for rows in row_slices(len(best), chunk=chunk):
             at = best[rows]
             indices = self._arms(at)
-            reducible, residual, means = _host(*conditioner.leverages(indices), self._means(indices))
+            reducible, residual, means = _host(*conditioner.leverages(indices), self.posterior.swept_means(indices))
             scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
             self._lower(at, scores)
 
@@ -248,27 +254,6 @@ class _Picker:
         rounded = torch.from_numpy(np.rint(scores / self.unit) * self.unit).to(self.scores.device)
         self.scores[at] = torch.minimum(self.scores[at], rounded)
         self.rechecked += len(at)
-
-    def _means(self, indices: Tensor) -> Tensor:
-        """Return posterior means (recomputed where the arms are streamed)."""
-        if self.ids is None:
-            return self.posterior.means[indices]
-        return self.posterior.form.mean(self.posterior.kernel_rows(indices))
-
-
-def _starting_scores(posterior: ArmPosterior, width: float) -> tuple[float, float, Tensor]:
-    """Return the resolutions of leverages and scores, and upper bounds on the scores, not rounded yet."""
-    contenders = posterior.contenders
-    if contenders is not None:
-        leverage, lowest, best = contenders.extremes.tolist()
-        return resolution(leverage), resolution(max(abs(lowest), abs(best))), contenders.upper.clone()
-    leverages = posterior.leverages
-    if posterior.leverage_errors is not None:
-        leverages = leverages + posterior.leverage_errors
-    scores = leverages.sqrt().mul_(width).add_(posterior.means)
-    # One transfer for all three.
-    leverage, lowest, best = torch.stack([leverages.max(), *torch.aminmax(scores)]).tolist()
-    return resolution(leverage), resolution(max(abs(lowest), abs(best))), scores
 
 
 def _host(*values: Tensor) -> list[NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""Conditioning the arm posterior on picks whose results are still out: two kinds of update (algorithms §1).
+"""Two ways to condition an arm posterior on picks whose results are still out (algorithms §1): fixed dictionary, and process.
 
 Both work on *leverage units* (covariance / λ, noise 1 per pick) and answer one question: given the picks so far, what is
 the joint covariance of a few arms? Notation: ``u(x) = L_B⁻¹ z(x)/√λ`` (r), so ``u(x)ᵀu(x') = z(x)ᵀB⁻¹z(x')/λ``.
@@ -7,58 +7,14 @@ the joint covariance of a few arms? Notation: ``u(x) = L_B⁻¹ z(x)/√λ`` (r)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.core import dtc
 from sparse_bo.core.linalg import safe_cholesky
-
-
-class Block(NamedTuple):
-    """The joint posterior of a few arms, given the picks so far."""
-
-    covariance: Tensor
-    """``b x b`` part that picks reduce (leverage units)."""
-    residual: Tensor
-    """``b`` part that they do not (leverage units, ≥ 0)."""
-    start: Tensor
-    """``b`` leverages at the batch start."""
-    embedding: Tensor
-    """``b x c``: what :meth:`Conditioner.absorb` needs of these arms."""
-
-
-class Conditioner(Protocol):
-    """A posterior conditioned on picks. A value: ``absorb`` returns a new one."""
-
-    def block(self, indices: Tensor) -> Block:
-        """Return the joint posterior of the arms ``indices`` (``b``)."""
-        ...
-
-    def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the leverages of some arms, split as in :class:`Block` (``b`` each), without their joint covariance."""
-        ...
-
-    def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
-        """Add picks: arm ``indices[positions[j]]`` was picked ``counts[j]`` times; ``block`` is that of ``indices``."""
-        ...
-
-    def start(self, indices: Tensor) -> Tensor:
-        """Return the leverages of some arms at the batch start, ``b``."""
-        ...
-
-    def given(self, indices: Tensor, counts: Tensor) -> Conditioner:
-        """Add picks made elsewhere: distinct arms ``indices`` (``p``), each picked ``counts`` times (``p``)."""
-        ...
-
-    def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return ``(W, S)``, the covariance *at the batch start* with the arms ``indices`` (``q``), in leverage units.
-
-        That of arm x is ``k_D(x)ᵀ W`` (``W`` is ``m x q``), plus ``k(x, S)/λ`` where ``S`` (``q x d``) is given.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +39,8 @@ class FixedDictionary:
 
     def _solve(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features, embedding = _embed(self.posterior, indices)
-        surrogate = self.posterior.surrogate
-        residual = dtc.residual(features, surrogate.prior_variance[indices]) / surrogate.regularization
+        prior = self.posterior.prior
+        residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
         if self.gram is None:
             return residual, embedding, embedding.T
         return residual, embedding, torch.linalg.solve_triangular(safe_cholesky(self.gram).factor, embedding.T, upper=False)
@@ -92,8 +48,8 @@ class FixedDictionary:
     def start(self, indices: Tensor) -> Tensor:
         """O(b r²)."""
         features, embedding = _embed(self.posterior, indices)
-        surrogate = self.posterior.surrogate
-        residual = dtc.residual(features, surrogate.prior_variance[indices]) / surrogate.regularization
+        prior = self.posterior.prior
+        residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
         return residual + embedding.square().sum(dim=-1)
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> FixedDictionary:
@@ -115,7 +71,7 @@ class FixedDictionary:
         state = self.posterior.state
         features = state.factor.features(self.posterior.kernel_rows(indices))
         solved = torch.cholesky_solve(features.T, state.gram_cholesky)
-        return state.factor.lift(solved) / self.posterior.surrogate.regularization, None
+        return state.factor.lift(solved) / self.posterior.prior.regularization, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +104,9 @@ class Process:
 
     def start(self, indices: Tensor) -> Tensor:
         """In the two-term form. O(b r²)."""
-        surrogate, state = self.posterior.surrogate, self.posterior.state
+        prior, state = self.posterior.prior, self.posterior.state
         features = state.factor.features(self.posterior.kernel_rows(indices))
-        return dtc.variance(state, features, surrogate.prior_variance[indices]) / surrogate.regularization
+        return dtc.variance(state, features, prior.prior_variance[indices]) / prior.regularization
 
     def _columns(self, indices: Tensor) -> Tensor:
         """Return ``L⁻¹ C(P, indices)``, ``p x b``."""
@@ -172,15 +128,20 @@ class Process:
 
     def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """``[k(x,q) − k_D(x)ᵀ P (I − B⁻¹) z(q)]/λ``. O(m r q)."""
-        surrogate, state = self.posterior.surrogate, self.posterior.state
+        prior, state = self.posterior.prior, self.posterior.state
         features = state.factor.features(self.posterior.kernel_rows(indices)).T
         shrunk = torch.cholesky_solve(features, state.gram_cholesky) - features
-        return state.factor.lift(shrunk) / surrogate.regularization, surrogate.arms[indices]
+        return state.factor.lift(shrunk) / prior.regularization, prior.arms[indices]
 
 
 def _reduced(start: Tensor, columns: Tensor) -> Tensor:
     """Return the leverages left after the picks behind ``columns`` (``p x b``), ``b``."""
     return (start - columns.square().sum(dim=0)).clamp_min(0.0)
+
+
+def conditioner_of(posterior: ArmPosterior, in_batch: InBatch) -> Conditioner:
+    """Return the conditioner of an in-batch update, with no picks."""
+    return fixed_dictionary(posterior) if in_batch == "fixed" else process(posterior)
 
 
 def fixed_dictionary(posterior: ArmPosterior) -> FixedDictionary:
@@ -190,19 +151,19 @@ def fixed_dictionary(posterior: ArmPosterior) -> FixedDictionary:
 
 def process(posterior: ArmPosterior) -> Process:
     """Return the process conditioner with no picks."""
-    none = torch.empty(0, dtype=torch.long, device=posterior.means.device)
-    return Process(posterior, none, posterior.means.new_zeros(0, 0))
+    like = posterior.observed_leverages
+    return Process(posterior, torch.empty(0, dtype=torch.long, device=like.device), like.new_zeros(0, 0))
 
 
 def _embed(posterior: ArmPosterior, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features ``z`` and ``u = L_B⁻¹ z/√λ`` of some arms, each ``b x r``."""
     features = posterior.state.factor.features(posterior.kernel_rows(indices))
-    return features, dtc.whitened(posterior.state, features) / posterior.surrogate.regularization**0.5
+    return features, dtc.whitened(posterior.state, features) / posterior.prior.regularization**0.5
 
 
 def _start_covariance(posterior: ArmPosterior, rows: Tensor, cols: Tensor) -> Tensor:
     """Return the joint covariance at the batch start between two lists of arms, in leverage units, ``|rows| x |cols|``."""
-    surrogate, factor = posterior.surrogate, posterior.state.factor
-    kernel = surrogate.covariance.cross(surrogate.arms[rows], surrogate.arms[cols])
+    prior, factor = posterior.prior, posterior.state.factor
+    kernel = prior.covariance.cross(prior.arms[rows], prior.arms[cols])
     left, right = factor.features(posterior.kernel_rows(rows)), factor.features(posterior.kernel_rows(cols))
-    return dtc.covariance(posterior.state, left, right, kernel) / surrogate.regularization
+    return dtc.covariance(posterior.state, left, right, kernel) / prior.regularization

@@ -1,4 +1,4 @@
-"""The arms of a set too large to score in memory that can still win: found in one pass, exactly."""
+"""The arms that can still be picked in a batch, with upper bounds on their scores; those of a streamed set from one pass."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ SLACK = 2.0**-36
 class Contenders:
     """Arms that can be picked before the next resparsification, with upper bounds on their scores now."""
 
-    indices: Tensor
-    """``c`` arms, ascending, c ≥ 1."""
+    indices: Tensor | None
+    """``c`` arms, ascending, c ≥ 1; ``None``: all arms."""
     upper: Tensor
     """``c`` upper bounds on their scores (y); −∞ for an arm equal to one of lower index."""
     floor: float
     """No arm that is left out and could win has a score above this (y); −∞ if every such arm is among the ``indices``."""
     extremes: Tensor
     """``3``: largest leverage, lowest and highest upper bound over *all* arms; they set the resolution of the picks."""
-    best_index: int
-    """Arm with the highest posterior mean, the first on ties."""
-    best_mean: float
-    """Its posterior mean (y)."""
+    exact: bool
+    """Whether the bounds are the scores themselves."""
 
 
 class Collector:
@@ -39,24 +37,28 @@ class Collector:
     bounds are kept (the first on ties) and ``floor`` tells the best of the rest.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, like: Tensor) -> None:
+        """Hold no arms yet.
+
+        Args:
+            capacity: Arms that are kept in the end, ≥ 1.
+            like: Has the dtype and the device of the scores.
+        """
         self.capacity, self.floor, self.held = capacity, -math.inf, 0
         # Two buffers that grow a few times: many small tensors kept between large temporaries would fragment the heap.
-        self.indices: Tensor | None = None
-        self.upper: Tensor | None = None
-        self.bar: Tensor | None = None  # the highest lower bound so far
+        self.indices = torch.empty(0, dtype=torch.int64, device=like.device)
+        self.upper = like.new_empty(0)
+        self.bar = like.new_full((), -math.inf)  # the highest lower bound so far
 
     def add(self, start: int, upper: Tensor, lower: Tensor) -> None:
         """Pass arms ``start, start + 1, …`` by; each has a score between ``lower`` and ``upper`` (``n`` each).
 
         One host synchronisation on a GPU.
         """
-        bar = lower.max()
-        bar = bar if self.bar is None else torch.maximum(bar, self.bar)
-        self.bar = bar
-        scale = torch.maximum(bar.abs(), upper.abs().max())
+        self.bar = torch.maximum(lower.max(), self.bar)
+        scale = torch.maximum(self.bar.abs(), upper.abs().max())
         # An arm that only equals the floor comes after as many as fit: those are of lower index and not below it.
-        kept = ((upper >= bar - SLACK * scale) & (upper > self.floor)).nonzero().squeeze(-1)
+        kept = ((upper >= self.bar - SLACK * scale) & (upper > self.floor)).nonzero().squeeze(-1)
         self._put(self.held, kept + start, upper[kept])
         if self.held > 2 * self.capacity:
             self._compact()
@@ -64,26 +66,20 @@ class Collector:
     def finish(self) -> tuple[Tensor, Tensor, float]:
         """Return the arms kept (ascending), their upper bounds, and the floor."""
         self._compact()
-        assert self.indices is not None
-        assert self.upper is not None
         return self.indices[: self.held].clone(), self.upper[: self.held].clone(), self.floor
 
     def _put(self, at: int, indices: Tensor, upper: Tensor) -> None:
         """Write to the buffers from ``at`` on; what stood behind is given up."""
         end = at + len(indices)
-        if self.indices is None or self.upper is None or end > len(self.indices):
+        if end > len(self.indices):
             size = max(2 * end, 1024)
             grown_indices, grown_upper = indices.new_empty(size), upper.new_empty(size)
-            if self.indices is not None and self.upper is not None:
-                grown_indices[:at], grown_upper[:at] = self.indices[:at], self.upper[:at]
+            grown_indices[:at], grown_upper[:at] = self.indices[:at], self.upper[:at]
             self.indices, self.upper = grown_indices, grown_upper
         self.indices[at:end], self.upper[at:end] = indices, upper
         self.held = end
 
     def _compact(self) -> None:
-        assert self.bar is not None
-        assert self.indices is not None
-        assert self.upper is not None
         indices, upper = self.indices[: self.held], self.upper[: self.held]
         scale = torch.maximum(self.bar.abs(), upper.abs().max())
         kept = (upper >= self.bar - SLACK * scale).nonzero().squeeze(-1)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
 from sparse_bo.arms.columns import KernelColumns
-from sparse_bo.arms.posterior import Surrogate, arm_posterior
+from sparse_bo.arms.posterior import in_memory_posterior
+from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
@@ -61,7 +62,7 @@ class Design:
         return len(self.indices)
 
 
-def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: torch.Generator) -> Design:
+def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.Generator) -> Design:
     """Pick ``q`` arms, each the one with the highest posterior variance given those before it (S-BPE Alg. 1, lines 5–10).
 
     Ties go to the lowest index. While a dictionary holds every pick, the picks are exactly those of a full recomputation of
@@ -69,21 +70,21 @@ def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: t
     arms touched per pick.
 
     Args:
-        surrogate: Prior, λ and precision; its prior mean plays no part.
-        q: Picks, ≥ 1.
-        resampling: Dictionaries.
-        generator: CPU generator; only the sampler draws.
+        prior: Kernel, λ and precision, over arms in memory; its mean plays no part.
+        q: The number of picks, ≥ 1.
+        resampling: The sampler of dictionaries, and when it draws a new one.
+        generator: A CPU generator; only the sampler draws from it.
     """
-    surrogate = replace(surrogate, prior_mean=0.0)
-    arms, variances = surrogate.in_memory
+    prior = replace(prior, prior_mean=0.0)
+    arms, variances = prior.in_memory
     observations = no_observations(arms)
-    columns = KernelColumns(surrogate.memory_bytes)
+    columns = KernelColumns(prior.memory_bytes)
     first = variances.argmax().unsqueeze(0)
     dictionary = Dictionary(arms[first], arms.new_ones(1), first)  # without data any dictionary gives the prior
     picks: list[Tensor] = []
     left, drawn = q, 0
     while left > 0:
-        posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        posterior, columns = in_memory_posterior(prior, observations, dictionary, columns)
         room = _room(resampling, observations, dictionary, done=q - left)
         batch = pick_batch(
             posterior,
@@ -98,16 +99,16 @@ def design(surrogate: Surrogate, q: int, *, resampling: Resampling, generator: t
         observations = add_observations(observations, arms, batch.indices, torch.zeros_like(arms[batch.indices, 0]))
         candidates = candidates_of(
             observations,
-            posterior.leverages_at(_indices(observations)),
-            covariance=surrogate.covariance,
-            regularization=surrogate.regularization,
+            posterior.leverages_at(observations.arm_indices),
+            covariance=prior.covariance,
+            regularization=prior.regularization,
         )
         dictionary = resampling.sampler(q - left).sample(candidates, generator=generator)
         drawn += 1
     return Design(torch.cat(picks), observations, dictionary, _spans(dictionary, observations), drawn)
 
 
-_NEVER = StopRule("global", 1e300)
+_NEVER = StopRule("global", math.inf)
 
 
 def _room(resampling: Resampling, observations: Observations, dictionary: Dictionary, *, done: int) -> int:
@@ -131,9 +132,4 @@ def _spans(dictionary: Dictionary, observations: Observations) -> bool:
     """Return whether every distinct observed arm is in the dictionary."""
     if observations.n == 0:
         return True
-    return dictionary.indices is not None and bool(torch.isin(_indices(observations), dictionary.indices).all())
-
-
-def _indices(observations: Observations) -> Tensor:
-    assert observations.indices is not None
-    return observations.indices
+    return dictionary.indices is not None and bool(torch.isin(observations.arm_indices, dictionary.indices).all())

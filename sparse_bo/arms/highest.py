@@ -1,4 +1,4 @@
-"""The arms with the highest scores, ties decided by index."""
+"""The positions of the highest scores, ties decided by index."""
 
 from __future__ import annotations
 

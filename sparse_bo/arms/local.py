@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.posterior import ArmPosterior
+from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.posterior import InMemoryPosterior
 
 
 class LocalRatios:
@@ -17,7 +17,7 @@ class LocalRatios:
     ``leverage at the batch start / leverage now ≤ ρ(x)`` (BBKB, ICML version, Lemma 3). Lives only inside one batch.
     """
 
-    def __init__(self, posterior: ArmPosterior, start: Conditioner, ratio_threshold: float) -> None:
+    def __init__(self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float) -> None:
         self.posterior, self.start, self.ratio_threshold = posterior, start, ratio_threshold
         self.ratios = torch.ones_like(posterior.leverages)
 
@@ -25,7 +25,7 @@ class LocalRatios:
         """Add picks, and cut them after the one that brings a ratio above the threshold. O(a m q) for q distinct picks.
 
         Args:
-            sequence: ``q`` arms in the order of their picks.
+            sequence: The ``q`` arms in the order of their picks.
             check: Whether a ratio can have passed the threshold (not before the global sum has).
 
         Returns:
@@ -57,10 +57,10 @@ class LocalRatios:
         return float(self.ratios.max())
 
     def _shares(self, part: slice, K_DX: Tensor, weights: Tensor, anchors: Tensor | None) -> Tensor:
-        surrogate = self.posterior.surrogate
+        prior = self.posterior.prior
         covariance = K_DX.T @ weights
         if anchors is not None:
-            covariance = covariance + surrogate.covariance.cross(surrogate.arms[part], anchors) / surrogate.regularization
+            covariance = covariance + prior.covariance.cross(prior.arms[part], anchors) / prior.regularization
         leverages = self.posterior.leverages[part]
         if self.posterior.leverage_errors is not None:  # ratios need the precision that a float32 sweep does not have
             leverages = self.posterior.leverages_at(torch.arange(part.start, part.stop, device=leverages.device))

@@ -53,10 +53,10 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kap
 
     Args:
         state: The posterior.
-        form: The same in one-product form.
-        precision: Of the product.
-        kappa_squared: sup k(x, x) (y²).
-        noise: λ (y²).
+        form: The same posterior in one-product form.
+        precision: The precision of the one large product.
+        kappa_squared: sup k(x, x) over the arms (y²).
+        noise: λ, the noise variance (y²).
     """
     if dtc.one_product_error(state) * kappa_squared > _TOLERANCE * noise:
         return _TwoTerms(state, form)

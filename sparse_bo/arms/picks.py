@@ -52,10 +52,10 @@ def fresh_scores(means: Vector, reducible: Vector, residual: Vector, *, width: f
     Args:
         means: ``b`` posterior means (y).
         reducible: ``b`` leverage that picks reduce.
-        residual: ``b`` leverage that they do not.
-        width: Multiplies √leverage (y).
-        unit: Resolution of means (y).
-        low: Resolution of leverages.
+        residual: ``b`` leverage that picks leave as it is.
+        width: Multiplies √leverage in the scores (y).
+        unit: The resolution that means are rounded to (y).
+        low: The resolution that leverages are rounded to.
     """
     scores = np.empty_like(means)
     scale = low * width * width
@@ -86,15 +86,15 @@ def greedy_picks(
     Args:
         means: ``b`` posterior means (y); arms in ascending order of index.
         covariance: ``b x b`` joint covariance / λ, the part that picks reduce.
-        residual: ``b`` leverage that they do not.
-        width: Multiplies √leverage (y).
-        costs: ``b`` cost of each pick.
-        spent: Costs of the batch so far.
-        allowance: See :attr:`sparse_bo.arms.stopping.StopRule.allowance`.
-        floor: Best score outside the block.
-        unit: Resolution of means and scores (y).
-        low: Resolution of leverages.
-        max_picks: At most so many, ≥ 1.
+        residual: ``b`` leverage that picks leave as it is.
+        width: Multiplies √leverage in the scores (y).
+        costs: ``b`` numbers, what picking each arm adds to ``spent``.
+        spent: What the picks of the batch have cost so far.
+        allowance: The sum of costs above which the batch ends (:attr:`sparse_bo.arms.stopping.StopRule.allowance`).
+        floor: The best score outside the block (y).
+        unit: The resolution that means and scores are rounded to (y).
+        low: The resolution that leverages are rounded to.
+        max_picks: At most so many picks are made, ≥ 1.
     """
     # Scaled by width², so that √ of a scaled leverage is the whole bonus; Fortran order for BLAS' rank-one update.
     square = width * width

@@ -1,4 +1,4 @@
-"""When a batch ends: every rule bounds ``leverage at the batch start / leverage now`` by ``ratio_threshold`` for every arm."""
+"""Stop rules of a batch: each bounds ``leverage at the batch start / leverage now`` by ``ratio_threshold`` for every arm."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StopRule:
     - ``"single"``: batches of one, as does ``C̃ = 1`` with any rule.
 
     Attributes:
-        kind: Which rule.
-        ratio_threshold: C̃ ≥ 1; ``math.inf``: no bound.
+        kind: The rule's name.
+        ratio_threshold: C̃ ≥ 1; with ``math.inf`` no batch is ended.
     """
 
     kind: StopKind
@@ -45,6 +45,11 @@ class StopRule:
         if self.kind == "single":
             return 0.0
         return math.log(self.ratio_threshold) if self.kind == "gp-bucb" else self.ratio_threshold - 1.0
+
+    @property
+    def largest_ratio(self) -> float:
+        """A leverage at the batch start is at most so many times what it is at a later pick: C̃, or 1 for batches of one."""
+        return 1.0 if self.kind == "single" else self.ratio_threshold
 
     def costs(self, leverages: Tensor) -> Tensor:
         """Return what picking each arm costs (same shape), from its leverage at the batch start."""

@@ -1,4 +1,4 @@
-"""Sweeps over arm sets of any size: tile by tile, keeping only arms that can still win.
+"""Posteriors over arm sets of any size: swept tile by tile, keeping only arms that can still win.
 
 **Pruning inside a batch is exact.** Let ``l(x)`` be the leverage at the batch start, ``μ(x)`` the mean (frozen inside a batch),
 β ≥ 0 the width and ``score_t(x) = μ(x) + β √l_t(x)`` after t picks. Scores only fall: ``score_t(x) ≤ μ(x) + β √l(x) =: U(x)``.
@@ -8,24 +8,27 @@ Every stop rule makes another pick only while ``l(x)/l_t(x) ≤ C̃`` for every 
 ``score_t(x) ≤ U(x) < L(x⁺) ≤ score_t(x⁺)``: it is never the argmax, so it need not be looked at until the next
 resparsification. Batches of one (C̃ = 1) leave the argmax and its ties. After a sweep in low precision U and L include its
 error. What remains is the picks' input; where more arms remain than fit, the best are kept and the next-best bound is the floor
-above which the picks are certain; below it a new pass is made with the picks so far (:func:`refilled`).
+above which the picks are certain; below it a new pass is made with the picks so far.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.conditioning import Conditioner
+from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.contenders import Collector, Contenders
-from sparse_bo.arms.posterior import ArmPosterior, sweep_rows
+from sparse_bo.arms.fit import ArmFit
+from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.core.chunking import row_slices, shrinking
-from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.observations import repeated_rows
 
 CONTENDER_BYTES = 128
@@ -39,15 +42,74 @@ def capacity(memory_bytes: int) -> int:
     return min(max(memory_bytes // CONTENDER_BYTES, 64), 2**20)
 
 
-def with_contenders(posterior: ArmPosterior, *, width: float, stop_rule: StopRule) -> ArmPosterior:
-    """Sweep a streamed arm set and keep the arms that can be picked in the coming batch. O(a m (d + r)), memory O(m + tile).
+@dataclass(frozen=True, eq=False)
+class StreamedPosterior(ArmPosterior):
+    """The posterior over a streamed arm set: the arms that can be picked in one batch, and any others on request. A value."""
+
+    width: float
+    """Of the batch that the contenders are for (y)."""
+    stop_rule: StopRule
+    """Of the batch that the contenders are for."""
+    contenders: Contenders
+    """Arms that can be picked in it."""
+    best_index: int
+    """Arm with the highest posterior mean, the first on ties."""
+    best_mean: float
+    """Its posterior mean (y)."""
+
+    def kernel_rows(self, indices: Tensor) -> Tensor:
+        """See :class:`ArmPosterior`."""
+        return self.fit.kernel_rows(indices)
+
+    def leverages_at(self, indices: Tensor) -> Tensor:
+        """See :class:`ArmPosterior`. O(q m (d + r))."""
+        return self.fit.leverages_at(indices)
+
+    def means_at(self, indices: Tensor) -> Tensor:
+        """See :class:`ArmPosterior`. O(q m (d + r))."""
+        return self.fit.means_at(indices)
+
+    def swept_means(self, indices: Tensor) -> Tensor:
+        """See :class:`ArmPosterior`. O(q m d)."""
+        return self.fit.form.mean(self.kernel_rows(indices))
+
+    def best(self) -> tuple[int, float, float]:
+        """See :class:`ArmPosterior`. The leverage is float64. O(m (d + r))."""
+        where = torch.tensor([self.best_index], device=self.observed_leverages.device)
+        return self.best_index, self.best_mean, float(self.leverages_at(where))
+
+    def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
+        """See :class:`ArmPosterior`. O(contenders)."""
+        if width != self.width or stop_rule.largest_ratio > self.stop_rule.largest_ratio:
+            raise ValueError(
+                f"these contenders are the arms that width = {self.width} and {self.stop_rule} can pick, got width = {width} "
+                f"and {stop_rule}; make a streamed posterior for those"
+            )
+        return replace(self.contenders, upper=self.contenders.upper.clone())
+
+    def contenders_after(self, conditioner: Conditioner, *, width: float, stop_rule: StopRule) -> Contenders:
+        """See :class:`ArmPosterior`. A pass over all arms for those with the highest scores *now*: O(a m (d + r))."""
+        prior = self.prior
+        collector = Collector(capacity(prior.memory_bytes), like=self.observed_leverages)
+        rows = sweep_rows(prior, m=2 * self.dictionary.m, step=self.dictionary.m)
+        for part in row_slices(prior.arms.shape[0], chunk=rows):
+            indices = torch.arange(part.start, part.stop, device=prior.arms.device)
+            reducible, residual = conditioner.leverages(indices)
+            scores = self.swept_means(indices) + width * (reducible + residual).clamp_min_(0.0).sqrt_()
+            collector.add(part.start, scores, torch.full_like(scores, -math.inf))
+        indices, upper, floor = collector.finish()
+        return replace(self.contenders, indices=indices, upper=_without_repeats(prior.arms, indices, upper), floor=floor)
+
+
+def streamed_posterior(fit: ArmFit, *, width: float, stop_rule: StopRule) -> StreamedPosterior:
+    """Sweep a streamed arm set for the arms that can be picked in the coming batch. O(a m (d + r)), memory O(m + tile).
+
+    If memory runs out, that is said and half the budget is tried, as in :func:`sparse_bo.arms.posterior.in_memory_posterior`.
 
     Args:
-        posterior: Fitted to a lazy set.
+        fit: A fit over a lazy arm set (:func:`sparse_bo.arms.arm_fit`).
         width: Multiplies √leverage in the coming batch's scores (y), ≥ 0.
-        stop_rule: Of the coming batch.
-
-    If memory runs out, that is said and half the budget is tried, as in :func:`sparse_bo.arms.posterior.arm_posterior`.
+        stop_rule: The rule that ends the coming batch.
 
     Raises:
         ValueError: If the rule is the local one, whose ratios need a number for every arm.
@@ -57,84 +119,59 @@ def with_contenders(posterior: ArmPosterior, *, width: float, stop_rule: StopRul
             "stop_rule='local' keeps a ratio for every arm, but these arms do not fit into memory_bytes; "
             "use stop_rule='global', or raise memory_bytes until they do"
         )
-    shrink = 1.0 if stop_rule.kind == "single" else stop_rule.ratio_threshold
 
-    def attempt(memory_bytes: int) -> ArmPosterior:
-        surrogate = posterior.surrogate
-        if memory_bytes == surrogate.memory_bytes:
-            return _with_contenders(posterior, width, shrink)
-        return _with_contenders(replace(posterior, surrogate=replace(surrogate, memory_bytes=memory_bytes)), width, shrink)
+    def attempt(memory_bytes: int) -> StreamedPosterior:
+        if memory_bytes == fit.prior.memory_bytes:
+            return _swept(fit, width, stop_rule)
+        return _swept(replace(fit, prior=replace(fit.prior, memory_bytes=memory_bytes)), width, stop_rule)
 
-    return shrinking(attempt, memory_bytes=posterior.surrogate.memory_bytes)
+    return shrinking(attempt, memory_bytes=fit.prior.memory_bytes)
 
 
-def _with_contenders(posterior: ArmPosterior, width: float, shrink: float) -> ArmPosterior:
-    surrogate = posterior.surrogate
-    scores, means = Collector(capacity(surrogate.memory_bytes)), Collector(64)
-    extremes = None
-    for start, tile_means, leverages, errors in _moments(posterior):
-        highest = leverages if errors is None else leverages + errors
-        lowest = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
-        upper = highest.sqrt().mul_(width).add_(tile_means)
-        scores.add(start, upper, (lowest / shrink).sqrt_().mul_(width).add_(tile_means))
-        means.add(start, tile_means, tile_means)
-        extremes = _extremes(extremes, highest, upper)
+def _swept(fit: ArmFit, width: float, stop_rule: StopRule) -> StreamedPosterior:
+    like, shrink = fit.observed_leverages, stop_rule.largest_ratio
+    scores, best = Collector(capacity(fit.prior.memory_bytes), like=like), Collector(64, like=like)
+    leverage, lowest, highest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
+    for start, means, leverages, errors in _moments(fit):
+        above = leverages if errors is None else leverages + errors
+        below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
+        upper = above.sqrt().mul_(width).add_(means)
+        scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
+        best.add(start, means, means)
+        least, most = torch.aminmax(upper)
+        leverage = torch.maximum(leverage, above.max())
+        lowest, highest = torch.minimum(lowest, least), torch.maximum(highest, most)
     indices, upper, floor = scores.finish()
-    assert extremes is not None
-    best, best_means, _ = means.finish()
-    position = int(best_means.argmax())
-    upper = _without_repeats(posterior, indices, upper)
-    found = Contenders(indices, upper, floor, extremes, int(best[position]), float(best_means[position]))
-    return replace(posterior, contenders=found)
+    upper = _without_repeats(fit.prior.arms, indices, upper)
+    best_indices, best_means, _ = best.finish()
+    first = int(best_means.argmax())
+    return StreamedPosterior(
+        fit,
+        width=width,
+        stop_rule=stop_rule,
+        contenders=Contenders(indices, upper, floor, torch.stack([leverage, lowest, highest]), exact=False),
+        best_index=int(best_indices[first]),
+        best_mean=float(best_means[first]),
+    )
 
 
-def refilled(posterior: ArmPosterior, conditioner: Conditioner, *, width: float) -> Contenders:
-    """Pass over the arms again with the picks so far, for the arms that have the highest scores *now*. O(a m (d + r)).
-
-    Args:
-        posterior: With contenders, of which none is certain to be the best any more.
-        conditioner: Holds the picks so far.
-        width: Multiplies √leverage (y).
-    """
-    assert posterior.contenders is not None
-    surrogate = posterior.surrogate
-    collector = Collector(capacity(surrogate.memory_bytes))
-    rows = sweep_rows(surrogate, m=2 * posterior.dictionary.m, step=posterior.dictionary.m)
-    for part in row_slices(surrogate.arms.shape[0], chunk=rows):
-        indices = torch.arange(part.start, part.stop, device=surrogate.arms.device)
-        reducible, residual = conditioner.leverages(indices)
-        scores = posterior.form.mean(posterior.kernel_rows(indices)) + width * (reducible + residual).clamp_min_(0.0).sqrt_()
-        collector.add(part.start, scores, torch.full_like(scores, -torch.inf))
-    indices, upper, floor = collector.finish()
-    return replace(posterior.contenders, indices=indices, upper=_without_repeats(posterior, indices, upper), floor=floor)
-
-
-def _moments(posterior: ArmPosterior) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+def _moments(fit: ArmFit) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """Yield ``(start, means, leverages, bounds on their errors or None)`` of parts that together are all arms."""
-    surrogate, evaluate, D = posterior.surrogate, posterior.evaluate, posterior.dictionary.points
-    rows = sweep_rows(surrogate, m=len(D), step=evaluate.step)
-    for tile, X in tiles(surrogate.arms, rows=max(rows, TILE_ROWS)):
+    prior, evaluate, D = fit.prior, fit.evaluate, fit.dictionary.points
+    rows = sweep_rows(prior, m=len(D), step=evaluate.step)
+    for tile, X in tiles(prior.arms, rows=max(rows, TILE_ROWS)):
         for part in row_slices(len(X), chunk=rows):
-            K_DX = surrogate.covariance.cross(D, X[part])
-            moments = evaluate(K_DX, surrogate.covariance.diagonal(X[part]))
-            scale = 1.0 / surrogate.regularization
+            K_DX = prior.covariance.cross(D, X[part])
+            moments = evaluate(K_DX, prior.covariance.diagonal(X[part]))
+            scale = 1.0 / prior.regularization
             errors = None if moments.errors is None else moments.errors * scale
             yield tile.start + part.start, moments.means, moments.variances * scale, errors
 
 
-def _extremes(before: Tensor | None, leverages: Tensor, upper: Tensor) -> Tensor:
-    lowest, highest = torch.aminmax(upper)
-    now = torch.stack([leverages.max(), lowest, highest])
-    if before is None:
-        return now
-    return torch.stack([torch.maximum(before[0], now[0]), torch.minimum(before[1], now[1]), torch.maximum(before[2], now[2])])
-
-
-def _without_repeats(posterior: ArmPosterior, indices: Tensor, upper: Tensor) -> Tensor:
+def _without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
     """Return the bounds with −∞ for every contender that equals one of lower index."""
-    arms = posterior.surrogate.arms
     if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
         repeats = repeated_rows(arms[indices])
         if repeats is not None:
-            upper = upper.index_fill(0, repeats, -torch.inf)
+            upper = upper.index_fill(0, repeats, -math.inf)
     return upper

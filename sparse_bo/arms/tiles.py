@@ -1,4 +1,4 @@
-"""Passing over an arm set tile by tile, the next tile fetched while this one is computed with."""
+"""A pass over an arm set tile by tile, the next tile fetched while this one is computed with."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
     their own, so that disk, copy and arithmetic overlap. At most three tiles are held.
 
     Args:
-        arms: ``a x d``.
-        rows: Rows of a tile, ≥ 1.
+        arms: ``a x d`` arms, in memory or lazy.
+        rows: The rows of a tile, ≥ 1.
     """
     parts = row_slices(arms.shape[0], chunk=rows)
     if not isinstance(arms, MemmapArms):

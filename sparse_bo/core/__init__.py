@@ -1,14 +1,48 @@
-"""Pure functions of tensors (torch only): the numerical core that everything else stands on.
+"""The numerical core that everything else stands on: pure functions of tensors (torch only).
 
-- :mod:`~sparse_bo.core.nystrom`: whiten a dictionary, features of points;
-- :mod:`~sparse_bo.core.dtc`: the DTC posterior — fit, add rows, mean, variance, covariance, one-product form;
-- :mod:`~sparse_bo.core.likelihood`: DTC and VFE log-likelihoods over merged pulls;
+- :mod:`~sparse_bo.core.nystrom`: whitens a dictionary and gives points their features;
+- :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
+- :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
+- :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
+- :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
+- :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
-- :mod:`~sparse_bo.core.linalg`, :mod:`~sparse_bo.core.chunking`: Cholesky with reported jitter, rows from a byte budget.
+- :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
+- :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
+- :mod:`~sparse_bo.core.chunking`: rows from a byte budget, and a smaller budget where memory runs out;
+- :mod:`~sparse_bo.core.shapes`: batch shapes.
 """
 
-from sparse_bo.core import chunking, dtc, leverage, likelihood, linalg, nystrom, pivoted, spectrum
+from sparse_bo.core import (
+    chunking,
+    decoupled,
+    diversity,
+    dtc,
+    leverage,
+    likelihood,
+    linalg,
+    nystrom,
+    pivoted,
+    quadrature,
+    shapes,
+    spectrum,
+    woodbury,
+)
 
-__all__ = ["chunking", "dtc", "leverage", "likelihood", "linalg", "nystrom", "pivoted", "spectrum"]
+__all__ = [
+    "chunking",
+    "decoupled",
+    "diversity",
+    "dtc",
+    "leverage",
+    "likelihood",
+    "linalg",
+    "nystrom",
+    "pivoted",
+    "quadrature",
+    "shapes",
+    "spectrum",
+    "woodbury",
+]

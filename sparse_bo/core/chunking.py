@@ -55,8 +55,8 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
     For computations whose result does not depend on the budget.
 
     Args:
-        attempt: Called with a budget.
-        memory_bytes: The first budget.
+        attempt: Computes the result within a budget in bytes.
+        memory_bytes: The budget of the first attempt.
 
     Raises:
         torch.OutOfMemoryError, RuntimeError: Torch's own, where the smallest budget is too much as well.

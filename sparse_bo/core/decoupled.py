@@ -8,7 +8,7 @@ from torch import Tensor
 from sparse_bo.core.dtc import DTC
 
 
-def update_weights(state: DTC, prior_values: Tensor, normal: Tensor) -> Tensor:
+def decoupled_weights(state: DTC, prior_values: Tensor, normal: Tensor) -> Tensor:
     """Return ``P (w + L_B⁻ᵀ ε − Pᵀ g(D))``, ``m x q``: with them ``μ₀ + g(x) + k_D(x)ᵀ weights`` is a draw of the posterior.
 
     ``g`` is a draw of the prior less its mean and ε standard normal: the draw has mean ``μ₀ + z(x)ᵀw`` and covariance

@@ -1,4 +1,4 @@
-"""Subsets whose gradients point in diverse directions (GSSBO §3.2 and §4).
+"""Greedy subsets of data whose likelihood gradients point in diverse directions (GSSBO §3.2 and §4).
 
 Notation: ``Z`` ``n x r`` features of the data, ``K_y = Z Zᵀ + λI``, ``g = −K_y⁻¹(y − μ)`` the gradient of the log likelihood
 in ``y`` (Eq. 3), ``ψ_i = K_y⁻¹ e_i`` its columns (App. A.1), ``ε`` Gaussian perturbations. With features on all data
@@ -38,9 +38,9 @@ def gradient_columns(features: Tensor, *, noise: float | Tensor, perturbation: T
     dictionary that is the paper's ``ε_i ~ N(0, σ_d² I_n)`` in a rotated basis.
 
     Args:
-        features: ``n x r``.
-        noise: λ > 0.
-        perturbation: ``n x min(n, r)`` the ``ξ_i``; zeros for none.
+        features: ``n x r`` features of the data.
+        noise: λ > 0, the noise variance (y²).
+        perturbation: ``n x min(n, r)`` numbers, the ``ξ_i``; zeros perturb nothing.
     """
     basis, triangle = torch.linalg.qr(features)
     inner = triangle @ triangle.mT
@@ -60,9 +60,9 @@ def greedy_diverse(columns: GradientColumns, *, forced: Tensor, size: int) -> Te
     The greedy form of minimising Eq. 1's double sum. Ties go to the lowest index. O(n r) per addition.
 
     Args:
-        columns: Of n points.
+        columns: The gradient columns of n points.
         forced: ``k`` distinct indices that are in from the start.
-        size: k ≤ size ≤ n.
+        size: How many there are in the end, k ≤ size ≤ n.
 
     Returns:
         ``size`` indices, ascending.
@@ -82,9 +82,9 @@ def gradients(features: Tensor, *, noise: float | Tensor, residuals: Tensor) -> 
     """Return ``g = −K_y⁻¹(y − μ)`` (Eq. 3), ``n``, by Woodbury. O(n r²).
 
     Args:
-        features: ``n x r``.
-        noise: λ > 0.
-        residuals: ``n`` observations minus prior mean.
+        features: ``n x r`` features of the data.
+        noise: λ > 0, the noise variance (y²).
+        residuals: ``n`` observations less the prior mean (y).
     """
     inner = features.mT @ features
     inner.diagonal().add_(noise)
@@ -101,7 +101,7 @@ def greedy_balanced(signs: Tensor, *, forced: Tensor, size: int, order: Tensor) 
     Args:
         signs: ``n`` numbers −1 or 1.
         forced: ``k`` distinct indices that are in from the start.
-        size: k ≤ size ≤ n.
+        size: How many there are in the end, k ≤ size ≤ n.
         order: A permutation of all ``n`` indices.
 
     Returns:

@@ -24,7 +24,7 @@ from sparse_bo.core.nystrom import NystromFactor
 
 @dataclass(frozen=True, eq=False)
 class DTC:
-    """A fitted DTC posterior. A value: updates return a new one."""
+    """A fitted DTC posterior. A value."""
 
     factor: NystromFactor
     gram: Tensor
@@ -80,10 +80,6 @@ class OneProduct:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
         return self.prior_mean + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
 
-    def variance(self, K_DX: Tensor, prior_variance: Tensor) -> Tensor:
-        """Return the posterior variance, see :meth:`moments`."""
-        return self.moments(K_DX, prior_variance)[1]
-
     def moments(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior mean (y) and variance (y², at least 0), each ``batch_shape x n``. O(n m r).
 
@@ -122,11 +118,11 @@ def fit(
     """Fit the DTC posterior to distinct inputs. O(n r² + r³).
 
     Args:
-        factor: Whitening of the dictionary.
+        factor: The whitening of the dictionary.
         features: ``batch_shape x n x r`` features of the distinct inputs; n = 0 gives the prior.
         precision: ``batch_shape x n``, count/λ or 1/noise of each input (1/y²).
         weighted_residuals: ``batch_shape x n``, ``(sum − count·μ₀)/λ`` of each input (1/y).
-        prior_mean: Constant prior mean μ₀ (y).
+        prior_mean: The constant prior mean μ₀ (y).
 
     Raises:
         ValueError: If ``B`` is not finite.
@@ -135,26 +131,6 @@ def fit(
     gram = eye + (features * precision.unsqueeze(-1)).mT @ features
     projected = (features.mT @ weighted_residuals.unsqueeze(-1)).squeeze(-1)
     return DTC(factor, gram, safe_cholesky(gram).factor, projected, prior_mean)
-
-
-def add_rows(state: DTC, features: Tensor, precision: Tensor, weighted_residuals: Tensor | None = None) -> DTC:
-    """Add data at a fixed dictionary (BBKB's in-batch update): ``B ← B + Zᵀ diag(p) Z``. O(q r² + r³).
-
-    The residual ``k − zᵀz`` of a point outside the dictionary's span does not shrink; variances never rise.
-
-    Args:
-        state: The posterior to update (left as it is).
-        features: ``batch_shape x q x r``.
-        precision: ``batch_shape x q`` (1/y²).
-        weighted_residuals: ``batch_shape x q`` (1/y), or ``None`` to leave the mean as it is for inputs without results:
-            then ``projected`` is changed so that ``weights`` stay the same.
-    """
-    gram = state.gram + (features * precision.unsqueeze(-1)).mT @ features
-    if weighted_residuals is None:
-        projected = (gram @ state.weights.unsqueeze(-1)).squeeze(-1)
-    else:
-        projected = state.projected + (features.mT @ weighted_residuals.unsqueeze(-1)).squeeze(-1)
-    return DTC(state.factor, gram, safe_cholesky(gram).factor, projected, state.prior_mean)
 
 
 def mean(state: DTC, features: Tensor) -> Tensor:
@@ -171,11 +147,11 @@ def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
     """Return the posterior variance in the two-term form ``(k − ‖z‖²)₊ + ‖L_B⁻¹ z‖²``, ``batch_shape x n``. O(n r²).
 
     Both terms are at least 0, so it stays accurate where the variance is tiny. It is the oracle of
-    :meth:`OneProduct.variance`.
+    :meth:`OneProduct.moments`.
 
     Args:
         state: The posterior.
-        features: ``batch_shape x n x r``.
+        features: ``batch_shape x n x r`` features of the points.
         prior_variance: ``batch_shape x n``, ``k(x, x)`` (y²).
     """
     return residual(features, prior_variance) + whitened(state, features).square().sum(dim=-1)
@@ -193,8 +169,8 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
 
     Args:
         state: The posterior.
-        features: ``batch_shape x n x r``.
-        other_features: ``batch_shape x n' x r``.
+        features: ``batch_shape x n x r`` features of the points.
+        other_features: ``batch_shape x n' x r`` features of the others.
         prior_covariance: ``batch_shape x n x n'``, ``k(x, x')`` (y²).
     """
     explained = features @ other_features.mT

@@ -27,9 +27,9 @@ def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: 
     pulled ``c_i`` times is in the *set* with probability ``1 − (1 − p_i)^{c_i}``.
 
     Args:
-        leverages: ``n``, ≥ 0.
+        leverages: ``n`` leverages of the distinct inputs, ≥ 0.
         counts: ``n`` pulls of each.
-        oversampling: q̄ > 0.
+        oversampling: q̄ > 0, the factor of the leverages.
         law: ``"exact"`` for the law above, ``"union"`` for ``min(1, c_i p_i)``: the authors' code, never smaller.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Log-likelihoods of a Nyström model over *pulls*, from counts, sums and sums of squares.
+"""The log-likelihood of a Nyström model over *pulls*, from counts, sums and sums of squares.
 
 Notation: ``c`` (n) counts, ``s`` (n) sums, ``ss`` (n) sums of squares of the observations at the n distinct inputs,
 ``Z`` ``n x r`` features, ``N = Σc`` pulls, λ the noise variance, ``B = I + Zᵀ diag(c) Z / λ``.
@@ -47,31 +47,3 @@ def dtc_log_likelihood(
     quadratic = (squares - u.square().sum() / noise) / noise
     log_determinant = 2.0 * L.diagonal().log().sum() + pulls * noise.log()
     return -0.5 * (quadratic + log_determinant + pulls * math.log(2.0 * math.pi))
-
-
-def vfe_log_likelihood(
-    features: Tensor,
-    counts: Tensor,
-    sums: Tensor,
-    sums_of_squares: Tensor,
-    *,
-    noise: Tensor,
-    prior_mean: Tensor,
-    prior_variance: Tensor,
-) -> Tensor:
-    """Return the variational bound (Titsias 2009): DTC minus ``Σ c_i (k(x_i,x_i) − ‖z_i‖²)/(2λ)``, scalar.
-
-    Never above the exact log-likelihood, for any dictionary. O(n r² + r³), differentiable.
-
-    Args:
-        features: ``n x r`` features of the distinct inputs.
-        counts: ``n`` pulls of each input.
-        sums: ``n`` sums of observations (y).
-        sums_of_squares: ``n`` sums of squared observations (y²).
-        noise: λ > 0, scalar (y²).
-        prior_mean: μ₀, scalar (y).
-        prior_variance: ``n``, ``k(x_i, x_i)`` (y²).
-    """
-    trace = (counts * (prior_variance - features.square().sum(dim=-1)).clamp_min(0.0)).sum()
-    dtc = dtc_log_likelihood(features, counts, sums, sums_of_squares, noise=noise, prior_mean=prior_mean)
-    return dtc - 0.5 * trace / noise

@@ -22,7 +22,7 @@ def round_off(A: Tensor, *, scale: float | None = None) -> float:
     """Return ``n · eps · max|diag A|``: the error that factorising ``A`` in its own dtype commits anyway.
 
     Args:
-        A: ``batch_shape x n x n`` symmetric.
+        A: ``batch_shape x n x n`` symmetric matrices.
         scale: ``max|diag A|``, where it is known: reading it makes the host wait for the device.
     """
     if A.shape[-1] == 0:

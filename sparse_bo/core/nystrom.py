@@ -53,7 +53,7 @@ class NystromFactor:
         """Return ``P W`` (``batch_shape x m x c``): coefficients on features become coefficients on ``k_D``.
 
         Args:
-            W: ``batch_shape x r x c``.
+            W: ``batch_shape x r x c`` weights of the features, in c columns.
         """
         if self.triangular:
             return torch.linalg.solve_triangular(self.matrix.mT, W, upper=True)

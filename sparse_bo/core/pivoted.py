@@ -1,4 +1,4 @@
-"""Greedy pivoted Cholesky by columns: choose rows one after another by what is left of their variance.
+"""Greedy pivoted Cholesky by columns, which chooses rows one after another by what is left of their variance.
 
 Notation: ``A`` ``n x n`` positive semi-definite, ``ν`` (n) noise, ``d_i`` the variance of row i given the rows chosen so far,
 ``d ← d − c²`` with ``c = A(·, p | chosen)/√(d_p + ν_p)`` for each chosen row p. Without noise that is the pivoted Cholesky
@@ -38,11 +38,11 @@ def pivoted_cholesky(
 
     Args:
         column: Row number (scalar tensor) to its column of ``A``, ``n``; called once per chosen row.
-        diagonal: ``n``, that of ``A``.
-        size: m ≥ 1.
+        diagonal: ``n`` numbers, the diagonal of ``A``.
+        size: At most so many rows are chosen, m ≥ 1.
         score: ``n`` variances given the chosen rows to ``n`` scores, −∞ for rows not to be chosen; ``None``: the variances
             (the greedy MAP of a determinantal point process; Chen, Zhang & Zhou 2018).
-        noise: ``n``, ν ≥ 0; ``None``: 0.
+        noise: ``n`` noise variances ν ≥ 0; ``None``: there is no noise.
 
     Raises:
         ValueError: If ``size`` < 1, or the diagonal is not finite.

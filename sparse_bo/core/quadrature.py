@@ -16,7 +16,7 @@ def quadrature_frequencies(lengthscale: Tensor, *, order: int) -> tuple[Tensor, 
 
     Args:
         lengthscale: ``d`` lengthscales.
-        order: Nodes per dimension.
+        order: The number of nodes per dimension.
     """
     nodes, weights = (part.to(lengthscale) for part in _gauss_hermite(order))
     d = len(lengthscale)
@@ -49,9 +49,9 @@ def sample_weights(features: Tensor, y: Tensor, *, noise: float | Tensor, normal
     """Return draws of ``w ~ N(V⁻¹ Zᵀy, λV⁻¹)`` with ``V = ZᵀZ + λI``: Bayesian linear regression. O(n F² + F³).
 
     Args:
-        features: ``n x F``.
-        y: ``n``.
-        noise: λ > 0.
+        features: ``n x F`` features of the data.
+        y: ``n`` observations less the prior mean (y).
+        noise: λ > 0, the noise variance (y²).
         normal: ``F`` or ``q x F`` standard normal numbers, for one draw or q; the result has the same shape.
     """
     V = features.mT @ features
@@ -69,7 +69,7 @@ def quadrature_error(widths: Tensor, *, order: int) -> float:
 
     Args:
         widths: ``d`` widths of the box in lengthscales.
-        order: Nodes per dimension.
+        order: The number of nodes per dimension.
     """
     frequencies, weights = quadrature_frequencies(widths.new_ones(1), order=order)
     r = torch.linspace(0.0, 1.0, 65, dtype=widths.dtype, device=widths.device) * widths.unsqueeze(-1)  # d x 65

@@ -1,4 +1,4 @@
-"""Batch shapes."""
+"""Broadcasting of batch shapes, with types."""
 
 from __future__ import annotations
 

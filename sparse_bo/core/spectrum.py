@@ -36,14 +36,14 @@ def largest_eigenvalue(
     ``ε = (log(1.648 √n/δ)/(2k − 1))²`` (Kuczyński & Woźniakowski 1992, Thm 4.2); the trace bounds it always.
 
     Args:
-        matvec: ``n`` -> ``n``, the operator.
-        n: Its size, ≥ 1.
-        trace: Its trace.
+        matvec: Applies the operator to a vector (``n``).
+        n: The size of the operator, ≥ 1.
+        trace: The trace of the operator.
         steps: Lanczos steps k (at most n are made; then θ is exact up to round-off).
-        failure_probability: δ of the upper bound, over the random start.
-        dtype: Of the vectors.
-        device: Of the vectors.
-        generator: CPU generator of the start.
+        failure_probability: The upper bound fails with probability δ over the random start.
+        dtype: The dtype of the vectors.
+        device: The device of the vectors.
+        generator: A CPU generator, which draws the start.
 
     Raises:
         ValueError: If n < 1 or steps < 1.

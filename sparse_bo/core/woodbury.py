@@ -51,9 +51,9 @@ def low_rank_sums(features: Tensor, residuals: Tensor, noise: Tensor, prior_vari
     """Sum one block of rows. O(n r²).
 
     Args:
-        features: ``batch_shape x n x r``, ``Z``.
-        residuals: ``batch_shape x n``, ``y − μ₀`` (y).
-        noise: ``batch_shape x n``, noise variances > 0 (y²).
+        features: ``batch_shape x n x r`` features ``Z`` of the rows.
+        residuals: ``batch_shape x n`` observations less the prior mean, ``y − μ₀`` (y).
+        noise: ``batch_shape x n`` noise variances > 0 (y²).
         prior_variance: ``batch_shape x n``, ``k(x, x)`` (y²).
     """
     scaled = features / noise.sqrt().unsqueeze(-1)  # n x r
@@ -76,7 +76,7 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
 
     Args:
         block: Returns the sums of the rows of one slice.
-        slices: Disjoint slices, at least one.
+        slices: The slices of rows, disjoint and at least one.
 
     Raises:
         ValueError: If there are no slices.
@@ -86,11 +86,14 @@ def sum_blocks(block: Callable[[slice], LowRankSums], slices: Iterable[slice]) -
         raise ValueError("expected at least one slice of rows")
     if len(parts) == 1:
         return block(parts[0])
-    total: LowRankSums | None = None
-    for rows in parts:
-        part = checkpoint(block, rows, use_reentrant=False) if torch.is_grad_enabled() else block(rows)
-        total = part if total is None else total + part
-    assert total is not None
+
+    def part(rows: slice) -> LowRankSums:
+        sums: LowRankSums = checkpoint(block, rows, use_reentrant=False) if torch.is_grad_enabled() else block(rows)
+        return sums
+
+    total = part(parts[0])
+    for rows in parts[1:]:
+        total = total + part(rows)
     return total
 
 

@@ -1,4 +1,4 @@
-"""Models and how their hyper-parameters are learned."""
+"""Gaussian processes for large data, and learning their hyper-parameters from few rows of it."""
 
 from sparse_bo.models.gradient_subset import gradient_subset
 from sparse_bo.models.row_fit import fit_to_rows

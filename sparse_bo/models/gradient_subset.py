@@ -50,7 +50,7 @@ def gradient_subset(
         X: ``n x d`` all inputs in the order in which they were observed, in the model's units.
         Y: ``n x 1`` (or ``n``) all observations.
         size: M, how many to choose; with n ≤ M all are.
-        initial: n₀.
+        initial: n₀, the number of rows at the start that always stay.
         newest: How many of the last observations are kept; those the model has not seen yet.
         gradient: ``"column"``: the gradient of an observation is its column ``K_y⁻¹ e_i`` (the paper's analysis, App. A.1);
             ``"scalar"``: the number ``g_i`` of Eq. 3, whose cosines are ±1, with ties broken at random (the literal rule).

@@ -17,12 +17,12 @@ from sparse_bo.models.parameters import parameters_of, same_parameters, set_para
 from sparse_bo.validation import check_indices
 
 
-def fit_to_rows(model: Any, rows: Tensor, *, fit: Callable[[Any], Any] | None = None, previous: Any | None = None) -> bool:
+def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None = None, previous: Any | None = None) -> bool:
     """Fit a model's hyper-parameters to some rows of its training data; it goes on knowing all of them.
 
     Learning costs tens of likelihoods, prediction one factorisation. So rows (of :func:`sparse_bo.gradient_subset`, or random
     ones) propose hyper-parameters, O(m³) per step, and all data accept them: with ``previous``, its hyper-parameters are kept
-    unless the new ones give all data (of a :class:`sparse_bo.SparseGP` beyond 1,040 points, its learning points) a higher
+    unless the new ones give all data (of a :class:`sparse_bo.SparseGP` beyond 1,040 points, so many at random) a higher
     likelihood times priors. That costs two likelihoods, and hyper-parameters do not change with every change of the rows.
     Outputs stay as the transforms of all data make them.
 
@@ -30,8 +30,8 @@ def fit_to_rows(model: Any, rows: Tensor, *, fit: Callable[[Any], Any] | None = 
         model: A GP of BoTorch with exact inference (``SingleTaskGP``, :class:`sparse_bo.SparseGP`, …) on all data; changed in
             place, and in evaluation mode afterwards.
         rows: ``m`` distinct row indices of its training data.
-        fit: Fits a model in place, as it is then: on the rows. Default: ``fit_gpytorch_mll`` on the marginal likelihood.
-        previous: A model with the same parameters, of the round before.
+        fitter: Fits a model in place, as it is then: on the rows. Default: ``fit_gpytorch_mll`` on the marginal likelihood.
+        previous: The model of the round before, with the same parameters.
 
     Returns:
         Whether the hyper-parameters are the new ones.
@@ -66,10 +66,10 @@ def fit_to_rows(model: Any, rows: Tensor, *, fit: Callable[[Any], Any] | None = 
     old = None if previous is None else parameters_of(previous)
     model.set_train_data(X[rows], targets[rows], strict=False)
     try:
-        if fit is None:
+        if fitter is None:
             fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         else:
-            fit(model)
+            fitter(model)
     finally:  # a fit that fails must not leave the model without its data
         model.train()
         model.set_train_data(X, targets, strict=False)

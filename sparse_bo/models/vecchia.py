@@ -38,9 +38,9 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
     Single output, homoscedastic noise, no batches of data, no fantasies.
 
     Args:
-        train_X: ``n x d``.
-        train_Y: ``n x 1``.
-        neighbors: m.
+        train_X: ``n x d`` inputs.
+        train_Y: ``n x 1`` observations.
+        neighbors: m, the number of neighbours that each point is conditioned on.
         covar_module: Any GPyTorch kernel without batch shape. Default: Matérn-5/2 with BoTorch's priors.
 
     Raises:
@@ -72,12 +72,12 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     @property
     def num_outputs(self) -> int:
-        """1."""
+        """One output."""
         return 1
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Empty."""
+        """The empty shape: one GP."""
         return torch.Size()
 
     def posterior(

@@ -5,20 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.posterior import ArmPosterior, LazyVariances
-from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity, with_contenders
+from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
+from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import Observations, add_observations, no_observations
+from sparse_bo.observations import add_observations, no_observations
 from sparse_bo.policies.ucb.policy import UCBPolicy
 
 VECTORS = 10
@@ -154,47 +153,46 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
 def _operations(
     arms: ArmSet, policy: UCBPolicy, rows: int, m: int, distinct: int, generator: torch.Generator
 ) -> dict[str, float]:
-    surrogate = _surrogate(Head(arms, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
+    prior = _prior(Head(arms, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
     n = min(max(distinct, m), rows)
     indices = torch.randperm(rows, generator=generator)[:n].sort().values.to(arms.device)
     y = torch.randn(n, generator=generator, dtype=torch.float64).to(arms.device)
-    observations = add_observations(no_observations(surrogate.arms), surrogate.arms, indices, y)
+    observations = add_observations(no_observations(prior.arms), prior.arms, indices, y)
     chosen = indices[: min(m, n)]
-    points = surrogate.arms[chosen]
+    points = prior.arms[chosen]
     dictionary = Dictionary(points, torch.ones_like(points[:, 0]), chosen)
-    warm = arm_posterior(surrogate, observations, dictionary, KernelColumns(policy.memory_bytes))[1]
     stop_rule = policy.parts.stop_rule
-    posterior = _fitted(policy, surrogate, observations, dictionary, warm)
+
+    def resparsified(columns: KernelColumns) -> tuple[ArmPosterior, KernelColumns]:
+        fitted, grown = fit_arms(prior, observations, dictionary, columns)
+        return arm_posterior(fitted, width=2.0, stop_rule=stop_rule), grown
+
+    cold = KernelColumns(policy.memory_bytes)
+    posterior, warm = resparsified(cold)
 
     def pick() -> None:
         pick_batch(posterior, width=2.0, stop_rule=stop_rule, in_batch=policy.parts.in_batch, max_q=1)
 
-    cold = KernelColumns(policy.memory_bytes)
     return {
         "m": float(len(chosen)),
-        "cold": _seconds(lambda: _fitted(policy, surrogate, observations, dictionary, cold)),
-        "warm": _seconds(lambda: _fitted(policy, surrogate, observations, dictionary, warm)),
+        "cold": _seconds(lambda: resparsified(cold)),
+        "warm": _seconds(lambda: resparsified(warm)),
         "pick": _seconds(pick),
     }
 
 
-def _fitted(
-    policy: UCBPolicy, surrogate: Surrogate, observations: Observations, dictionary: Dictionary, columns: KernelColumns
-) -> ArmPosterior:
-    posterior, _ = arm_posterior(surrogate, observations, dictionary, columns)
-    if not surrogate.streams:
-        return posterior
-    rule = policy.parts.stop_rule
-    return with_contenders(posterior, width=2.0, stop_rule=replace(rule, kind="global") if rule.kind == "local" else rule)
-
-
-def _surrogate(arms: ArmSet, policy: UCBPolicy) -> Surrogate:
+def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
     assert policy.covar_module is not None
     assert policy.regularization is not None
     covariance = covariance_function(policy.covar_module, like=arms[:2])
-    variance = LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms)
-    return Surrogate(
-        arms, covariance, variance, policy.prior_mean or 0.0, policy.regularization, policy.sweep_dtype, policy.memory_bytes
+    return ArmPrior(
+        arms=arms,
+        covariance=covariance,
+        prior_variance=prior_variances(covariance, arms),
+        prior_mean=policy.prior_mean or 0.0,
+        regularization=policy.regularization,
+        sweep_dtype=policy.sweep_dtype,
+        memory_bytes=policy.memory_bytes,
     )
 
 

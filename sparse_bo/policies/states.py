@@ -148,7 +148,7 @@ class BanditState:
         index, mean, sd = observed_index, observed_mean, None
         if posterior is not None:
             index, mean, leverage = posterior.best()
-            sd = (leverage * posterior.surrogate.regularization) ** 0.5
+            sd = (leverage * posterior.prior.regularization) ** 0.5
         return Report(
             best_index=index,
             best_x=None if index is None else self.arms[index],

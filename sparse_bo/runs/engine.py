@@ -267,7 +267,7 @@ class Engine:
     def _certificate_of(self, state: State) -> Certificate | None:
         if not isinstance(state, BanditState) or state.posterior is None:
             return None
-        surrogate = state.posterior.surrogate
+        surrogate = state.posterior.prior
         return certify(
             state.observations,
             state.posterior.dictionary,

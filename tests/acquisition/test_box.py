@@ -188,9 +188,10 @@ def test_same_seed_same_batch_and_the_global_generator_stays(acquisition):
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng():
             torch.manual_seed(0)  # the acquisition function draws its base samples when it is made
-            made = None if make is None else make(build(SparseGP))
+            model = build(SparseGP)
+            made = None if make is None else make(model)
         options = {"ratio_threshold": math.inf, "max_q": 2, "raw_samples": 32, "num_restarts": 2}
-        batches.append(optimize_batch(build(SparseGP), BOUNDS, acquisition=made, generator=generator, **options)[0])
+        batches.append(optimize_batch(model, BOUNDS, acq_function=made, generator=generator, **options)[0])
         assert torch.equal(torch.random.get_rng_state(), state)
     torch.random.set_rng_state(before)
     assert torch.equal(batches[0], batches[1])

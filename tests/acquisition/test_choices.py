@@ -62,10 +62,9 @@ def test_the_two_updates_differ_where_the_dictionary_is_poor():
 
 
 @pytest.mark.parametrize("kind", [SparseGP, Ordinary])
-@pytest.mark.parametrize("acquisition", [None])
-def test_pending_points_keep_their_effect_and_count(kind, acquisition):
+def test_pending_points_keep_their_effect_and_count(kind):
     model = build(kind)
-    whole, _ = optimize_batch(model, choices=CHOICES, ratio_threshold=4.0, acquisition=acquisition)
+    whole, _ = optimize_batch(model, choices=CHOICES, ratio_threshold=4.0)
     first, _ = optimize_batch(model, choices=CHOICES, ratio_threshold=4.0, max_q=3)
     rest, _ = optimize_batch(model, choices=CHOICES, ratio_threshold=4.0, X_pending=first)
     assert len(whole) > 4

@@ -86,7 +86,7 @@ def test_values_and_gradients_are_the_functions_own(kind, name):
 def test_picks_are_no_worse_than_botorchs_and_their_values_are_right(name):
     model = build(SparseGP)
     X, values = optimize_batch(
-        model, BOUNDS, acquisition=lambda m: FUNCTIONS[name](m, sampler=sampler()), ratio_threshold=math.inf, max_q=4
+        model, BOUNDS, acq_function=FUNCTIONS[name](model, sampler=sampler()), ratio_threshold=math.inf, max_q=4
     )
     function = FUNCTIONS[name](model, sampler=sampler())
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -107,7 +107,7 @@ def test_pending_points_and_what_the_function_held_count_as_picks():
     model = build(SparseGP)
     function = FUNCTIONS["qUCB"](model, sampler=sampler(), X_pending=PICKS[:1])
     X, values = optimize_batch(
-        model, BOUNDS, acquisition=function, X_pending=PICKS[1:], ratio_threshold=math.inf, max_q=2, raw_samples=64
+        model, BOUNDS, acq_function=function, X_pending=PICKS[1:], ratio_threshold=math.inf, max_q=2, raw_samples=64
     )
     assert torch.equal(function.X_pending, PICKS[:1])
     assert function.model is model
@@ -119,7 +119,7 @@ def test_pending_points_and_what_the_function_held_count_as_picks():
 def test_fixed_features_post_processing_and_constraints_hold():
     model = build(SparseGP)
     make = lambda m: FUNCTIONS["qLogEI"](m, sampler=sampler())  # noqa: E731
-    common = {"acquisition": make, "ratio_threshold": math.inf, "max_q": 3, "raw_samples": 64, "num_restarts": 2}
+    common = {"acq_function": make(model), "ratio_threshold": math.inf, "max_q": 3, "raw_samples": 64, "num_restarts": 2}
     X, _ = optimize_batch(model, BOUNDS, fixed_features={1: 0.25}, **common)
     assert bool((X[:, 1] == 0.25).all())
     X, values = optimize_batch(model, BOUNDS, post_processing_func=lambda X: (4.0 * X).round() / 4.0, **common)
@@ -167,7 +167,7 @@ def test_only_what_is_known_to_ask_nothing_else_is_taken():
 def test_batches_repeat_and_leave_the_global_generator_alone():
     model = build(SparseGP)
     before = torch.random.get_rng_state()
-    settings = {"acquisition": FUNCTIONS["qUCB"], "ratio_threshold": math.inf, "max_q": 3, "raw_samples": 64}
+    settings = {"acq_function": FUNCTIONS["qUCB"](model), "ratio_threshold": math.inf, "max_q": 3, "raw_samples": 64}
     first, _ = optimize_batch(model, BOUNDS, generator=torch.Generator().manual_seed(1), **settings)
     again, _ = optimize_batch(model, BOUNDS, generator=torch.Generator().manual_seed(1), **settings)
     assert torch.equal(first, again)

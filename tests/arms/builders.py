@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import covariance_function
@@ -24,7 +24,7 @@ def rbf_kernel(*, lengthscale: float = 0.4, scale: float = 1.0) -> Kernel:
     return kernel
 
 
-def make_surrogate(
+def make_prior(
     arms: Tensor,
     *,
     kernel: Kernel | None = None,
@@ -32,9 +32,9 @@ def make_surrogate(
     prior_mean: float = 0.0,
     sweep_dtype: torch.dtype = torch.float64,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
-) -> Surrogate:
+) -> ArmPrior:
     covariance = covariance_function(kernel or rbf_kernel(), like=arms)
-    return Surrogate(
+    return ArmPrior(
         arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms)
     )
 
@@ -47,31 +47,31 @@ def external_dictionary(points: Tensor) -> Dictionary:
     return Dictionary(points, points.new_ones(len(points)))
 
 
-def cross(surrogate: Surrogate, X: Tensor, Y: Tensor) -> Tensor:
-    return surrogate.covariance.kernel(X, Y).to_dense()
+def cross(prior: ArmPrior, X: Tensor, Y: Tensor) -> Tensor:
+    return prior.covariance.kernel(X, Y).to_dense()
 
 
 @dataclass(frozen=True)
 class Problem:
     """One round: prior, pulls and dictionary."""
 
-    surrogate: Surrogate
+    prior: ArmPrior
     pulled: Tensor
     y: Tensor
     dictionary: Dictionary
 
     @property
     def observations(self) -> Observations:
-        return add_observations(no_observations(self.surrogate.arms), self.surrogate.arms, self.pulled, self.y)
+        return add_observations(no_observations(self.prior.arms), self.prior.arms, self.pulled, self.y)
 
-    def posterior(self, columns_bytes: int = DEFAULT_MEMORY_BYTES) -> ArmPosterior:
-        return arm_posterior(self.surrogate, self.observations, self.dictionary, KernelColumns(columns_bytes))[0]
+    def posterior(self, columns_bytes: int = DEFAULT_MEMORY_BYTES) -> InMemoryPosterior:
+        return in_memory_posterior(self.prior, self.observations, self.dictionary, KernelColumns(columns_bytes))[0]
 
-    def with_surrogate(self, **changes: Any) -> Problem:
-        return replace(self, surrogate=replace(self.surrogate, **changes))
+    def with_prior(self, **changes: Any) -> Problem:
+        return replace(self, prior=replace(self.prior, **changes))
 
     def dense(self) -> DenseArms:
-        s, D = self.surrogate, self.dictionary.points
+        s, D = self.prior, self.dictionary.points
         X = s.arms[self.pulled]
         return DenseArms(
             K_DD=cross(s, D, D),
@@ -96,7 +96,7 @@ def random_problem(
     external: bool = False,
     arms: Tensor | None = None,
     device: torch.device | str = "cpu",
-    **surrogate: Any,
+    **prior: Any,
 ) -> Problem:
     """``a`` uniform arms in the unit box, pulls with repeats, and a dictionary of ``m`` arms or external points."""
     g = torch.Generator().manual_seed(seed)
@@ -109,10 +109,10 @@ def random_problem(
         dictionary = external_dictionary(torch.rand(m, arms.shape[1], generator=g, dtype=torch.float64).to(device))
     else:
         dictionary = arm_dictionary(arms.to(device), torch.randperm(a, generator=g)[:m].sort().values.to(device))
-    return Problem(make_surrogate(arms.to(device), **surrogate), pulled.to(device), y.to(device), dictionary)
+    return Problem(make_prior(arms.to(device), **prior), pulled.to(device), y.to(device), dictionary)
 
 
 def all_pulled(problem: Problem) -> Problem:
     """The same round with every distinct pulled arm as dictionary: the posterior is the exact GP's."""
     indices = problem.pulled.unique()
-    return replace(problem, dictionary=arm_dictionary(problem.surrogate.arms, indices))
+    return replace(problem, dictionary=arm_dictionary(problem.prior.arms, indices))

@@ -10,7 +10,7 @@ from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKern
 
 import sparse_bo.arms.batch
 from sparse_bo.arms import StopRule, pick_batch
-from tests.arms.builders import Problem, all_pulled, make_surrogate, random_problem, rbf_kernel
+from tests.arms.builders import Problem, all_pulled, make_prior, random_problem, rbf_kernel
 from tests.oracles import BatchTrace
 
 RULES = ["global", "local", "gp-bucb", "single"]
@@ -98,7 +98,7 @@ def test_picks_go_on_from_any_arms_that_are_out(kind: str, in_batch: str, genera
             continue
         sizes.add(len(expected.picks))
         for float32 in (False, True):
-            q = p.with_surrogate(sweep_dtype=torch.float32) if float32 else p
+            q = p.with_prior(sweep_dtype=torch.float32) if float32 else p
             got = pick_batch(
                 q.posterior(), width=0.8, stop_rule=StopRule(kind, threshold), in_batch=in_batch, max_q=30, given=out
             )
@@ -144,7 +144,7 @@ def test_a_long_batch_over_many_blocks(in_batch: str, monkeypatch: pytest.Monkey
 def test_low_precision_sweeps_pick_like_float64_sweeps(kind: str, in_batch: str, device: torch.device) -> None:
     for seed in range(6):
         p = random_problem(seed, a=120, m=15, pulls=30, noise=[0.1, 1.0][seed % 2], device=device)
-        low = p.with_surrogate(sweep_dtype="tf32" if seed % 3 == 2 else torch.float32)
+        low = p.with_prior(sweep_dtype="tf32" if seed % 3 == 2 else torch.float32)
         assert _picks(low, kind, in_batch) == _picks(p, kind, in_batch), seed
 
 
@@ -156,7 +156,7 @@ def test_a_float32_sweep_tells_arms_apart_that_it_cannot_see(m: int, spacing: fl
     arms = torch.stack([x, torch.zeros_like(x)], dim=1)
     for seed in range(4):
         p = random_problem(seed, arms=arms, external=True, m=m, pulls=3, noise=0.5)
-        low = p.with_surrogate(sweep_dtype=torch.float32)
+        low = p.with_prior(sweep_dtype=torch.float32)
         assert _picks(low, "single", "fixed") == _picks(p, "single", "fixed"), seed
 
 
@@ -164,7 +164,7 @@ def test_no_sweep_error_within_its_bounds_changes_the_pick(generator: torch.Gene
     """Errors far above those of float32, so that the best arm is rarely among those that look best."""
     for seed in range(6):
         p = random_problem(seed, a=300, m=15, pulls=30)
-        low = p.with_surrogate(sweep_dtype=torch.float32).posterior()
+        low = p.with_prior(sweep_dtype=torch.float32).posterior()
         errors = 20.0 * torch.rand(300, generator=generator, dtype=torch.float64)
         wrong = low.leverages + errors * torch.randn(300, generator=generator, dtype=torch.float64).clamp(-1.0, 1.0)
         low = replace(low, leverages=wrong.clamp_min(0.0), leverage_errors=errors)
@@ -214,7 +214,7 @@ def test_threshold_one_gives_batches_of_one(kind: str, in_batch: str) -> None:
     for seed in range(4):
         p = _problem(seed)
         dense = p.dense().dtc()
-        scores = dense.mean + 0.8 * (dense.variance / p.surrogate.regularization).sqrt()
+        scores = dense.mean + 0.8 * (dense.variance / p.prior.regularization).sqrt()
         assert _picks(p, kind, in_batch, threshold=1.0) == [int(scores.argmax())]
 
 
@@ -234,7 +234,7 @@ def test_max_q_cuts_the_batch_short(kind: str, in_batch: str) -> None:
 def test_the_memory_budget_changes_no_pick(kind: str, in_batch: str, external: bool) -> None:
     for seed in range(4):
         p = _problem(seed, external=external, m=5, a=50)
-        few = p.with_surrogate(memory_bytes=64 * 5 * 3)
+        few = p.with_prior(memory_bytes=64 * 5 * 3)
         batch = pick_batch(few.posterior(0), width=0.8, stop_rule=StopRule(kind, 4.0), in_batch=in_batch, max_q=40)
         assert batch.indices.tolist() == _picks(p, kind, in_batch, threshold=4.0), seed
 
@@ -264,8 +264,8 @@ def test_picks_equal_arms_by_lowest_index(kind: str, in_batch: str, device: torc
 def test_of_duplicate_arms_the_first_is_picked(in_batch: str, device: torch.device) -> None:
     for seed in range(6):
         base = random_problem(seed, a=8, device=device)
-        arms = base.surrogate.arms.repeat(3, 1)
-        p = Problem(make_surrogate(arms), base.pulled, base.y, base.dictionary)
+        arms = base.prior.arms.repeat(3, 1)
+        p = Problem(make_prior(arms), base.pulled, base.y, base.dictionary)
         got = _picks(p, "global", in_batch, threshold=6.0)
         assert max(got) < 8, seed
         assert got == _picks(base, "global", in_batch, threshold=6.0), seed
@@ -274,7 +274,7 @@ def test_of_duplicate_arms_the_first_is_picked(in_batch: str, device: torch.devi
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kernel", [ConstantKernel(), LinearKernel(), MaternKernel(nu=0.5)], ids=lambda k: type(k).__name__)
 def test_other_kernels(kernel: torch.nn.Module, in_batch: str) -> None:
-    arms = random_problem(2).surrogate.arms.clone()
+    arms = random_problem(2).prior.arms.clone()
     arms[6] = 0.0
     p = random_problem(2, arms=arms, kernel=kernel, noise=0.5)
     assert _picks(p, "global", in_batch, threshold=4.0) == _expected(p, "global", in_batch, threshold=4.0).picks
@@ -305,8 +305,8 @@ def test_permuting_the_arms_permutes_the_picks(in_batch: str, generator: torch.G
         p = _problem(seed, external=True)
         order = torch.randperm(20, generator=generator)
         position = order.argsort()
-        surrogate = make_surrogate(p.surrogate.arms[order], noise=p.surrogate.regularization, prior_mean=p.surrogate.prior_mean)
-        q = replace(p, surrogate=surrogate, pulled=position[p.pulled])
+        prior = make_prior(p.prior.arms[order], noise=p.prior.regularization, prior_mean=p.prior.prior_mean)
+        q = replace(p, prior=prior, pulled=position[p.pulled])
         got = _picks(q, "local", in_batch, threshold=3.0)
         assert [int(order[i]) for i in got] == _picks(p, "local", in_batch, threshold=3.0), seed
 
@@ -315,9 +315,9 @@ def test_permuting_the_arms_permutes_the_picks(in_batch: str, generator: torch.G
 def test_a_change_of_units_changes_no_pick(c: float) -> None:
     for seed in range(4):
         p = random_problem(seed, prior_mean=0.4)
-        kernel = p.surrogate.covariance.kernel
-        scaled = make_surrogate(p.surrogate.arms, kernel=_scaled(kernel, c), noise=0.1 * c * c, prior_mean=0.4 * c)
-        q = replace(p, surrogate=scaled, y=c * p.y)
+        kernel = p.prior.covariance.kernel
+        scaled = make_prior(p.prior.arms, kernel=_scaled(kernel, c), noise=0.1 * c * c, prior_mean=0.4 * c)
+        q = replace(p, prior=scaled, y=c * p.y)
         assert _picks(q, "global", "fixed", threshold=6.0, width=0.8 * c) == _picks(p, "global", "fixed", threshold=6.0), seed
 
 
@@ -383,7 +383,7 @@ def test_ties_go_to_the_lowest_index_across_blocks(a: int, block: int, in_batch:
 def test_float32_batches_end_where_float64_batches_end(noise: float, kind: str) -> None:
     for seed in range(5):
         p = random_problem(seed, a=60, pulls=3000, m=60, noise=noise)
-        low = p.with_surrogate(sweep_dtype=torch.float32)
+        low = p.with_prior(sweep_dtype=torch.float32)
         got, want = (_picks(q, kind, "fixed", width=2 * noise**0.5, max_q=400) for q in (low, p))
         assert got == want, f"{seed=}: {len(got)} picks, expected {len(want)}"
 

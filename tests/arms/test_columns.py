@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bo.arms import KernelColumns, arm_posterior
+from sparse_bo.arms import KernelColumns, in_memory_posterior
 from tests.arms.builders import Problem, arm_dictionary, cross, random_problem
 
 A = 20
@@ -14,7 +14,7 @@ COLUMN = 8 * A
 
 
 def _grow(problem: Problem, columns: KernelColumns, indices: list[int]) -> KernelColumns:
-    s = problem.surrogate
+    s = problem.prior
     return columns.grown(s.covariance, s.arms, torch.tensor(indices, device=s.arms.device))
 
 
@@ -26,7 +26,7 @@ def test_a_block_is_the_kernels(device: torch.device) -> None:
     p = random_problem(0, a=A, device=device)
     indices = [11, 3, 7]
     block = _block(_grow(p, KernelColumns(2**20), indices), indices, device)
-    torch.testing.assert_close(block, cross(p.surrogate, p.surrogate.arms[indices], p.surrogate.arms))
+    torch.testing.assert_close(block, cross(p.prior, p.prior.arms[indices], p.prior.arms))
 
 
 @given(
@@ -39,8 +39,8 @@ def test_a_block_is_the_kernels(device: torch.device) -> None:
 def test_any_history_of_requests_gives_the_kernels_columns(requests: list[tuple[set[int], int]], budget: int) -> None:
     """Each request grows one of the values so far; later growth must not change what an earlier value holds."""
     p = random_problem(1, a=A)
-    arms = p.surrogate.arms
-    K = cross(p.surrogate, arms, arms)
+    arms = p.prior.arms
+    K = cross(p.prior, arms, arms)
     values = [KernelColumns(budget * COLUMN)]
     for request, parent in requests:
         indices = sorted(request)
@@ -56,17 +56,17 @@ def test_any_history_of_requests_gives_the_kernels_columns(requests: list[tuple[
 def test_columns_that_are_there_are_not_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     p = random_problem(2, a=A)
     columns = _grow(p, KernelColumns(2**20), [1, 2, 3])
-    monkeypatch.setattr(type(p.surrogate.covariance), "cross", None)  # any call fails
+    monkeypatch.setattr(type(p.prior.covariance), "cross", None)  # any call fails
     assert _grow(p, columns, [3, 1]) is columns
 
 
 def test_a_value_that_was_grown_twice_keeps_both_futures_apart() -> None:
     p = random_problem(3, a=A)
-    arms = p.surrogate.arms
+    arms = p.prior.arms
     root = _grow(p, KernelColumns(2**20), [0, 1])
     left, right = _grow(p, root, [2, 3]), _grow(p, root, [4, 5])
-    torch.testing.assert_close(_block(left, [2, 0, 3]), cross(p.surrogate, arms[[2, 0, 3]], arms))
-    torch.testing.assert_close(_block(right, [5, 1, 4]), cross(p.surrogate, arms[[5, 1, 4]], arms))
+    torch.testing.assert_close(_block(left, [2, 0, 3]), cross(p.prior, arms[[2, 0, 3]], arms))
+    torch.testing.assert_close(_block(right, [5, 1, 4]), cross(p.prior, arms[[5, 1, 4]], arms))
 
 
 def test_a_full_store_drops_what_is_not_asked_for() -> None:
@@ -79,7 +79,7 @@ def test_a_full_store_drops_what_is_not_asked_for() -> None:
 @pytest.mark.parametrize(("points", "fits"), [(3, True), (4, False)])
 def test_fits_compares_with_the_budget(points: int, fits: bool) -> None:
     p = random_problem(5, a=A)
-    assert KernelColumns(3 * COLUMN + 7).fits(points, p.surrogate.arms) is fits
+    assert KernelColumns(3 * COLUMN + 7).fits(points, p.prior.arms) is fits
 
 
 @pytest.mark.parametrize("budget", [0, 5, 7, 1000], ids=lambda columns: f"{columns} columns")
@@ -89,7 +89,7 @@ def test_a_run_of_dictionaries_has_the_same_posteriors_for_any_store(budget: int
         p = random_problem(6, a=A, device=device)
         g = torch.Generator().manual_seed(seed)
         indices = torch.randperm(A, generator=g)[:5].sort().values.to(device)
-        p = Problem(p.surrogate, p.pulled, p.y, arm_dictionary(p.surrogate.arms, indices))
-        posterior, columns = arm_posterior(p.surrogate, p.observations, p.dictionary, columns)
+        p = Problem(p.prior, p.pulled, p.y, arm_dictionary(p.prior.arms, indices))
+        posterior, columns = in_memory_posterior(p.prior, p.observations, p.dictionary, columns)
         torch.testing.assert_close(posterior.means, p.dense().dtc().mean, rtol=0, atol=1e-9)
         torch.testing.assert_close(posterior.leverages, p.dense().dtc().variance / 0.1, rtol=0, atol=1e-9)

@@ -55,7 +55,7 @@ def test_a_process_block_is_the_joint_posterior(problem: Problem) -> None:
     device = problem.y.device
     conditioner = _absorb(process(problem.posterior()), [2, 5, 9], [0, 2, 2], device)
     arms = [1, 2, 9, 17]
-    expected = problem.dense().process_covariance([2, 9, 9])[arms][:, arms] / problem.surrogate.regularization
+    expected = problem.dense().process_covariance([2, 9, 9])[arms][:, arms] / problem.prior.regularization
     got = conditioner.block(torch.tensor(arms, device=device))
     torch.testing.assert_close(got.covariance, expected, rtol=0, atol=CLOSE)
     assert float(got.residual.abs().max()) == 0.0
@@ -64,17 +64,17 @@ def test_a_process_block_is_the_joint_posterior(problem: Problem) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_start_covariance_stays_that_of_the_batch_start(kind: str, problem: Problem) -> None:
     dense, posterior = problem.dense(), problem.posterior()
-    arms, device = problem.surrogate.arms, problem.y.device
+    arms, device = problem.prior.arms, problem.y.device
     conditioner = _absorb(KINDS[kind](posterior), [2, 5, 9], [0, 2, 2], device)
     weights, anchors = conditioner.start_covariance(torch.tensor([3, 7], device=device))
     got = dense.K_DA.T @ weights
     if anchors is not None:
-        got = got + problem.surrogate.covariance.cross(arms, anchors) / problem.surrogate.regularization
+        got = got + problem.prior.covariance.cross(arms, anchors) / problem.prior.regularization
     expected = dense.dtc().covariance[:, [3, 7]]
     if kind == "fixed":
         pinv = torch.linalg.pinv(dense.K_DD, hermitian=True)
         expected = expected - (dense.K_AA - dense.K_DA.T @ pinv @ dense.K_DA)[:, [3, 7]]
-    torch.testing.assert_close(got, expected / problem.surrogate.regularization, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(got, expected / problem.prior.regularization, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from sparse_bo.arms.highest import highest
 
 
 def _collect(upper, lower, *, capacity, tile):
-    collector = Collector(capacity)
+    collector = Collector(capacity, like=upper)
     for start in range(0, len(upper), tile):
         collector.add(start, upper[start : start + tile], lower[start : start + tile])
     return collector.finish()

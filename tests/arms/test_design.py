@@ -12,10 +12,10 @@ from torch import Tensor
 
 import sparse_bo.arms.batch
 import sparse_bo.arms.design
-from sparse_bo.arms import Surrogate
+from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.dictionary import AllSampler, FirstSampler, LeverageSampler, RecursiveRLSSampler, Sampler
-from tests.arms.builders import cross, make_surrogate, rbf_kernel
+from tests.arms.builders import cross, make_prior, rbf_kernel
 from tests.oracles import exact_gp, nystrom
 
 DECISIVE = 1e-10
@@ -31,9 +31,9 @@ def _matern(lengthscale: float = 0.3) -> Kernel:
     return kernel
 
 
-def _design(surrogate: Surrogate, q: int, sampler: Sampler, *, ratio_threshold: float = 2.0, seed: int = 0) -> Design:
+def _design(prior: ArmPrior, q: int, sampler: Sampler, *, ratio_threshold: float = 2.0, seed: int = 0) -> Design:
     resampling = Resampling(sampler=lambda picks: sampler, ratio_threshold=ratio_threshold)
-    return design(surrogate, q, resampling=resampling, generator=torch.Generator().manual_seed(seed))
+    return design(prior, q, resampling=resampling, generator=torch.Generator().manual_seed(seed))
 
 
 def _best(variance: Tensor) -> tuple[int, float]:
@@ -87,14 +87,14 @@ def test_exact_picks_are_those_of_full_recomputation(
 ) -> None:
     compared = 0
     for seed in range(3):
-        surrogate = make_surrogate(_arms(seed, 70).to(device), kernel=kernel, noise=noise)
-        expected, gap = dense_exact(cross(surrogate, surrogate.arms, surrogate.arms), noise, 50)
+        prior = make_prior(_arms(seed, 70).to(device), kernel=kernel, noise=noise)
+        expected, gap = dense_exact(cross(prior, prior.arms, prior.arms), noise, 50)
         if gap < DECISIVE:
             continue
         compared += 1
         for block in (4, 64):
             monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", block)
-            assert _design(surrogate, 50, AllSampler()).indices.tolist() == expected, f"{seed=} {block=}"
+            assert _design(prior, 50, AllSampler()).indices.tolist() == expected, f"{seed=} {block=}"
     assert compared >= 2
 
 
@@ -105,13 +105,13 @@ def test_sparse_picks_are_those_of_full_recomputation(threshold: float, monkeypa
     compared = 0
     for seed in range(6):
         noise = [0.05, 0.5][seed % 2]
-        surrogate = make_surrogate(_arms(seed, 60), kernel=_matern(), noise=noise)
-        K = cross(surrogate, surrogate.arms, surrogate.arms)
+        prior = make_prior(_arms(seed, 60), kernel=_matern(), noise=noise)
+        K = cross(prior, prior.arms, prior.arms)
         expected, gap = dense_sparse(K, noise, 50, size=8, threshold=threshold)
         if gap < DECISIVE:
             continue
         compared += 1
-        got = _design(surrogate, 50, FirstSampler(size=8), ratio_threshold=threshold)
+        got = _design(prior, 50, FirstSampler(size=8), ratio_threshold=threshold)
         assert got.indices.tolist() == expected, seed
         assert got.dictionary.m == 8
         assert not got.exact
@@ -119,22 +119,22 @@ def test_sparse_picks_are_those_of_full_recomputation(threshold: float, monkeypa
 
 
 def test_exact_picks_do_not_depend_on_how_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    surrogate = make_surrogate(_arms(3, 400), kernel=_matern(), noise=0.05)
-    reference = _design(surrogate, 300, AllSampler())
+    prior = make_prior(_arms(3, 400), kernel=_matern(), noise=0.05)
+    reference = _design(prior, 300, AllSampler())
     assert len(reference.indices) == 300
     assert reference.observations.n < 300, "some arms should be worth repeating"
     for share, longest in ((1e-9, 10_000), (1_000, 10_000), (8, 3)):
         monkeypatch.setattr(sparse_bo.arms.design, "SWEEP_SHARE", share)
         monkeypatch.setattr(sparse_bo.arms.design, "LONGEST_STRETCH", longest)
-        assert torch.equal(_design(surrogate, 300, AllSampler()).indices, reference.indices), (share, longest)
+        assert torch.equal(_design(prior, 300, AllSampler()).indices, reference.indices), (share, longest)
 
 
 def test_a_sampler_that_keeps_everything_gives_the_exact_design() -> None:
     """Recursive RLS with the constants of its proof keeps some thousand points: S-BPE is BPE up to there."""
-    surrogate = make_surrogate(_arms(5, 200), kernel=_matern(), noise=0.1)
-    exact = _design(surrogate, 150, AllSampler())
+    prior = make_prior(_arms(5, 200), kernel=_matern(), noise=0.1)
+    exact = _design(prior, 150, AllSampler())
     for threshold in (1.0, 2.0):
-        recursive = _design(surrogate, 150, RecursiveRLSSampler(failure_probability=0.01), ratio_threshold=threshold)
+        recursive = _design(prior, 150, RecursiveRLSSampler(failure_probability=0.01), ratio_threshold=threshold)
         assert recursive.exact
         assert torch.equal(recursive.indices, exact.indices)
 
@@ -142,8 +142,8 @@ def test_a_sampler_that_keeps_everything_gives_the_exact_design() -> None:
 @pytest.mark.parametrize("sampler", [AllSampler(), FirstSampler(size=20)], ids=["exact", "sparse"])
 def test_a_float32_sweep_gives_the_same_picks(sampler: Sampler) -> None:
     arms = _arms(7, 300)
-    high = make_surrogate(arms, kernel=_matern(), noise=0.2)
-    low = make_surrogate(arms, kernel=_matern(), noise=0.2, sweep_dtype=torch.float32)
+    high = make_prior(arms, kernel=_matern(), noise=0.2)
+    low = make_prior(arms, kernel=_matern(), noise=0.2, sweep_dtype=torch.float32)
     assert torch.equal(
         _design(low, 120, sampler, ratio_threshold=1.0).indices, _design(high, 120, sampler, ratio_threshold=1.0).indices
     )
@@ -151,39 +151,39 @@ def test_a_float32_sweep_gives_the_same_picks(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("a", [1, 3, 7])
 def test_fewer_arms_than_a_block(a: int) -> None:
-    surrogate = make_surrogate(_arms(1, a), noise=0.1)
-    picks = _design(surrogate, 40, AllSampler()).indices.tolist()
-    assert picks == dense_exact(cross(surrogate, surrogate.arms, surrogate.arms), 0.1, 40)[0]
+    prior = make_prior(_arms(1, a), noise=0.1)
+    picks = _design(prior, 40, AllSampler()).indices.tolist()
+    assert picks == dense_exact(cross(prior, prior.arms, prior.arms), 0.1, 40)[0]
 
 
 def test_repeated_rows_count_as_one_arm_and_ties_go_to_the_first() -> None:
     arms = _arms(2, 30)
-    surrogate = make_surrogate(torch.cat([arms, arms]), noise=0.1)
-    picks = _design(surrogate, 60, AllSampler()).indices
+    prior = make_prior(torch.cat([arms, arms]), noise=0.1)
+    picks = _design(prior, 60, AllSampler()).indices
     assert int(picks[0]) == 0
     assert int(picks.max()) < 30
 
 
 def test_the_prior_mean_plays_no_part() -> None:
     arms = _arms(4, 100)
-    plain, shifted = make_surrogate(arms, noise=0.1), make_surrogate(arms, noise=0.1, prior_mean=3.0)
+    plain, shifted = make_prior(arms, noise=0.1), make_prior(arms, noise=0.1, prior_mean=3.0)
     assert torch.equal(_design(shifted, 40, AllSampler()).indices, _design(plain, 40, AllSampler()).indices)
 
 
 def test_a_design_draws_from_its_generator_alone(generator: torch.Generator) -> None:
-    surrogate = make_surrogate(_arms(6, 200), kernel=_matern(), noise=2.0)
+    prior = make_prior(_arms(6, 200), kernel=_matern(), noise=2.0)
     sampler = LeverageSampler(oversampling=1.0)
     before = torch.random.get_rng_state()
-    first = _design(surrogate, 80, sampler, seed=1)
+    first = _design(prior, 80, sampler, seed=1)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(first.indices, _design(surrogate, 80, sampler, seed=1).indices)
-    assert not torch.equal(first.indices, _design(surrogate, 80, sampler, seed=2).indices)
+    assert torch.equal(first.indices, _design(prior, 80, sampler, seed=1).indices)
+    assert not torch.equal(first.indices, _design(prior, 80, sampler, seed=2).indices)
 
 
 def test_it_goes_on_without_sweeps_only_as_far_as_the_sampler_keeps_everything() -> None:
     """Ten distinct picks fit into the dictionary; from then on C̃ = 1 asks for a new one after each."""
-    surrogate = make_surrogate(_arms(8, 50), kernel=_matern(0.1), noise=1.0)
-    made = _design(surrogate, 20, RecursiveRLSSampler(size=10), ratio_threshold=1.0)
+    prior = make_prior(_arms(8, 50), kernel=_matern(0.1), noise=1.0)
+    made = _design(prior, 20, RecursiveRLSSampler(size=10), ratio_threshold=1.0)
     assert len(set(made.indices[:10].tolist())) == 10
     assert made.resparsifications == 11
 
@@ -209,9 +209,9 @@ def test_the_sampler_learns_how_many_picks_there_are() -> None:
         seen.append(picks)
         return FirstSampler(size=3)
 
-    surrogate = make_surrogate(_arms(8, 50), kernel=_matern(), noise=1.0)
+    prior = make_prior(_arms(8, 50), kernel=_matern(), noise=1.0)
     made = design(
-        surrogate, 20, resampling=Resampling(sampler=sampler, ratio_threshold=1.0), generator=torch.Generator().manual_seed(0)
+        prior, 20, resampling=Resampling(sampler=sampler, ratio_threshold=1.0), generator=torch.Generator().manual_seed(0)
     )
     assert seen[-1] == 20
     assert seen == sorted(seen)

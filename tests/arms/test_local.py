@@ -67,7 +67,7 @@ def test_ratios_bound_the_shrinkage_and_stay_below_the_global_sum(kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_arm_of_no_leverage_keeps_ratio_one(kind: str) -> None:
-    arms = random_problem(2).surrogate.arms.clone()
+    arms = random_problem(2).prior.arms.clone()
     arms[4] = 0.0
     ratios = _ratios(random_problem(2, arms=arms, kernel=LinearKernel()), kind)
     ratios.accept(torch.tensor(PICKS), check=True)
@@ -78,7 +78,7 @@ def test_an_arm_of_no_leverage_keeps_ratio_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_memory_budget_changes_nothing(kind: str) -> None:
     p = random_problem(3)
-    whole, parts = _ratios(p, kind, 4.0), _ratios(p.with_surrogate(memory_bytes=40 * 5 * 3), kind, 4.0)
+    whole, parts = _ratios(p, kind, 4.0), _ratios(p.with_prior(memory_bytes=40 * 5 * 3), kind, 4.0)
     assert (
         whole.accept(torch.tensor(PICKS), check=True)[0].tolist() == parts.accept(torch.tensor(PICKS), check=True)[0].tolist()
     )

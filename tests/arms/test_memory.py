@@ -53,7 +53,7 @@ def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_tiles(where: str, de
     ):
         got, loop = picks(arms, most, memory)
     assert got == expected
-    assert loop.state.posterior.surrogate.memory_bytes == memory // 2  # what did fit is kept for the next rounds
+    assert loop.state.posterior.prior.memory_bytes == memory // 2  # what did fit is kept for the next rounds
 
 
 def test_the_allocator_of_the_cpu_counts_as_well() -> None:

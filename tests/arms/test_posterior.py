@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, arm_posterior
+from sparse_bo.arms import ArmPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.moments import Precision
 from sparse_bo.core import dtc
 from sparse_bo.observations import no_observations
@@ -16,7 +16,7 @@ from tests.arms.builders import (
     arm_dictionary,
     cross,
     external_dictionary,
-    make_surrogate,
+    make_prior,
     random_problem,
     rbf_kernel,
 )
@@ -45,7 +45,7 @@ def test_means_and_leverages_are_the_dense_dtc(external: bool, kernel: torch.nn.
     p = random_problem(0, external=external, kernel=kernel, prior_mean=0.4, device=device)
     got, expected = p.posterior(), p.dense().dtc()
     _close(got.means, expected.mean)
-    _close(got.leverages, expected.variance / p.surrogate.regularization)
+    _close(got.leverages, expected.variance / p.prior.regularization)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -53,7 +53,7 @@ def test_a_dictionary_of_all_pulled_arms_gives_the_exact_gp(seed: int, device: t
     p = all_pulled(random_problem(seed, prior_mean=-0.3, device=device))
     got, exact = p.posterior(), p.dense().exact()
     _close(got.means, exact.mean)
-    _close(got.leverages, exact.variance / p.surrogate.regularization)
+    _close(got.leverages, exact.variance / p.prior.regularization)
 
 
 def test_effective_dimension_is_the_trace_of_the_hat_matrix() -> None:
@@ -73,9 +73,9 @@ def test_observed_leverages_follow_the_observations(device: torch.device) -> Non
 
 def test_without_observations_the_posterior_is_the_prior(device: torch.device) -> None:
     p = random_problem(3, prior_mean=0.4, device=device)
-    got, _ = arm_posterior(p.surrogate, no_observations(p.surrogate.arms), p.dictionary, KernelColumns(2**20))
+    got, _ = in_memory_posterior(p.prior, no_observations(p.prior.arms), p.dictionary, KernelColumns(2**20))
     _close(got.means, torch.full_like(got.means, 0.4))
-    _close(got.leverages, p.surrogate.prior_variance / 0.1)
+    _close(got.leverages, p.prior.prior_variance / 0.1)
     assert got.effective_dimension == 0.0
 
 
@@ -83,13 +83,13 @@ def test_without_observations_the_posterior_is_the_prior(device: torch.device) -
 @pytest.mark.parametrize("sweep_dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_the_memory_budget_changes_nothing(external: bool, sweep_dtype: torch.dtype, device: torch.device) -> None:
     p = random_problem(4, external=external, sweep_dtype=sweep_dtype, device=device)
-    few = p.with_surrogate(memory_bytes=FEW_ROWS)
+    few = p.with_prior(memory_bytes=FEW_ROWS)
     assert len(list(few.posterior().kernel_chunks())) == 7
     _same(few.posterior(columns_bytes=0), p.posterior(), 1e-10 if sweep_dtype == torch.float64 else 1e-5)
 
 
 def test_kernel_chunks_cover_all_arms(device: torch.device) -> None:
-    p = random_problem(5, device=device).with_surrogate(memory_bytes=FEW_ROWS)
+    p = random_problem(5, device=device).with_prior(memory_bytes=FEW_ROWS)
     parts, blocks = zip(*p.posterior().kernel_chunks(), strict=True)
     assert [i for part in parts for i in range(20)[part]] == list(range(20))
     _close(torch.cat(blocks, dim=1), p.dense().K_DA)
@@ -104,16 +104,16 @@ def test_kernel_rows_of_some_arms(columns_bytes: int, device: torch.device) -> N
 
 def test_a_budget_below_one_row_is_refused() -> None:
     with pytest.raises(MemoryError, match="raise memory_bytes or use a smaller dictionary"):
-        random_problem(7).with_surrogate(memory_bytes=64).posterior()
+        random_problem(7).with_prior(memory_bytes=64).posterior()
 
 
 def test_permuting_the_arms_permutes_the_posterior(generator: torch.Generator) -> None:
     p = random_problem(8)
     order = torch.randperm(20, generator=generator)
     position = order.argsort()  # where each arm went
-    arms = p.surrogate.arms[order]
+    arms = p.prior.arms[order]
     indices = position[p.dictionary.indices].sort().values
-    q = Problem(make_surrogate(arms), position[p.pulled], p.y, arm_dictionary(arms, indices))
+    q = Problem(make_prior(arms), position[p.pulled], p.y, arm_dictionary(arms, indices))
     _close(q.posterior().means, p.posterior().means[order])
     _close(q.posterior().leverages, p.posterior().leverages[order])
 
@@ -127,7 +127,7 @@ def test_an_arm_does_not_see_the_other_arms() -> None:
     p = random_problem(10, external=True)
     kept = p.pulled.unique()
     position = torch.zeros(20, dtype=torch.long).scatter(0, kept, torch.arange(len(kept)))
-    q = Problem(make_surrogate(p.surrogate.arms[kept]), position[p.pulled], p.y, p.dictionary)
+    q = Problem(make_prior(p.prior.arms[kept]), position[p.pulled], p.y, p.dictionary)
     _close(q.posterior().means, p.posterior().means[kept])
     _close(q.posterior().leverages, p.posterior().leverages[kept])
 
@@ -135,8 +135,8 @@ def test_an_arm_does_not_see_the_other_arms() -> None:
 @pytest.mark.parametrize("c", [1e-4, 7.0, 1e4])
 def test_a_change_of_units_scales_means_and_leaves_leverages(c: float) -> None:
     p = random_problem(11, prior_mean=0.4)
-    scaled = make_surrogate(p.surrogate.arms, kernel=rbf_kernel(scale=c * c), noise=0.1 * c * c, prior_mean=0.4 * c)
-    q = replace(p, surrogate=scaled, y=c * p.y).posterior()
+    scaled = make_prior(p.prior.arms, kernel=rbf_kernel(scale=c * c), noise=0.1 * c * c, prior_mean=0.4 * c)
+    q = replace(p, prior=scaled, y=c * p.y).posterior()
     _close(q.means / c, p.posterior().means)
     _close(q.leverages, p.posterior().leverages)
 
@@ -165,13 +165,13 @@ def test_identical_arms_share_one_posterior(in_dictionary: list[int], device: to
 
 def test_duplicate_arms_have_equal_scores_and_count_as_one(device: torch.device) -> None:
     base = random_problem(14, device=device)
-    arms = torch.cat([base.surrogate.arms, base.surrogate.arms[:5]])
-    twins = Problem(make_surrogate(arms), base.pulled, base.y, base.dictionary)
+    arms = torch.cat([base.prior.arms, base.prior.arms[:5]])
+    twins = Problem(make_prior(arms), base.pulled, base.y, base.dictionary)
     got = twins.posterior()
     _close(got.means[:20], base.posterior().means, 1e-12)
     _close(got.leverages[20:], got.leverages[:5], 1e-12)
     moved = torch.where(base.pulled < 5, base.pulled + 20, base.pulled)  # pull the copies instead
-    _same_arms = Problem(make_surrogate(arms), moved, base.y, base.dictionary).posterior()
+    _same_arms = Problem(make_prior(arms), moved, base.y, base.dictionary).posterior()
     _close(_same_arms.means, got.means)
     _close(_same_arms.leverages, got.leverages)
 
@@ -187,7 +187,7 @@ def test_a_constant_kernel_learns_one_number(device: torch.device) -> None:
 
 
 def test_an_arm_of_no_prior_variance_has_no_leverage(device: torch.device) -> None:
-    arms = random_problem(16).surrogate.arms.clone()
+    arms = random_problem(16).prior.arms.clone()
     arms[3] = 0.0
     p = random_problem(16, arms=arms, kernel=LinearKernel(), prior_mean=0.5, device=device)
     got = p.posterior()
@@ -223,7 +223,7 @@ def test_sweep_errors_of_a_low_precision_are_within_their_bounds(
 ) -> None:
     for seed in range(5):
         p = random_problem(seed, a=60, m=30, pulls=60, noise=noise, prior_mean=0.3, device=device)
-        low, high = p.with_surrogate(sweep_dtype=precision).posterior(), p.posterior()
+        low, high = p.with_prior(sweep_dtype=precision).posterior(), p.posterior()
         assert low.leverage_errors is not None
         _close(low.means, high.means, 1e-10)
         assert bool(((low.leverages - high.leverages).abs() <= low.leverage_errors + ONE_PRODUCT / noise).all()), seed
@@ -233,7 +233,7 @@ def test_sweep_errors_of_a_low_precision_are_within_their_bounds(
 
 def test_leverages_at_are_float64_after_a_float32_sweep(device: torch.device) -> None:
     p = random_problem(20, a=60, m=30, pulls=60, device=device)
-    low, high = p.with_surrogate(sweep_dtype=torch.float32).posterior(), p.posterior()
+    low, high = p.with_prior(sweep_dtype=torch.float32).posterior(), p.posterior()
     every = torch.arange(60, device=device)
     _close(low.leverages_at(every), high.leverages, 1e-10)
     _close(low.observed_leverages, high.observed_leverages, 1e-10)
@@ -243,9 +243,9 @@ def test_leverages_at_are_float64_after_a_float32_sweep(device: torch.device) ->
 def test_one_product_and_two_term_form_agree_over_the_arms() -> None:
     p = random_problem(21)
     got = p.posterior()
-    features = got.state.factor.features(cross(p.surrogate, p.dictionary.points, p.surrogate.arms))
-    two_term = dtc.variance(got.state, features, p.surrogate.prior_variance)
-    _close(got.leverages * p.surrogate.regularization, two_term, 1e-12)
+    features = got.state.factor.features(cross(p.prior, p.dictionary.points, p.prior.arms))
+    two_term = dtc.variance(got.state, features, p.prior.prior_variance)
+    _close(got.leverages * p.prior.regularization, two_term, 1e-12)
 
 
 def test_the_thread_count_changes_nothing() -> None:
@@ -270,5 +270,5 @@ def test_a_dictionary_larger_than_the_data_keeps_the_leverages(noise: float) -> 
     p = random_problem(0, a=300, pulls=50, m=300, noise=noise, kernel=rbf_kernel(lengthscale=0.1))
     got, seen = p.posterior(), p.observations.indices
     features = got.state.factor.features(got.kernel_rows(seen))
-    two_terms = dtc.variance(got.state, features, p.surrogate.prior_variance[seen]) / noise
+    two_terms = dtc.variance(got.state, features, p.prior.prior_variance[seen]) / noise
     torch.testing.assert_close(got.observed_leverages, two_terms, rtol=1e-2, atol=0)

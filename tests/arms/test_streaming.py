@@ -9,10 +9,9 @@ import torch
 from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
-from sparse_bo.arms import StopRule, pick_batch, streaming
+from sparse_bo.arms import ArmPosterior, StopRule, StreamedPosterior, arm_fit, pick_batch, streamed_posterior, streaming
 from sparse_bo.arms.conditioning import fixed_dictionary
-from sparse_bo.arms.posterior import ArmPosterior, LazyVariances
-from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.arms.prior import LazyVariances
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem, rbf_kernel
 
@@ -52,13 +51,14 @@ class Held(LazyArms):
 
 
 def streamed(problem: Problem, **changes: object) -> Problem:
-    s = problem.surrogate
+    s = problem.prior
     lazy = Held(s.arms)
-    return problem.with_surrogate(arms=lazy, prior_variance=LazyVariances(s.covariance, lazy), repeats=None, **changes)
+    return problem.with_prior(arms=lazy, prior_variance=LazyVariances(s.covariance, lazy), repeats=None, **changes)
 
 
-def _swept(problem: Problem, kind: str, threshold: float, width: float = WIDTH) -> ArmPosterior:
-    return with_contenders(problem.posterior(), width=width, stop_rule=StopRule(kind, threshold))
+def _swept(problem: Problem, kind: str, threshold: float, width: float = WIDTH) -> StreamedPosterior:
+    fit = arm_fit(problem.prior, problem.observations, problem.dictionary)
+    return streamed_posterior(fit, width=width, stop_rule=StopRule(kind, threshold))
 
 
 def _pick(posterior: ArmPosterior, kind: str, threshold: float, in_batch: str, width: float = WIDTH) -> list[int]:
@@ -79,7 +79,6 @@ def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch: str, thre
         p = _problem(seed)
         posterior = _swept(streamed(p), "global", threshold)
         expected = p.dense().batch(width=WIDTH, kind="global", threshold=threshold, in_batch=in_batch, max_q=60)
-        assert posterior.contenders is not None
         assert posterior.contenders.floor == -torch.inf
         assert set(expected.picks) <= set(posterior.contenders.indices.tolist()), seed
         sizes.append(len(posterior.contenders.indices))
@@ -121,20 +120,19 @@ def test_a_bar_of_the_wrong_ratio_would_lose_picks() -> None:
     for seed in range(9):
         p = _problem(seed)
         posterior = _swept(streamed(p), "single", 1.0)  # prunes with C̃ = 1
-        assert posterior.contenders is not None
         lost += not set(_pick(p.posterior(), "global", 4.0, "fixed")) <= set(posterior.contenders.indices.tolist())
     assert lost >= 3
 
 
 def test_a_refill_is_needed_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    refill = streaming.refilled
+    refill = StreamedPosterior.contenders_after
 
     def counted(*args: object, **kwargs: object) -> object:
         calls.append(1)
         return refill(*args, **kwargs)
 
-    monkeypatch.setattr("sparse_bo.arms.batch.refilled", counted)
+    monkeypatch.setattr(StreamedPosterior, "contenders_after", counted)
     monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: 2)
     p = _problem(1)
     assert _pick(_swept(streamed(p), "global", 6.0), "global", 6.0, "fixed") == _pick(p.posterior(), "global", 6.0, "fixed")
@@ -144,8 +142,8 @@ def test_a_refill_is_needed_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_equal_arms_the_first_is_picked() -> None:
     for seed in range(6):
         base = _problem(seed, a=30)
-        arms = base.surrogate.arms.repeat(3, 1)
-        p = Problem(replace(base.surrogate, arms=arms), base.pulled, base.y, base.dictionary)
+        arms = base.prior.arms.repeat(3, 1)
+        p = Problem(replace(base.prior, arms=arms), base.pulled, base.y, base.dictionary)
         got = _pick(_swept(streamed(p), "global", 6.0), "global", 6.0, "fixed")
         assert max(got) < 30, seed
         assert got == _pick(base.posterior(), "global", 6.0, "fixed"), seed
@@ -169,14 +167,48 @@ def test_best_mean_and_leverages_are_those_of_the_arms_in_memory(device: torch.d
 def test_the_largest_prior_variance_is_that_of_the_arms_in_memory(
     kernel: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparse_bo.arms.posterior.CHECK_ROWS", 17)
+    monkeypatch.setattr("sparse_bo.arms.prior.CHECK_ROWS", 17)
     p = random_problem(1, a=150, kernel=kernel)
-    assert streamed(p).surrogate.kappa_squared == p.surrogate.kappa_squared
+    assert streamed(p).prior.kappa_squared == p.prior.kappa_squared
 
 
 def test_the_local_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="stop_rule='local' keeps a ratio for every arm"):
         _swept(streamed(_problem(1)), "local", 2.0)
+    posterior = _swept(streamed(_problem(1)), "global", 2.0)
+    for given in (None, torch.tensor([3])):
+        with pytest.raises(ValueError, match="ratio for every arm, got a streamed posterior; use stop_rule='global'"):
+            pick_batch(posterior, width=WIDTH, stop_rule=StopRule("local", 2.0), max_q=5, given=given)
+
+
+@pytest.mark.parametrize(
+    ("width", "rule"),
+    [(WIDTH + 0.5, StopRule("global", 2.0)), (WIDTH, StopRule("gp-bucb", 2.5))],
+    ids=["width", "ratio"],
+)
+def test_contenders_of_another_batch_are_refused(width: float, rule: StopRule) -> None:
+    """They could miss an arm that this batch would pick."""
+    posterior = _swept(streamed(_problem(1)), "global", 2.0)
+    for given in (None, torch.tensor([3])):
+        with pytest.raises(ValueError, match=r"width = 1\.5 and StopRule\(kind='global', ratio_threshold=2\.0\) can pick, got"):
+            pick_batch(posterior, width=width, stop_rule=rule, max_q=5, given=given)
+    for stricter in (StopRule("global", 1.5), StopRule("single"), StopRule("repeat", 2.0)):
+        assert len(pick_batch(posterior, width=WIDTH, stop_rule=stricter, max_q=5).indices)
+
+
+def test_in_memory_no_arm_is_left_out_of_the_contenders() -> None:
+    """So the bounds at the batch start hold after any picks."""
+    posterior, rule, where = _problem(1).posterior(), StopRule("global", 2.0), torch.tensor([3, 77])
+    start = posterior.contenders_at_start(width=WIDTH, stop_rule=rule)
+    conditioner = fixed_dictionary(posterior).given(where, torch.ones(2, dtype=torch.float64))
+    after = posterior.contenders_after(conditioner, width=WIDTH, stop_rule=rule)
+    reducible, residual = conditioner.leverages(torch.arange(150))
+    scores = posterior.means + WIDTH * (reducible + residual).sqrt()
+    assert start.indices is None
+    assert start.floor == -torch.inf
+    assert bool((after.upper >= scores - 1e-12).all())
+    assert bool((after.upper[where] > scores[where] + 1e-6).all()), "bounds, and no longer the scores"
+    torch.testing.assert_close(start.upper, after.upper, rtol=0, atol=0)
 
 
 def test_a_tile_that_cannot_fit_is_refused() -> None:
@@ -191,7 +223,7 @@ def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch: pytest.Monk
     picks = [3, 3, 77]
     where = torch.tensor(picks)
     conditioner = conditioner.absorb(where, conditioner.block(where), torch.arange(3), torch.ones(3, dtype=torch.float64))
-    found = streaming.refilled(lazy, conditioner, width=WIDTH)
+    found = lazy.contenders_after(conditioner, width=WIDTH, stop_rule=StopRule("global", 6.0))
     expected = p.dense().dtc().mean + WIDTH * p.dense().leverages_after(picks, "fixed").sqrt()
     torch.testing.assert_close(found.upper, expected, rtol=1e-8, atol=1e-8)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparse_bo.core import dtc
-from sparse_bo.core.decoupled import update_weights
+from sparse_bo.core.decoupled import decoupled_weights
 from sparse_bo.core.nystrom import nystrom_factor
 from tests import oracles
 
@@ -20,7 +20,7 @@ def test_draws_have_the_mean_and_covariance_of_the_dtc_posterior(m, device, gene
 
     def draw(prior: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
         """``q x 7`` draws at A of ``q x (m + 7)`` prior draws at D and A."""
-        return prior_mean + prior[:, m:] + (oracles.rbf(A, D) @ update_weights(state, prior[:, :m], normal)).mT
+        return prior_mean + prior[:, m:] + (oracles.rbf(A, D) @ decoupled_weights(state, prior[:, :m], normal)).mT
 
     # A draw is affine in (prior, normal): its mean and covariance follow exactly from what it does to unit vectors.
     zero, none = torch.zeros(1, m + 7, dtype=torch.float64, device=device), both.new_zeros(1, factor.rank)

@@ -1,4 +1,4 @@
-"""Likelihoods over pulls from counts, sums and sums of squares, against dense normal densities over pulls."""
+"""Likelihoods over pulls, from counts and sums or summed over rows, against dense normal densities over pulls."""
 
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparse_bo.core.likelihood import dtc_log_likelihood, vfe_log_likelihood
+from sparse_bo.core.likelihood import dtc_log_likelihood
+from sparse_bo.core.woodbury import low_rank_sums, vfe_log_likelihood_from_sums
 from tests import oracles
 from tests.core.builders import Regression, regression
 from tests.oracles import tolerance
@@ -28,15 +29,8 @@ def _sparse_dtc(p: Regression) -> Tensor:
 
 
 def _vfe(p: Regression) -> Tensor:
-    return vfe_log_likelihood(
-        p.features(p.X),
-        p.counts,
-        p.sums,
-        p.sums_of_squares,
-        noise=p.y.new_tensor(p.noise),
-        prior_mean=p.y.new_tensor(p.prior_mean),
-        prior_variance=p.prior_variance(p.X),
-    )
+    pulls, noise = p.pulls, torch.full_like(p.y, p.noise)
+    return vfe_log_likelihood_from_sums(low_rank_sums(p.features(pulls), p.y - p.prior_mean, noise, p.prior_variance(pulls)))
 
 
 def _exact(p: Regression) -> Tensor:
@@ -123,14 +117,15 @@ def test_float32_agrees_with_float64_to_its_precision() -> None:
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
+    """Both likelihoods at once."""
     p = regression(7, external=True)  # every residual is positive: no kink of the clamp
     noise = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
     mean = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     Z = p.features(p.X).requires_grad_()
 
     def likelihood(Z: Tensor, noise: Tensor, mean: Tensor) -> Tensor:
-        return vfe_log_likelihood(
-            Z, p.counts, p.sums, p.sums_of_squares, noise=noise, prior_mean=mean, prior_variance=p.prior_variance(p.X)
-        )
+        sums = low_rank_sums(Z[p.rows], p.y - mean, noise.expand_as(p.y), p.prior_variance(p.pulls))
+        dtc = dtc_log_likelihood(Z, p.counts, p.sums, p.sums_of_squares, noise=noise, prior_mean=mean)
+        return torch.stack([dtc, vfe_log_likelihood_from_sums(sums)])
 
     assert torch.autograd.gradcheck(likelihood, (Z, noise, mean), atol=1e-4)

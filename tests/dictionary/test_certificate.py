@@ -9,23 +9,23 @@ from gpytorch.kernels import ConstantKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bo.arms import KernelColumns, arm_posterior
+from sparse_bo.arms import KernelColumns, in_memory_posterior
 from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.dictionary.certificate import Certificate, certify
 from sparse_bo.observations import add_observations, no_observations
-from tests.arms.builders import Problem, all_pulled, make_surrogate, random_problem, rbf_kernel
+from tests.arms.builders import Problem, all_pulled, make_prior, random_problem, rbf_kernel
 from tests.oracles import certificate_factor, exact_gp, residual_ratio
 
 
 def _certify(problem: Problem, **options) -> Certificate:
-    surrogate, posterior = problem.surrogate, problem.posterior()
-    options = {"memory_bytes": surrogate.memory_bytes, **options}
+    prior, posterior = problem.prior, problem.posterior()
+    options = {"memory_bytes": prior.memory_bytes, **options}
     return certify(
         problem.observations,
         posterior.dictionary,
-        covariance=surrogate.covariance,
-        regularization=surrogate.regularization,
+        covariance=prior.covariance,
+        regularization=prior.regularization,
         generator=torch.Generator().manual_seed(0),
         **options,
     )
@@ -94,7 +94,7 @@ def test_singular_problems_are_certified(kind: str) -> None:
 
 def test_the_memory_budget_changes_nothing() -> None:
     p = random_problem(3, pulls=30, m=5)
-    few = p.with_surrogate(memory_bytes=5 * 8 * 20 * 2)
+    few = p.with_prior(memory_bytes=5 * 8 * 20 * 2)
     assert _certify(few).ratio == pytest.approx(_certify(p).ratio, rel=1e-9)
 
 
@@ -121,8 +121,8 @@ def test_theory_oversampling_keeps_the_variances_within_the_bound_of_bkb_theorem
     for seed in range(runs):
         g = torch.Generator().manual_seed(seed)
         arms = torch.rand(200, 2, generator=g, dtype=torch.float64)
-        surrogate = make_surrogate(arms, noise=noise, kernel=rbf_kernel(lengthscale=1.0))
-        K = surrogate.covariance.kernel(arms, arms).to_dense()
+        prior = make_prior(arms, noise=noise, kernel=rbf_kernel(lengthscale=1.0))
+        K = prior.covariance.kernel(arms, arms).to_dense()
         observations, pulled, leverages = no_observations(arms), torch.zeros(0, dtype=torch.long), None
         posterior, good = None, True
         for _ in range(rounds):
@@ -133,7 +133,7 @@ def test_theory_oversampling_keeps_the_variances_within_the_bound_of_bkb_theorem
                 leverages = posterior.leverages_at(observations.indices)
             sampler = LeverageSampler(oversampling=oversampling, inclusion="exact")
             dictionary = sampler.sample(candidates_of(observations, leverages), generator=g)
-            posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(2**24))
+            posterior, _ = in_memory_posterior(prior, observations, dictionary, KernelColumns(2**24))
             kept_shares.append(dictionary.m / observations.n)
             exact = exact_gp(K[pulled][:, pulled], K[pulled], K, torch.zeros(len(pulled), dtype=torch.float64), noise=noise)
             ratio = posterior.leverages * noise / exact.variance

@@ -59,7 +59,7 @@ def test_the_fit_sees_the_rows_and_the_posterior_all_data(model, device):
         _set(gp, 0.7)
 
     targets = gp.train_targets.clone()
-    assert fit_to_rows(gp, ROWS, fit=fit)
+    assert fit_to_rows(gp, ROWS, fitter=fit)
     ((inputs, outputs),) = seen
     torch.testing.assert_close(inputs, X[ROWS.to(device)])
     torch.testing.assert_close(outputs, targets[ROWS.to(device)])  # in the units of all data
@@ -78,7 +78,7 @@ def test_all_data_keep_the_likelier_hyper_parameters(model, old, new, device):
     previous = _model(X[:20], Y[:20], model, lengthscale=old)
     densities = {scale: _log_density(_model(X, Y, lengthscale=scale), X, Y) for scale in (old, new)}
     gp = _model(X, Y, model, lengthscale=1.0)
-    accepted = fit_to_rows(gp, ROWS, fit=lambda gp: _set(gp, new), previous=previous)
+    accepted = fit_to_rows(gp, ROWS, fitter=lambda gp: _set(gp, new), previous=previous)
     assert accepted == (densities[new] > densities[old])
     assert float(gp.covar_module.lengthscale.detach().max()) == pytest.approx(new if accepted else old)
 
@@ -151,7 +151,7 @@ def test_a_fit_that_fails_leaves_the_model_its_data(model):
         raise RuntimeError(f"no fit to {len(proposed.train_targets)} rows")
 
     with pytest.raises(RuntimeError, match="no fit to 6 rows"):
-        fit_to_rows(gp, ROWS, fit=broken)
+        fit_to_rows(gp, ROWS, fitter=broken)
     assert len(gp.train_targets) == len(X)
     torch.testing.assert_close(gp.posterior(test).mean, expected)
 

@@ -59,7 +59,7 @@ def test_bound_is_below_the_exact_likelihood():
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise"])
 def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuration, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 10)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 10)
     _, model = pair(configuration, fit="subset")
     value = likelihood(model)
     rows, _ = model._learning
@@ -72,7 +72,7 @@ def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuratio
 @pytest.mark.parametrize("fit", ["subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "warped inputs", "Matern", "two outputs"])
 def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 10)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 10)
     _, model = pair(configuration, dictionary=ROWS, fit=fit)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     mll.train()
@@ -142,7 +142,7 @@ def test_sums_over_blocks_are_the_sums_over_all_rows():
 @pytest.mark.parametrize("fit", ["exact", "subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "warped inputs"])
 def test_every_strategy_fits_every_kind_of_model(configuration, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 20)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
     monkeypatch.setattr(sparse_gp, "LEARNING_DICTIONARY", 12)
     _, model = pair(configuration, fit=fit)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -152,13 +152,13 @@ def test_every_strategy_fits_every_kind_of_model(configuration, fit, monkeypatch
 
 
 def test_models_in_a_list_are_fitted_together(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 20)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
     models = ModelListGP(pair("plain", fit="subset")[1], pair("known noise", fit="vfe", dictionary=ROWS)[1])
     fit_gpytorch_mll(SumMarginalLogLikelihood(models.likelihood, models))
 
 
 def test_the_same_seed_learns_the_same(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 15)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 15)
     fitted = []
     for seed in (1, 1, 2):
         model = SparseGP(**data(), fit="subset", seed=seed)
@@ -169,7 +169,7 @@ def test_the_same_seed_learns_the_same(monkeypatch):
 
 
 def test_learning_does_not_touch_the_global_generator(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 15)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 15)
     model = SparseGP(**data(), fit="subset")
     state = torch.get_rng_state()
     likelihood(model)

@@ -12,7 +12,7 @@ from linear_operator.operators import DiagLinearOperator
 from sparse_bo.models.sparse_gp import large
 from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp.large import LargePosteriorCovariance
-from sparse_bo.models.sparse_gp.pathwise import update_weights
+from sparse_bo.models.sparse_gp.pathwise import matheron_weights
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from tests.models.sparse_problems import pair, points
 
@@ -63,14 +63,14 @@ def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fan
     covariance = prior - 2 * A @ (R.mT @ k) + A @ (R.mT @ K @ R + spread) @ A.mT
     expected = form.project(kernel, points(4)).covariance(prior)
     torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-8)
-    assert update_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
+    assert matheron_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
 
 
-def test_update_weights_have_the_moments_of_the_formula():
+def test_matheron_weights_have_the_moments_of_the_formula():
     form = pair("plain", dictionary=ROWS)[1].representation()
     R = form.root
     K = torch.linalg.inv(R @ R.mT) * 0.5  # any matrix below the pseudo-data's covariance
-    weights = update_weights(form, K, torch.zeros(SAMPLES, 3, dtype=torch.float64))
+    weights = matheron_weights(form, K, torch.zeros(SAMPLES, 3, dtype=torch.float64))
     mean, covariance = moments(weights)
     expected = R @ (torch.eye(3, dtype=torch.float64) - R.mT @ K @ R) @ R.mT
     # Monte Carlo error of 20,000 samples.

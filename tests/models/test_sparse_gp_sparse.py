@@ -321,7 +321,7 @@ def test_repeated_inputs_do_not_break_the_dictionary():
 
 
 def test_fitting_then_predicting_uses_the_new_parameters(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "LEARNING_POINTS", 20)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
     model = sparse(fit="subset")
     before = model.posterior(points(2)).mean.detach()
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))

@@ -48,6 +48,13 @@ def test_a_plan_of_a_small_run_is_near_the_run(generator):
     assert made.settings == {"memory_bytes": 2**28, "sweep_dtype": torch.float64, "max_dictionary": None}
 
 
+def test_a_local_rule_on_streamed_arms_is_refused_as_the_run_refuses_it():
+    grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [26, 26, 26])
+    policy = BBKB(covar_module=kernel(), regularization=0.1, stop_rule="local", memory_bytes=2**20)
+    with pytest.raises(ValueError, match="stop_rule='local' keeps a ratio for every arm"):
+        plan(grid, budget=20, policy=policy, pilot_seconds=0.1)
+
+
 def test_longer_and_larger_runs_take_more():
     short, long = quick(budget=20), quick(budget=600)
     assert long.batches > short.batches

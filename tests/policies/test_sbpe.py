@@ -424,7 +424,7 @@ class TestBox:
         result = loop.run(member.evaluate, 600)
         best = float(member.values(arms(20_000, seed=3)).max())
         assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.02
-        first, last = loop.state.findings[0].posterior.surrogate.arms, loop.state.findings[-1].posterior.surrogate.arms
+        first, last = loop.state.findings[0].posterior.prior.arms, loop.state.findings[-1].posterior.prior.arms
         assert len(first) == len(last) == 512, "candidates are drawn anew where the survivors are"
         volume = [float((X.amax(0) - X.amin(0)).prod()) for X in (first, last)]
         assert volume[1] < 0.3 * volume[0]

@@ -225,7 +225,7 @@ def test_samplers_see_the_posterior_before_the_newest_batch(sweep_dtype):
     tolerance = 1e-9 if sweep_dtype == torch.float64 else 1e-5
     torch.testing.assert_close(seen.means, before.means[seen.indices], rtol=0, atol=tolerance)
     torch.testing.assert_close(seen.leverages, before.leverages_at(seen.indices))
-    torch.testing.assert_close(seen.covariance.diagonal(seen.X), before.surrogate.prior_variance[seen.indices])
+    torch.testing.assert_close(seen.covariance.diagonal(seen.X), before.prior.prior_variance[seen.indices])
     assert spy.seen[0].leverages is None
     assert spy.seen[0].means is None
 
@@ -257,7 +257,7 @@ def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_
     truth = values(X)
     assert truth.max() - truth[loop.result().best_index] < 0.05
     assert 2 <= sum(learned) <= 5
-    assert 0.1**2 / 4 < loop.state.posterior.surrogate.regularization < 4 * 0.1**2
+    assert 0.1**2 / 4 < loop.state.posterior.prior.regularization < 4 * 0.1**2
 
 
 @pytest.mark.parametrize(

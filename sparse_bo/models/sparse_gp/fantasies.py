@@ -44,7 +44,7 @@ def copy_with(model: Model, replacements: list[tuple[Any, Any]]) -> Model:
     """Return a deep copy of ``model`` in which each ``(old, new)`` object is replaced and not copied.
 
     Args:
-        model: Left as it is.
+        model: The model to copy; it is left as it is.
         replacements: Objects reachable from the model, and what the copy has in their place.
     """
     return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
@@ -65,7 +65,7 @@ class ProcessConditioning:
         """Condition the posterior process on new observations. O(q m r), independent of n (algorithms §1).
 
         Args:
-            X: ``batch_shape x q x d``.
+            X: ``batch_shape x q x d`` inputs of the new observations.
             Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
             **kwargs: ``noise``, as ``Y``, in the outcome transform's units; the rest goes to :meth:`get_fantasy_model`.
         """
@@ -98,7 +98,7 @@ class ProcessConditioning:
         new points.
 
         Args:
-            inputs: ``batch_shape x q x d``.
+            inputs: ``batch_shape x q x d`` inputs of the new observations.
             targets: ``batch_shape' x q``; ``batch_shape'`` may have one more dimension than ``batch_shape``.
             **kwargs: ``noise``: ``… x q`` noise variances of the new observations.
 

@@ -44,11 +44,11 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         """Hold references; nothing is computed.
 
         Args:
-            X: ``batch_shape x q x d``, transformed.
+            X: ``batch_shape x q x d`` points, transformed.
             kernel: The prior covariance.
-            posterior: The posterior.
-            draw: Draws joint samples of it.
-            noise: ``… x q`` variances to add.
+            posterior: The posterior whose covariance this is.
+            draw: Draws joint samples of that posterior.
+            noise: ``… x q`` variances that are added to the diagonal.
             scale: ``… x q`` factors of the values.
         """
         super().__init__(X, kernel=kernel, posterior=posterior, draw=draw, noise=noise, scale=scale)

@@ -46,7 +46,7 @@ from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, Tr
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice, check_count
 
-LEARNING_POINTS = 1040
+SUBSET_POINTS = 1040
 """Up to so many training points, the default is to learn hyper-parameters from the exact likelihood of all; ``fit="subset"``,
 the default beyond, learns from so many. LAPACK is a third slower on 1,024, whose columns share cache lines."""
 
@@ -81,9 +81,9 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
     - ``fit="exact"`` is the exact likelihood, O(n³) per step.
 
     Args:
-        train_X: ``batch_shape x n x d``.
-        train_Y: ``batch_shape x n x m``.
-        train_Yvar: ``batch_shape x n x m`` known noise variances.
+        train_X: ``batch_shape x n x d`` training inputs.
+        train_Y: ``batch_shape x n x m`` observations of m outputs.
+        train_Yvar: ``batch_shape x n x m`` known noise variances; ``None``: noise is learned.
         likelihood: As in ``SingleTaskGP``.
         covar_module: As in ``SingleTaskGP``.
         mean_module: As in ``SingleTaskGP``.
@@ -97,8 +97,8 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.selection.planned_size` allows, 4,096 up to
             n = 10⁵.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
-            :data:`LEARNING_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
-            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`LEARNING_POINTS`, then ``"subset"``.
+            :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
 
     Raises:
@@ -199,7 +199,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             X: ``batch_shape x q x d``. Beyond :data:`~sparse_bo.models.sparse_gp.large.LARGE_Q` points the covariance is lazy.
             output_indices: Outputs to compute, all by default.
             observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
-            posterior_transform: Applied at the end.
+            posterior_transform: What is applied to the posterior at the end.
         """
         transform: Any = getattr(self, "outcome_transform", None)
         if X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
@@ -233,7 +233,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
                     "use botorch.cross_validation.batch_cross_validation, or max_dictionary >= n"
                 )
             return super().forward(x)
-        strategy = self._fit or ("exact" if n <= LEARNING_POINTS else "subset")
+        strategy = self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
         if strategy == "exact":
             return super().forward(x)
         x = self.transform_inputs(x)
@@ -319,7 +319,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             n = x.shape[-2]
             generator = torch.Generator().manual_seed(self._seed)
             if strategy == "subset":
-                self._learning = (uniform_rows(n, LEARNING_POINTS, generator=generator, device=x.device), None)
+                self._learning = (uniform_rows(n, SUBSET_POINTS, generator=generator, device=x.device), None)
             else:
                 with torch.no_grad():
                     noise = self._noise(x, broadcast_shapes(x.shape[:-2], self._aug_batch_shape) + x.shape[-2:-1])
@@ -362,7 +362,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         """Construct the keyword arguments of the constructor from a data set and the model's own options.
 
         Args:
-            training_data: One outcome set.
+            training_data: The data set of one outcome.
             dictionary: As in the class.
             max_dictionary: As in the class.
             fit: As in the class.

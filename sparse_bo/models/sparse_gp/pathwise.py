@@ -32,13 +32,13 @@ CHUNK = 4096
 """Points at which paths are evaluated at a time: with 1,024 features and 4,096 dictionary points, 200 MB."""
 
 
-def update_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
+def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
     """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws ``ζ`` from torch's CPU generator.
 
     BoTorch's prior paths have Sobol points for weights, also made on the CPU: one seed gives the same paths on every device.
 
     Args:
-        representation: Without extension.
+        representation: The posterior, without extension.
         K: ``batch_shape x m x m``, ``k(D, D)``.
         prior_values: ``sample_shape x batch_shape x m`` values at ``D`` of prior paths of mean zero.
     """
@@ -57,16 +57,16 @@ def draw_paths(
     """Return prior and update paths in the outcome transform's units; ``forward`` takes transformed inputs.
 
     Args:
-        model: In evaluation mode.
-        representation: Its posterior, without extension.
-        sample_shape: Of the paths.
+        model: The model, in evaluation mode.
+        representation: The model's posterior, without extension.
+        sample_shape: The shape of the set of paths.
         prior_sampler: As in :func:`botorch.sampling.pathwise.draw_matheron_paths`.
     """
     points = representation.points
     with delattr_ctx(model, "outcome_transform"):
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
     prior_values = prior_paths.forward(points) - model.mean_module(points)
-    weight = update_weights(representation, kernel_matrix(model.covar_module, points, points), prior_values)
+    weight = matheron_weights(representation, kernel_matrix(model.covar_module, points, points), prior_values)
     feature_map = KernelEvaluationMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
     return prior_paths, GeneralizedLinearPath(feature_map=feature_map, weight=weight)
 
@@ -77,10 +77,10 @@ def draw_matheron_path(
     """Draw paths of a ``SparseGP``'s posterior; registered with BoTorch's ``draw_matheron_paths``.
 
     Args:
-        model: A ``SparseGP``.
-        sample_shape: Of the paths.
+        model: The model, a ``SparseGP``.
+        sample_shape: The shape of the set of paths.
         prior_sampler: Draws prior paths.
-        update_strategy: Only BoTorch's default: the update is the dictionary's.
+        update_strategy: BoTorch's default and no other: the update is the dictionary's.
 
     Raises:
         UnsupportedError: For another ``update_strategy``.
@@ -96,10 +96,10 @@ def zero_mean_samples(model: SingleTaskGP, representation: Representation, X: Te
     """Return joint samples of the posterior less its mean at many points, ``samples x … x q``. O(q m), never ``q x q``.
 
     Args:
-        model: In evaluation mode.
-        representation: Its posterior.
-        X: ``… x q x d``, transformed.
-        samples: Number of samples.
+        model: The model, in evaluation mode.
+        representation: The model's posterior.
+        X: ``… x q x d`` points, transformed.
+        samples: The number of samples.
     """
     full = representation.full(model.covar_module)
     prior, update = draw_paths(model, full, torch.Size([samples]), draw_kernel_feature_paths)

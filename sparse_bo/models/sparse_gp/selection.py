@@ -1,4 +1,4 @@
-"""Which training points the dictionary consists of, and which ones hyper-parameters are learned from."""
+"""The choice of training points: those of the dictionary, and those that hyper-parameters are learned from."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def planned_size(n: int, batch: int) -> int:
     every machine: 4,096 points up to n = 10⁵, 1,414 at n = 10⁶ (one output).
 
     Args:
-        n: Training points.
-        batch: Number of GPs: batch elements times outputs.
+        n: The number of training points.
+        batch: The number of GPs: batch elements times outputs.
     """
     by_time, by_memory = PLANNED_WORK / (n * batch), PLANNED_BYTES / (32 * batch)
     return max(1, min(MAX_DICTIONARY, math.isqrt(int(min(by_time, by_memory)))))
@@ -63,7 +63,7 @@ def checked_dictionary(dictionary: Sampler | Dictionary | Tensor | None, train_X
     """Check the user's dictionary against the data; a sampler or ``None`` leaves both parts open.
 
     Args:
-        dictionary: What the user passed.
+        dictionary: What the user passed as dictionary.
         train_X: ``batch_shape x n x d``, as given by the user.
 
     Raises:
@@ -163,8 +163,8 @@ def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generat
         kernel: The prior covariance.
         X: ``batch_shape x n x d``, transformed.
         noise: ``batch_shape x n`` noise variances (y²).
-        size: The cap, ≥ 1.
-        generator: CPU generator.
+        size: At most so many rows are chosen, ≥ 1.
+        generator: A CPU generator, the only source of randomness.
 
     Returns:
         Rows, ascending; all distinct inputs if there are at most ``size``.
@@ -268,15 +268,15 @@ def sampled(
     leverages, kernels and noise (each member in units of its noise level), and no means.
 
     Args:
-        sampler: The user's sampler.
+        sampler: The sampler that the user passed.
         kernel: The prior covariance.
         X: ``batch_shape x n x d``, transformed.
         raw_X: ``batch_shape x n x d``, as given by the user.
         residuals: ``batch_shape x n`` targets less the prior mean.
-        prior_mean: ``batch_shape x n``.
+        prior_mean: ``batch_shape x n`` prior means.
         noise: ``batch_shape x n`` noise variances.
-        size: The cap.
-        generator: CPU generator.
+        size: At most so many points are chosen.
+        generator: A CPU generator, the only source of randomness.
 
     Raises:
         InputDataError: If the sampler returns external points for a batch of different data sets.

@@ -1,4 +1,4 @@
-"""What a SparseGP keeps besides its parameters: rows joined only when someone looks, and a cache that knows its age."""
+"""Data and posterior that a SparseGP keeps: rows joined only when someone looks, and a cache that knows its age."""
 
 from __future__ import annotations
 

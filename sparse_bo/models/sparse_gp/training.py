@@ -1,4 +1,4 @@
-"""What the model answers in training mode: a prior over the training data whose likelihood is never ``n x n``.
+"""The prior over the training data that a SparseGP answers with in training mode: its likelihood is never ``n x n``.
 
 ``ExactMarginalLogLikelihood`` adds the noise to the covariance, rebuilds the distribution from its class, a mean and a
 covariance, and asks for ``log_prob``. So all that a likelihood needs travels in the covariance operator.
@@ -49,7 +49,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
             X: ``batch_shape x n x d``, transformed.
             points: ``batch_shape x m x d``: the dictionary, or the subset that is learned from; transformed.
             kernel: The prior covariance.
-            strategy: Which likelihood.
+            strategy: The name of the likelihood.
             rows: ``m`` rows of ``X`` that ``points`` are (``"subset"`` only).
             noise: ``batch_shape x n`` noise variances added so far.
         """

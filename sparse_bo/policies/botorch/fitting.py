@@ -93,7 +93,7 @@ class ModelFit:
             self._learn(model, warm=warm)
             model.eval()
         else:
-            fit_to_rows(model, subset, fit=partial(self._learn, warm=warm), previous=previous)
+            fit_to_rows(model, subset, fitter=partial(self._learn, warm=warm), previous=previous)
         return model
 
     def _learn(self, model: Any, *, warm: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.core import dtc
 
 
@@ -23,14 +23,14 @@ class Marginals(NamedTuple):
     """``c`` standard deviations (y); infinite where nothing is known."""
 
 
-def swept(posterior: ArmPosterior) -> Marginals:
+def swept(posterior: InMemoryPosterior) -> Marginals:
     """Return the posterior at all arms that it was swept over."""
-    return Marginals(posterior.means, (posterior.leverages * posterior.surrogate.regularization).sqrt())
+    return Marginals(posterior.means, (posterior.leverages * posterior.prior.regularization).sqrt())
 
 
-def marginals_at(posterior: ArmPosterior, X: Tensor) -> Marginals:
+def marginals_at(posterior: InMemoryPosterior, X: Tensor) -> Marginals:
     """Return the posterior at any points (``q x d``). O(q m (d + m))."""
-    surrogate, state = posterior.surrogate, posterior.state
+    surrogate, state = posterior.prior, posterior.state
     features = state.factor.features(surrogate.covariance.cross(posterior.dictionary.points, X))
     variance = dtc.variance(state, features, surrogate.covariance.diagonal(X))
     return Marginals(dtc.mean(state, features), variance.sqrt())
@@ -58,7 +58,7 @@ class BatchCandidates(ABC):
         """
 
     @abstractmethod
-    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+    def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
         """Return a posterior over these candidates at those of another batch on the same domain."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class ArmCandidates(BatchCandidates):
         places = torch.searchsorted(self.rows, picks).clamp(max=len(self.rows) - 1)
         return torch.where(self.rows[places] == picks, places, -1)
 
-    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+    def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
         """See :class:`BatchCandidates`: looked up at the arms that both batches had, unknown at the others. O(c log c)."""
         places = self.positions(to.rows, among=self.rows)
         means, deviations = swept(posterior)
@@ -128,7 +128,7 @@ class BoxCandidates(BatchCandidates):
         close = distances <= 1e-6 * (points.abs().max() + 1.0)
         return torch.where(close, among[nearest], -1)
 
-    def transferred(self, posterior: ArmPosterior, to: Self) -> Marginals:
+    def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
         """See :class:`BatchCandidates`: computed, as no point is in both. O(c m (d + m))."""
         return marginals_at(posterior, to.points)
 

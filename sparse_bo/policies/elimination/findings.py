@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.observations import Observations
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
@@ -23,7 +23,7 @@ class Finding:
 
     candidates: BatchCandidates
     """``c`` of them."""
-    posterior: ArmPosterior
+    posterior: InMemoryPosterior
     """Over the candidates."""
     observations: Observations
     """Of this batch; indices are positions among the candidates."""
@@ -101,7 +101,7 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
         noise_variance: ξ² (y²), to tell a wrong noise from a wrong norm.
     """
     newest = findings[-1]
-    surrogate = newest.posterior.surrogate
+    surrogate = newest.posterior.prior
     norm, variances = norm_of(width), surrogate.in_memory[1]
     spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
     lower, upper = surrogate.prior_mean - spread, surrogate.prior_mean + spread

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
@@ -223,7 +223,7 @@ class Elimination(Mechanism[EliminationState]):
         """Return what a batch has shown; ``number`` batches were complete before it."""
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
         dictionary = plan.design.dictionary
-        posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
+        posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         # Over all picks, told or not: never below that over the told ones.
         ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(number))
         confidence = BatchConfidence(
@@ -237,9 +237,9 @@ class Elimination(Mechanism[EliminationState]):
         )
         return Finding(plan.candidates, replace(posterior, block=None), observations, confidence)
 
-    def _surrogate(self, prior: KnownPrior, points: Tensor) -> Surrogate:
+    def _surrogate(self, prior: KnownPrior, points: Tensor) -> ArmPrior:
         covariance = covariance_function(prior.covar_module, like=points)
-        return Surrogate(
+        return ArmPrior(
             arms=points,
             covariance=covariance,
             prior_variance=covariance.diagonal(points),

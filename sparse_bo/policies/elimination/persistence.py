@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.observations import add_observations, no_observations
 from sparse_bo.policies.elimination.batch_width import doubled
@@ -58,7 +58,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
 
 
 def thaw_elimination(
-    empty: EliminationState, frozen: Frozen, *, given: Kernel | None, surrogate_of: Callable[..., Surrogate]
+    empty: EliminationState, frozen: Frozen, *, given: Kernel | None, surrogate_of: Callable[..., ArmPrior]
 ) -> EliminationState:
     """Return the state that :func:`freeze_elimination` froze; posteriors are fitted and swept again, O(a m (d + m)) a batch.
 
@@ -78,7 +78,7 @@ def thaw_elimination(
         return state
     prior = thaw_prior(frozen, given=given)
 
-    def over(points: Tensor) -> Surrogate:
+    def over(points: Tensor) -> ArmPrior:
         return surrogate_of(prior, points)
 
     findings = tuple(_finding(part_of(frozen, f"finding.{i}"), source, over) for i in range(frozen["findings"]))
@@ -86,16 +86,16 @@ def thaw_elimination(
     return replace(state, prior=prior, findings=findings, plan=_planned(plan, source, over) if plan else None)
 
 
-def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], Surrogate]) -> Finding:
+def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> Finding:
     candidates = source.thaw(part)
     surrogate = replace(over(candidates.points), sweep_dtype=torch.float64)
     dictionary = thaw_dictionary(part, candidates.points)
     observations = thaw_observations(part, candidates.points)
-    posterior, _ = arm_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
+    posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
     return Finding(candidates, replace(posterior, block=None), observations, BatchConfidence(**part["confidence"]))
 
 
-def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], Surrogate]) -> PlannedBatch:
+def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> PlannedBatch:
     candidates, order = source.thaw(part), part["order"]
     points = candidates.points
     picked = add_observations(no_observations(points), points, order, torch.zeros_like(part["y"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import Surrogate
+from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design
 from sparse_bo.observations import Observations, add_observations, no_observations
 from sparse_bo.policies.elimination.candidates import BatchCandidates
@@ -19,7 +19,7 @@ class PlannedBatch:
 
     candidates: BatchCandidates
     """``c`` of them."""
-    surrogate: Surrogate
+    surrogate: ArmPrior
     """Prior over the candidates."""
     design: Design
     """Picks, as positions among the candidates."""

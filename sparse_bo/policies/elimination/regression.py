@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.core.spectrum import variance_factor
@@ -124,7 +124,7 @@ def max_variance_design(
     else:
         points = arms_of(domain, policy="maximum-variance design").double()
     covariance = covariance_function(covar_module, like=points)
-    surrogate = Surrogate(
+    surrogate = ArmPrior(
         arms=points,
         covariance=covariance,
         prior_variance=covariance.diagonal(points),
@@ -166,7 +166,7 @@ def rls_resampling(
     return Resampling(sampler=sampler, ratio_threshold=ratio_threshold)
 
 
-def certified_ratio(surrogate: Surrogate, chosen: Design, *, generator: torch.Generator) -> float:
+def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Generator) -> float:
     """Return an upper bound on ``ρ = λ_max(K − Q)/λ`` over the picks of a design; 0, and nothing drawn, if it is exact."""
     if chosen.exact:
         return 0.0
@@ -175,9 +175,9 @@ def certified_ratio(surrogate: Surrogate, chosen: Design, *, generator: torch.Ge
 
 
 def _certified(
-    surrogate: Surrogate, chosen: Design, *, indices: bool, dtype: torch.dtype, generator: torch.Generator
+    surrogate: ArmPrior, chosen: Design, *, indices: bool, dtype: torch.dtype, generator: torch.Generator
 ) -> RegressionDesign:
-    posterior, _ = arm_posterior(surrogate, chosen.observations, chosen.dictionary, KernelColumns(surrogate.memory_bytes))
+    posterior, _ = in_memory_posterior(surrogate, chosen.observations, chosen.dictionary, KernelColumns(surrogate.memory_bytes))
     ratio = certified_ratio(surrogate, chosen, generator=generator)
     confidence = BatchConfidence(
         pulls=chosen.q,
@@ -200,9 +200,9 @@ def _certified(
     )
 
 
-def _information_gain(posterior: ArmPosterior, chosen: Design) -> float:
+def _information_gain(posterior: InMemoryPosterior, chosen: Design) -> float:
     """Return ``½ [log det B + tr(C(K − Q))/λ] ≥ ½ log det(I + K/λ)`` over the pulls. O(n m²)."""
-    seen, surrogate = chosen.observations, posterior.surrogate
+    seen, surrogate = chosen.observations, posterior.prior
     distinct = torch.unique(chosen.indices)  # in the order of the observations
     features = posterior.state.factor.features(posterior.kernel_rows(distinct))
     residual = (surrogate.prior_variance[distinct] - features.square().sum(dim=-1)).clamp_min(0.0)

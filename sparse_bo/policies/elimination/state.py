@@ -113,7 +113,7 @@ class EliminationState:
         alive = self.source.alive(best, self.width, self.survivors)
         position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
         newest = self.findings[-1]
-        scale = posterior.surrogate.regularization**0.5
+        scale = posterior.prior.regularization**0.5
         return Report(
             best_index=best.candidates.row(position),
             best_x=best.candidates.points[position],

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
@@ -23,7 +23,9 @@ from sparse_bo.validation import check_count
 class Choice(Protocol):
     """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
 
-    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+    def __call__(
+        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
+    ) -> Tensor:
         """Return ``q`` arms.
 
         Args:
@@ -59,7 +61,9 @@ class PosteriorArms(Mechanism[BanditState]):
         if state.fitted is None:
             return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
         q = min(self.batch_size, max_q)
-        return Proposal(self.choose(state.fitted.posterior, state, q, out=len(pending), generator=generator))
+        posterior = state.fitted.posterior
+        assert isinstance(posterior, InMemoryPosterior)  # `on` brings the arms into memory
+        return Proposal(self.choose(posterior, state, q, out=len(pending), generator=generator))
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""

@@ -11,8 +11,8 @@ from botorch.sampling.pathwise.features import gen_kernel_features
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
-from sparse_bo.core.decoupled import update_weights
+from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.core.decoupled import decoupled_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
@@ -30,8 +30,8 @@ QUADRATURE_TOLERANCE = 0.01
 class _Best:
     """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask."""
 
-    def __init__(self, posterior: ArmPosterior, q: int) -> None:
-        surrogate = posterior.surrogate
+    def __init__(self, posterior: InMemoryPosterior, q: int) -> None:
+        surrogate = posterior.prior
         self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
         if surrogate.repeats is not None:
             self.allowed[surrogate.repeats] = False
@@ -56,17 +56,19 @@ class DecoupledDraws:
 
     features: int
 
-    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+    def __call__(
+        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
+    ) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
-        arms, best = posterior.surrogate.arms, _Best(posterior, q)
+        arms, best = posterior.prior.arms, _Best(posterior, q)
         with torch.no_grad():
             with seeded(generator):
-                kernel = posterior.surrogate.covariance.kernel
+                kernel = posterior.prior.covariance.kernel
                 phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
             rank = posterior.state.factor.rank
             normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
             prior, spread = normal[:, : self.features], normal[:, self.features :]
-            weights = update_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
+            weights = decoupled_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
             for part, K_DX in posterior.kernel_chunks():
                 best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
         return best.indices
@@ -131,13 +133,15 @@ class QuadratureDraws:
     order: int
     learned: bool
 
-    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+    def __call__(
+        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
+    ) -> Tensor:
         """Draw ``q`` times F normal numbers.
 
         Warns:
             NumericalWarning: If a learned kernel is too narrow for the order.
         """
-        observed, surrogate, best = state.observations, posterior.surrogate, _Best(posterior, q)
+        observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q)
         kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
         trouble = self.trouble(kernel, surrogate.arms) if self.learned else None
         if trouble is not None:

@@ -12,10 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, KernelColumns, Surrogate, arm_posterior, pick_batch
-from sparse_bo.arms.moments import Precision
-from sparse_bo.arms.posterior import LazyVariances
-from sparse_bo.arms.streaming import with_contenders
+from sparse_bo.arms import (
+    ArmFit,
+    ArmPosterior,
+    ArmPrior,
+    Fitted,
+    KernelColumns,
+    Precision,
+    arm_posterior,
+    fit_arms,
+    pick_batch,
+    prior_variances,
+)
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
@@ -123,7 +131,7 @@ class ArmUCB(Mechanism[BanditState]):
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
         surrogate, learned_at = self._surrogate(before, observations, watch, generator)
-        if before is not None and surrogate is before.posterior.surrogate:
+        if before is not None and surrogate is before.posterior.prior:
             columns = before.columns
         else:
             columns = KernelColumns(surrogate.memory_bytes)
@@ -131,13 +139,12 @@ class ArmUCB(Mechanism[BanditState]):
             candidates, columns = _candidates(before, surrogate, observations, columns, generator)
             dictionary = self.parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
-            posterior, columns = arm_posterior(surrogate, observations, dictionary, columns)
+            fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         gains = self.parts.width.gains(_leverages(before, surrogate, picks))
         information = (0.0 if before is None else before.information) + float(gains.sum())
-        width = self._width(posterior, observations.pulls, information)
-        if surrogate.streams:
-            with watch.phase("sweep"):
-                posterior = with_contenders(posterior, width=width, stop_rule=self.parts.stop_rule)
+        width = self._width(fit, observations.pulls, information)
+        with watch.phase("sweep" if isinstance(fit, ArmFit) else "fit"):
+            posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
             posterior=posterior, columns=columns, width=width, information=information, pulls_at_learning=learned_at
         )
@@ -148,7 +155,7 @@ class ArmUCB(Mechanism[BanditState]):
         frozen, fitted = freeze_evaluated(state), state.fitted
         if fitted is None:
             return frozen
-        surrogate = fitted.posterior.surrogate
+        surrogate = fitted.posterior.prior
         prior = KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
         return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(prior)
 
@@ -160,18 +167,16 @@ class ArmUCB(Mechanism[BanditState]):
             return state
         surrogate = self._over_arms(thaw_prior(frozen, given=self.given.covar_module), None)
         dictionary = thaw_dictionary(frozen, self.arms)
-        posterior, columns = arm_posterior(surrogate, state.observations, dictionary, KernelColumns(self.memory_bytes))
-        fitted = FittedArms(posterior=posterior, columns=columns, **thaw_fields(FittedArms, frozen))
-        if posterior.surrogate.streams:
-            contended = with_contenders(posterior, width=fitted.width, stop_rule=self.parts.stop_rule)
-            fitted = replace(fitted, posterior=contended)
-        return replace(state, fitted=fitted)
+        fit, columns = fit_arms(surrogate, state.observations, dictionary, KernelColumns(self.memory_bytes))
+        kept = thaw_fields(FittedArms, frozen)
+        posterior = arm_posterior(fit, width=kept["width"], stop_rule=self.parts.stop_rule)
+        return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
 
     def _surrogate(
         self, before: FittedArms | None, observations: Observations, watch: Stopwatch, generator: torch.Generator
-    ) -> tuple[Surrogate, int]:
+    ) -> tuple[ArmPrior, int]:
         """Return the prior over the arms for the next round, and the pulls at which it was learned."""
-        current = None if before is None else before.posterior.surrogate
+        current = None if before is None else before.posterior.prior
         learned_at = 0 if before is None else before.pulls_at_learning
         learn = not self.given.complete and observations.pulls >= 2 * learned_at
         if current is not None and not learn:
@@ -181,15 +186,15 @@ class ArmUCB(Mechanism[BanditState]):
             surrogate = self._over_arms(given.known(), current)
         return surrogate, observations.pulls if learn else 0
 
-    def _over_arms(self, prior: KnownPrior, current: Surrogate | None) -> Surrogate:
+    def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
         """Return the prior over the arms; which arms repeat, and the memory that there was, are taken from the current one."""
         arms = self.arms
         covariance = covariance_function(prior.covar_module, like=arms[:2])
         repeats = None if current is None else current.repeats
-        return Surrogate(
+        return ArmPrior(
             arms=arms,
             covariance=covariance,
-            prior_variance=LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms),
+            prior_variance=prior_variances(covariance, arms),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
             repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,
@@ -197,13 +202,13 @@ class ArmUCB(Mechanism[BanditState]):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _width(self, posterior: ArmPosterior, pulls: int, information: float) -> float:
-        surrogate = posterior.surrogate
+    def _width(self, fit: Fitted, pulls: int, information: float) -> float:
+        surrogate = fit.prior
         return self.parts.width(
             Confidence(
                 pulls=pulls,
                 information=information,
-                effective_dimension=posterior.effective_dimension,
+                effective_dimension=fit.effective_dimension,
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
@@ -213,14 +218,15 @@ class ArmUCB(Mechanism[BanditState]):
 
 def _candidates(
     before: FittedArms | None,
-    surrogate: Surrogate,
+    surrogate: ArmPrior,
     observations: Observations,
     columns: KernelColumns,
     generator: torch.Generator,
 ) -> tuple[Candidates, KernelColumns]:
     """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
     given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
-    if before is not None and surrogate is before.posterior.surrogate:
+    previous: Fitted | ArmPosterior
+    if before is not None and surrogate is before.posterior.prior:
         previous = before.posterior
     else:
         if before is not None:
@@ -229,12 +235,12 @@ def _candidates(
             dictionary = UniformSampler(size=WARM_START_POINTS).sample(given(observations, None), generator=generator)
         else:
             return given(observations, None), columns
-        previous, columns = arm_posterior(surrogate, observations, dictionary, columns)
+        previous, columns = fit_arms(surrogate, observations, dictionary, columns)
     rows = observations.rows
     return given(observations, previous.leverages_at(rows), means=previous.means_at(rows)), columns
 
 
-def _leverages(before: FittedArms | None, surrogate: Surrogate, picks: Tensor) -> Tensor:
+def _leverages(before: FittedArms | None, surrogate: ArmPrior, picks: Tensor) -> Tensor:
     """Return the leverages of the told arms (``q``) at the start of their batch."""
     if before is None:
         return surrogate.prior_variance[picks] / surrogate.regularization

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sparse_bo.arms import StopRule
-from sparse_bo.arms.batch import InBatch
+from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.core.leverage import Inclusion
 from sparse_bo.dictionary import LeverageSampler, Sampler
 from sparse_bo.policies.ucb.parts import Parts

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparse_bo.arms import StopRule
-from sparse_bo.arms.batch import InBatch
+from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import Sampler
 from sparse_bo.widths import Width
 

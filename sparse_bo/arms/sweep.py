@@ -1,0 +1,86 @@
+"""One pass over arms in memory: posterior mean and leverage of all of them, in chunks within the memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms.moments import Evaluator
+from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.core.chunking import chunk_rows, row_slices
+from sparse_bo.dictionary import Dictionary
+
+_PRODUCT_BYTES = 2**21
+"""On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
+
+
+class Sweep(NamedTuple):
+    """Posterior moments of all arms."""
+
+    means: Tensor
+    """``a`` (y)."""
+    leverages: Tensor
+    """``a`` variance / λ, at least 0."""
+    errors: Tensor | None
+    """``a`` bounds on the error of the leverages from a low precision; ``None`` where there is only round-off."""
+
+
+def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
+    """Return how many arms to evaluate at a time: as many as the budget allows, on a CPU no more than its cache holds.
+
+    Args:
+        prior: The prior over the arms, with the memory budget.
+        m: The number of points in the dictionary.
+        step: The rows of the product that is made of one chunk.
+
+    Raises:
+        MemoryError: If not even one arm fits into the budget.
+    """
+    # GPyTorch's distance computation holds about four temporaries of the block's size.
+    rows = chunk_rows(prior.arms.shape[0], bytes_per_row=5 * 8 * m, memory_bytes=prior.memory_bytes)
+    if prior.arms.device.type == "cpu":
+        return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
+    return rows
+
+
+def kernel_chunks(
+    prior: ArmPrior, dictionary: Dictionary, block: Tensor | None, *, step: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield ``(rows, k(D, arms[rows]))``, ``m x rows`` blocks that together cover all arms within the budget.
+
+    Args:
+        prior: The prior over the arms, with the memory budget.
+        dictionary: The m points of the dictionary.
+        block: ``m x a`` kernel between dictionary and arms, if it is known.
+        step: The rows of the product that is made of one chunk.
+    """
+    for part in row_slices(prior.arms.shape[0], chunk=sweep_rows(prior, m=dictionary.m, step=step)):
+        if block is not None:
+            yield part, block[:, part]
+        else:
+            yield part, prior.covariance.cross(dictionary.points, prior.arms[part])
+
+
+def sweep(prior: ArmPrior, dictionary: Dictionary, block: Tensor | None, evaluate: Evaluator) -> Sweep:
+    """Evaluate the posterior at all arms. O(a m (d + r)).
+
+    Args:
+        prior: The prior over the arms, which are in memory.
+        dictionary: The m points of the dictionary.
+        block: ``m x a`` kernel between dictionary and arms, if it is known.
+        evaluate: Gives posterior moments from kernel columns.
+    """
+    _, prior_variance = prior.in_memory
+    means, variances = torch.empty_like(prior_variance), torch.empty_like(prior_variance)
+    errors = None
+    for part, K_DX in kernel_chunks(prior, dictionary, block, step=evaluate.step):
+        moments = evaluate(K_DX, prior_variance[part])
+        means[part], variances[part] = moments.means, moments.variances
+        if moments.errors is not None:
+            errors = torch.empty_like(means) if errors is None else errors
+            errors[part] = moments.errors
+    scale = prior.regularization
+    return Sweep(means, variances.div_(scale), None if errors is None else errors.div_(scale))
