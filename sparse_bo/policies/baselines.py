@@ -25,7 +25,7 @@ from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
-class Choice(Protocol):
+class ArmChoice(Protocol):
     """What tells one policy without a model over arms from another: how the next arms follow from the observations."""
 
     def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
@@ -45,7 +45,7 @@ class ArmsWithoutModel(Mechanism[BanditState]):
 
     domain: Arms
     batch_size: int
-    choose: Choice
+    choose: ArmChoice
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""

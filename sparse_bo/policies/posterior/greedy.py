@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior, StopRule, pick_batch
 from sparse_bo.policies.baselines import check_exploration, with_exploration
-from sparse_bo.policies.posterior.policy import Choice, PosteriorPolicy
+from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
 from sparse_bo.policies.states import BanditState
 
 
@@ -38,7 +38,7 @@ class PosteriorEpsilonGreedy(PosteriorPolicy):
         """``"posterior-epsilon-greedy"``."""
         return "posterior-epsilon-greedy"
 
-    def choice(self, arms: Tensor) -> Choice:
+    def choice(self, arms: Tensor) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`; any arms do."""
         return self._choose
 

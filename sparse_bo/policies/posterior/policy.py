@@ -20,7 +20,7 @@ from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.validation import check_count
 
 
-class Choice(Protocol):
+class PosteriorChoice(Protocol):
     """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
 
     def __call__(
@@ -50,7 +50,7 @@ class PosteriorArms(Mechanism[BanditState]):
 
     model: ArmUCB
     batch_size: int
-    choose: Choice
+    choose: PosteriorChoice
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -110,7 +110,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         """Name for reports."""
 
     @abstractmethod
-    def choice(self, arms: Tensor) -> Choice:
+    def choice(self, arms: Tensor) -> PosteriorChoice:
         """Return how arms are chosen from ``arms`` (``a x d``).
 
         Raises:

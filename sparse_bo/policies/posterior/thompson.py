@@ -18,7 +18,7 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.policies.botorch.thompson import ORDERS
-from sparse_bo.policies.posterior.policy import Choice, PosteriorPolicy
+from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
 from sparse_bo.policies.states import BanditState
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count
@@ -102,7 +102,7 @@ class SGPTSArms(PosteriorPolicy):
         """``"s-gp-ts-arms"``."""
         return "s-gp-ts-arms"
 
-    def choice(self, arms: Tensor) -> Choice:
+    def choice(self, arms: Tensor) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:
@@ -198,7 +198,7 @@ class QFFTSArms(PosteriorPolicy):
         """``"qff-ts-arms"``."""
         return "qff-ts-arms"
 
-    def choice(self, arms: Tensor) -> Choice:
+    def choice(self, arms: Tensor) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:
