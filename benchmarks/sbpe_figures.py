@@ -351,7 +351,7 @@ def draw_regret(runs: Runs) -> Figure:
         plain_ticks(bottom.yaxis)
         for axis in (middle, bottom):
             axis.set_xlim(1, 1.1 * budget)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

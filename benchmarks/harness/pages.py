@@ -19,10 +19,10 @@ BEGIN, END = "<!-- made by python benchmarks/report.py: begin -->", "<!-- end --
 
 def render(experiment: Experiment, records: list[Record]) -> tuple[str, list[Picture]]:
     """Return a page as Markdown, and the figures it shows."""
+    where = [f"records: [`{experiment.records_name}`]({experiment.records_name})"] if records else []
     blocks: list[Block] = [
         f"<!-- Made by python benchmarks/report.py from {experiment.records_name}: do not edit. -->\n\n# {experiment.title}",
-        f"`python benchmarks/{experiment.name}.py` · records: [`{experiment.records_name}`]({experiment.records_name}) · "
-        "[all benchmarks](../README.md)",
+        " · ".join([f"`python benchmarks/{experiment.name}.py`", *where, "[all benchmarks](../README.md)"]),
         experiment.about.strip(),
     ]
     for device in devices(records):
@@ -84,19 +84,21 @@ def provenance(records: list[Record]) -> str:
     """Return in words how many records were made with which code, and when."""
     dates = sorted({r["date"][:10] for r in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    commits = Counter(r["commit"] for r in records)
-    clean = sum(count for name, count in commits.items() if "dirty" not in name and name != "unknown")
-    unknown = commits["unknown"]
+    kinds: dict[str, Counter[str]] = {"at a commit": Counter(), "beside changes": Counter(), "at an unknown commit": Counter()}
+    for name in (r["commit"] for r in records):
+        kind = "at an unknown commit" if name == "unknown" else "beside changes" if "dirty" in name else "at a commit"
+        kinds[kind][name.replace("-dirty", "")] += 1
+    told = []
+    for kind, names in kinds.items():
+        listed = ", ".join(f"`{name}` {count}" if len(names) > 1 else f"`{name}`" for name, count in names.items())
+        if names:
+            told.append(f"{names.total()} {kind}" + (f" ({listed})" if "unknown" not in names else ""))
     parts = []
     for field in ("sparse_bo", "torch", "threads"):
         values = Counter(str(r[field]) for r in records)
         shown = [name if len(values) == 1 else f"{name} ({count})" for name, count in values.items()]
         parts.append(f"{field} {', '.join(shown)}")
-    codes = ", ".join(f"`{name}` {count}" for name, count in commits.items())
-    return (
-        f"{len(records)} records of {when}: {clean} at a commit, {len(records) - clean - unknown} beside changes, {unknown} at "
-        f"an unknown one ({codes}); {', '.join(parts)}."
-    )
+    return f"{len(records)} records of {when}: {', '.join(told)}; {', '.join(parts)}."
 
 
 def mean_sd(values: Sequence[float], digits: int) -> str:
