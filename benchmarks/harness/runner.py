@@ -86,7 +86,12 @@ def _parse(experiment: Experiment, description: str | None, words: list[str]) ->
     parser.add_argument("--first-seed", type=int, default=0, metavar="SEED")
     parser.add_argument("--device", default=experiment.devices[0], help=f"default: {experiment.devices[0]}")
     parser.add_argument("--threads", type=int, default=experiment.threads, help="of torch")
-    parser.add_argument("--out", dest="folder", type=Path, help="where records, page and figures go")
+    parser.add_argument(
+        "--out",
+        dest="folder",
+        type=Path,
+        help="of records, page and figures; default: results, with --quick or --tiny a folder in it",
+    )
     parser.add_argument("--minutes", type=float, help="begin no measurement after so many; the same command goes on there")
     parser.add_argument("--again", action="store_true", help="measure what has been measured before, too")
     parser.add_argument("--draw", action="store_true", help="measure nothing, write page and figures")
