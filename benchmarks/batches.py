@@ -4,32 +4,16 @@
     python benchmarks/batches.py --quick         # n = 300, 8 picks, 1 seed
     python benchmarks/batches.py --methods process fixed adaptive --seeds 1
 
-Each method runs in a process of its own, and what is in the file already is not run again (``--again``: it is): an interrupted
-run goes on where it was.
-
-Methods: ``botorch``: ``optimize_acqf(qUpperConfidenceBound, q=64, sequential=True)`` on SingleTaskGP; ``exact-gp``:
-``optimize_batch`` (GP-BUCB) on the same SingleTaskGP; ``process``: on SparseGP (up to 4,096 points it is the exact GP);
-``wide``, ``wider``, ``widest``: the same with beta = 36, 100, 256; ``qucb``: ``optimize_batch`` with BoTorch's qUCB, as it is;
-``sparse``: GP-BUCB on SparseGP with 512 dictionary points; ``fixed``: the paper's fixed-dictionary update on that;
-``adaptive``: SparseGP with ``ratio_threshold=8``. All but the last make as many picks as BoTorch; beta = 4 where nothing else
-is said. Hyper-parameters are learned once per seed, from the same subset by every method. The same beta is not the same
-exploration: qUCB maximises the expected best of all points of a batch and so explores more the larger the batch is, while
-GP-BUCB's mean and width stay.
-
-Recorded per run: CPU seconds of the process (a busy machine distorts wall clock), the joint information gain
-``½ log det(I + C/λ)`` of the batch under the exact posterior, qUCB (beta = 4) of the whole batch under it with 4,096 samples,
-best and mean true value of its points.
-Appends to ``results/batches.jsonl``.
+Each method runs in a process of its own. Shown by n and picks: the newest record of each method and seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,23 +23,24 @@ from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.test_functions import Hartmann
-from common import RESULTS, append, environment, read
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from harness.experiment import Block, Experiment, Job, Option, Table
+from harness.records import Record, newest, stopwatch
+from harness.runner import main
 from torch import Tensor
 
 from sparse_bo import SparseGP, optimize_batch
 
-FILE = RESULTS / "batches.jsonl"
 DIMENSION, NOISE, BETA = 6, 0.05, 4.0
 BOUNDS = torch.tensor([[0.0] * DIMENSION, [1.0] * DIMENSION], dtype=torch.float64)
 
 
-def data(n: int, seed: int) -> tuple[Tensor, Tensor]:
+def data(n: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return noisy observations at uniform points."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.rand(n, DIMENSION, generator=generator, dtype=torch.float64)
     Y = Hartmann(dim=DIMENSION, negate=True)(X).unsqueeze(-1)
-    return X, Y + NOISE * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    return X.to(device), (Y + NOISE * torch.randn(n, 1, generator=generator, dtype=torch.float64)).to(device)
 
 
 def learned(X: Tensor, Y: Tensor) -> dict[str, Tensor]:
@@ -69,7 +54,7 @@ def botorch_sequential(model: SingleTaskGP, q: int, seed: int) -> Tensor:
     """Make the batch as a BoTorch user does."""
     torch.manual_seed(seed)
     acquisition = qUpperConfidenceBound(model, beta=BETA)
-    X, _ = optimize_acqf(acquisition, BOUNDS, q=q, num_restarts=10, raw_samples=512, sequential=True)
+    X, _ = optimize_acqf(acquisition, BOUNDS.to(model.train_targets), q=q, num_restarts=10, raw_samples=512, sequential=True)
     return X
 
 
@@ -78,7 +63,7 @@ def ours(model: SingleTaskGP, q: int, seed: int, **options: Any) -> Tensor:
     settings = {"ratio_threshold": math.inf, "max_q": q, "beta": BETA, **options}
     if settings.pop("qucb", False):
         settings["acq_function"] = qUpperConfidenceBound(model, beta=BETA)
-    X, _ = optimize_batch(model, BOUNDS, generator=torch.Generator().manual_seed(seed), **settings)
+    X, _ = optimize_batch(model, BOUNDS.to(model.train_targets), generator=torch.Generator().manual_seed(seed), **settings)
     return X
 
 
@@ -97,29 +82,42 @@ METHODS: dict[str, tuple[dict[str, Any] | None, Callable[..., Tensor], dict[str,
 """Name -> options of SparseGP (``None``: SingleTaskGP), how the batch is made, with which options."""
 
 
-def measure(method: str, X: Tensor, Y: Tensor, hyper: dict[str, Tensor], *, q: int, seed: int) -> dict[str, Any]:
+LABELS = {
+    "botorch": "BoTorch: `optimize_acqf(sequential=True)`, qUCB, β = 4, SingleTaskGP",
+    "exact-gp": "`optimize_batch`, β = 4, SingleTaskGP",
+    "process": "`optimize_batch`, β = 4, SparseGP",
+    "wide": "the same, β = 36",
+    "wider": "the same, β = 100",
+    "widest": "the same, β = 256",
+    "qucb": "`optimize_batch(acquisition=qUCB)`, β = 4, SparseGP",
+    "sparse": "`optimize_batch`, β = 4, SparseGP with 512 dictionary points",
+    "fixed": "the same, fixed-dictionary update",
+    "adaptive": "`optimize_batch`, β = 4, SparseGP, `ratio_threshold=8`",
+}
+
+
+def measure(method: str, n: int, max_q: int, seed: int, *, device: torch.device) -> Record:
     """Time one batch, from a model without caches to the points, and judge it under the exact posterior."""
+    X, Y = data(n, seed, device)
+    hyper, clock = learned(X, Y), stopwatch(device)
     sparse, make, options = METHODS[method]
     model = SingleTaskGP(X, Y) if sparse is None else SparseGP(X, Y, **sparse)
     model.load_state_dict(hyper)
     model.eval()
-    cpu, wall = time.process_time(), time.perf_counter()
-    batch = make(model, q, seed, **options)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    cpu, wall = clock(), time.perf_counter()
+    batch = make(model, max_q, seed, **options)
+    cpu, wall = clock() - cpu, time.perf_counter() - wall
     judge = SingleTaskGP(X, Y)
     judge.load_state_dict(hyper)
     with torch.no_grad():
         C = judge.posterior(batch).distribution.covariance_matrix
         noise = float(judge.likelihood.noise) * float(judge.outcome_transform.stdvs) ** 2
-        gain = 0.5 * torch.linalg.slogdet(torch.eye(len(batch), dtype=C.dtype) + (C + C.T) / (2.0 * noise)).logabsdet
+        gain = 0.5 * torch.linalg.slogdet(torch.eye(len(batch)).to(C) + (C + C.T) / (2.0 * noise)).logabsdet
         ratio = 1.0 + float(C.diagonal().sum()) / noise
         acquisition = qUpperConfidenceBound(judge, beta=BETA, sampler=SobolQMCNormalSampler(torch.Size([4096]), seed=1))
         value = float(acquisition(batch))
-    truth = Hartmann(dim=DIMENSION, negate=True)(batch)
+    truth = Hartmann(dim=DIMENSION, negate=True).to(batch)(batch)
     return {
-        "method": method,
-        "n": len(X),
-        "seed": seed,
         "q": len(batch),
         "cpu_s": cpu,
         "wall_s": wall,
@@ -131,43 +129,81 @@ def measure(method: str, X: Tensor, Y: Tensor, hyper: dict[str, Tensor], *, q: i
     }
 
 
-def record(method: str, *, n: int, q: int, seed: int) -> None:
-    """Measure one method in this process and append the record."""
-    torch.set_num_threads(1)
-    X, Y = data(n, seed)
-    found = measure(method, X, Y, learned(X, Y), q=q, seed=seed)
-    append(FILE, {**found, "max_q": q, **environment()})
-    print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()), flush=True)
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield a batch of each method and seed."""
+    for method in chosen.methods:
+        for seed in chosen.seeds:
+            key = {"method": method, "n": chosen.n, "max_q": chosen.q, "seed": seed}
+            yield Job(key, partial(measure, **key, device=chosen.device))
 
 
-def done(method: str, *, n: int, q: int, seed: int) -> bool:
-    """Return whether the file has the record."""
-    wanted = {"method": method, "n": n, "max_q": q, "seed": seed}
-    return any(wanted.items() <= found.items() for found in read(FILE))
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield a table for each number of points and picks; values of the seeds in turn."""
+    for n, max_q in sorted({(r["n"], r["max_q"]) for r in records}, reverse=True):
+        runs = newest([r for r in records if (r["n"], r["max_q"]) == (n, max_q)], "method", "seed")
+        seeds = sorted({seed for _, seed in runs})
+        yield f"### n = {n:,}, {max_q} picks, seeds {', '.join(map(str, seeds))}"
+        rows = []
+        for method in METHODS:
+            group = [r for seed in seeds if (r := runs.get((method, seed)))]
+            if group:
+                cells = [side_by_side(group, key, digits) for key, digits in DIGITS.items()]
+                rows.append((LABELS[method], ", ".join(str(r["seed"]) for r in group), *cells))
+        columns = ("method", "seeds", "points", "s", "information gain", "best true value", "mean true value", "qUCB")
+        yield Table(columns, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="n = 300, 8 picks, 1 seed")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--n", type=int)
-    parser.add_argument("--q", type=int)
-    parser.add_argument("--seeds", type=int)
-    parser.add_argument("--again", action="store_true", help="measure what has been measured before, too")
-    parser.add_argument("--here", type=int, metavar="SEED", help="measure with this seed, in this process")
-    arguments = parser.parse_args()
-    n, q, seeds = (300, 8, 1) if arguments.quick else (2000, 64, 2)
-    n, q, seeds = arguments.n or n, arguments.q or q, arguments.seeds or seeds
-    if arguments.here is not None:
-        for method in arguments.methods:
-            record(method, n=n, q=q, seed=arguments.here)
-        return
-    for method in arguments.methods:
-        for seed in range(seeds):
-            if arguments.again or not done(method, n=n, q=q, seed=seed):
-                command = [sys.executable, __file__, "--methods", method, "--n", str(n), "--q", str(q), "--here", str(seed)]
-                subprocess.run(command, check=True)
+def side_by_side(group: list[Record], key: str, digits: int) -> str:
+    """Return a field of some records, with dashes where older ones lack it."""
+    return " / ".join(f"{r[key]:.{digits}f}" if key in r else "–" for r in group)
 
+
+DIGITS = {"q": 0, "cpu_s": 1, "information_gain": 2, "best_true": 3, "mean_true": 3, "qucb": 3}
+
+
+def headline(records: list[Record]) -> str:
+    """Return how much less time the widest GP-BUCB takes than BoTorch, for what information."""
+    n, q = max((r["n"], r["max_q"]) for r in records if r["method"] == "widest")
+    runs = newest([r for r in records if (r["n"], r["max_q"]) == (n, q)], "method", "seed")
+    seeds = [seed for method, seed in runs if method == "widest" and ("botorch", seed) in runs]
+    pairs = [(runs["widest", seed], runs["botorch", seed]) for seed in seeds]
+    less = [theirs["cpu_s"] / ours["cpu_s"] for ours, theirs in pairs]
+    gain = [ours["information_gain"] / theirs["information_gain"] for ours, theirs in pairs]
+    return (
+        f"{q} picks at n = {n:,}: `optimize_batch` takes {min(less):.0f} to {max(less):.0f} times less than `optimize_acqf`, "
+        f"at {min(gain):.1f} to {max(gain):.1f} times the information gain (β = 256)"
+    )
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="Batches on a box",
+    question="What does a batch of `optimize_batch` cost and gain beside BoTorch's sequential `optimize_acqf`?",
+    about=f"""
+Hartmann-6, noise sd {NOISE}, hyper-parameters learned once per seed, from the same subset by every method. Processor
+seconds of a process of its own (on a busy machine the wall clock says more), everything from a model without caches to the
+points. Information gain is `½ log det(I + C/λ)` of the batch under the exact posterior; qUCB (β = 4) that of the whole
+batch under it, with 4,096 samples. Values of the seeds stand side by side.
+
+- The same β is not the same exploration: qUCB maximises the expected *best* of all points of a batch, which pays for spread
+  the more, the larger the batch is; GP-BUCB keeps its width, and with β = 4 it exploits. So `optimize_batch` is shown with
+  wider ones. β = 256 was chosen on seed 0.
+- BoTorch's time per pick grows with the picks before it, ours does not.
+- Up to 4,096 points SparseGP *is* the exact GP.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "n": Option("training points", 2_000, 300, 30),
+        "q": Option("picks", 64, 8, 2),
+        "methods": Option("methods", tuple(METHODS), choices=tuple(METHODS)),
+    },
+    seeds=(2, 1, 1),
+    own_process=True,
+    # Before 64 picks were recorded, max_q was 16 at n = 2,000, and what was picked at n = 300.
+    upgrade=lambda record: {"max_q": 16 if record["n"] == 2_000 else record["q"], **record},
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT, __doc__)

@@ -1,22 +1,28 @@
 """What the loop costs around the evaluations: ask, tell and journal, per evaluation, and how fast a journal loads.
 
-``python benchmarks/execution.py`` writes records to ``results/execution.jsonl``. BBKB on Cadata (20,640 arms, published
-settings) with W evaluations out at all times, asked and told one at a time, and batch by batch; the objective is free.
+    python benchmarks/execution.py            # 10⁵ evaluations; a journal of 10⁶
+    python benchmarks/execution.py --quick    # a tenth of everything
+
+Shown: the newest record of each mode.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, append, environment
+from harness.experiment import Block, Experiment, Job, Option, Table
+from harness.pages import short
+from harness.records import Record, newest
+from harness.runner import main
 
 from sparse_bo import AskTell
 from sparse_bo.cli.presets import make_policy
@@ -25,6 +31,9 @@ from sparse_bo.journal import Event, Journal
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.tables import cadata
 from sparse_bo.runs.records import read_run
+
+MODES: dict[str, int | None] = {"one at a time": 16, "batches": None}
+"""How it is asked, and how many evaluations are out; ``None``: the batch."""
 
 
 def one_at_a_time(loop: AskTell, objective: Any, budget: int, out: int) -> None:
@@ -40,9 +49,10 @@ def one_at_a_time(loop: AskTell, objective: Any, budget: int, out: int) -> None:
         loop.tell(*waiting.popleft())
 
 
-def measure(mode: str, budget: int, journal: bool, out: int) -> dict[str, Any]:
-    problem = cadata()
-    objective, spent = repeatable(problem, seed=1), [0.0]
+def overhead(mode: str, budget: int, journal: bool, out: int | None, *, seed: int, device: torch.device) -> Record:
+    """Return what ask, tell, model and journal take of a run, per evaluation."""
+    problem = cadata().to(device)
+    objective, spent = repeatable(problem, seed=1 + seed), [0.0]
 
     def timed(batch: Any) -> torch.Tensor:
         start = time.process_time()
@@ -53,19 +63,14 @@ def measure(mode: str, budget: int, journal: bool, out: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.db"
         policy = make_policy("bbkb", {}, problem="cadata", budget=budget)
-        loop = AskTell(problem.arms, policy, seed=0, storage=path if journal else None)
+        loop = AskTell(problem.arms, policy, seed=seed, storage=path if journal else None)
         wall, cpu = time.perf_counter(), time.process_time()
-        if mode == "batches":
+        if out is None:
             loop.run(timed, budget, call_with="batch")
         else:
             one_at_a_time(loop, timed, budget, out)
         cpu, wall = time.process_time() - cpu - spent[0], time.perf_counter() - wall - spent[0]
         record = {
-            "benchmark": "overhead",
-            "mode": mode,
-            "budget": budget,
-            "journal": journal,
-            "out": out if mode != "batches" else None,
             "rows": len(loop.history.rows),
             "cpu_us": 1e6 * cpu / budget,
             "wall_us": 1e6 * wall / budget,
@@ -82,7 +87,7 @@ def measure(mode: str, budget: int, journal: bool, out: int) -> dict[str, Any]:
         return record
 
 
-def load(observations: int) -> dict[str, Any]:
+def load(observations: int) -> Record:
     """Write a journal of single asks and tells, and read it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.db"
@@ -96,10 +101,9 @@ def load(observations: int) -> dict[str, Any]:
                 half.append(time.process_time() - cpu)
         journal.close()
         start = time.process_time()
-        told = read_run(path).told
+        if (told := read_run(path).told) != observations:
+            raise RuntimeError(f"expected a journal of {observations} results, read {told}")
         return {
-            "benchmark": "load",
-            "observations": told,
             "cpu_us_first_tenth": 1e6 * half[0] / (observations // 10),
             "cpu_us_second_half": 1e6 * (half[2] - half[1]) / (observations - observations // 2),
             "read_s": time.process_time() - start,
@@ -107,24 +111,67 @@ def load(observations: int) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    budget, observations = (10_000, 100_000) if arguments.quick else (100_000, 1_000_000)
-    jobs: list[Callable[[], dict[str, Any]]] = [
-        lambda: measure("one at a time", budget, True, 16),
-        lambda: measure("one at a time", budget, False, 16),
-        lambda: measure("batches", budget, True, 0),
-        lambda: measure("batches", budget, False, 0),
-        lambda: load(observations),
-    ]
-    for job in jobs:
-        record = job()
-        append(RESULTS / "execution.jsonl", {**environment(), **record})
-        print(record, flush=True)
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield the four ways to run, and the journal."""
+    for seed in chosen.seeds:
+        for mode, out in MODES.items():
+            for journal in (True, False):
+                key = {"mode": mode, "budget": chosen.budget, "journal": journal, "out": out, "seed": seed}
+                yield Job({"benchmark": "overhead", **key}, partial(overhead, **key, device=chosen.device))
+        yield Job({"benchmark": "load", "observations": chosen.observations, "seed": seed}, partial(load, chosen.observations))
 
+
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield the cost of each mode, and that of the journal."""
+    runs = newest([r for r in records if r["benchmark"] == "overhead"], "budget", "mode", "journal", "seed").values()
+    rows = []
+    for r in runs:
+        kept = [f"{r['journal_mb']:.1f}", short(r["read_s"], 2), short(r["resume_s"], 2)] if r["journal"] else [""] * 3
+        costs = (f"{r['cpu_us']:.0f}", f"{r['wall_us']:.0f}", str(r["rows"]))
+        asked = "batch by batch" if r["out"] is None else f"one at a time, {r['out']} out"
+        rows.append((f"{r['budget']:,}", asked, "yes" if r["journal"] else "no", *costs, *kept))
+    columns = ("evaluations", "asked", "journal", "processor µs", "wall µs", "updates", "journal MB", "read s", "resume s")
+    yield Table(columns, rows)
+    yield "A journal of single asks and tells, processor µs per evaluation (both transactions) as it grows:"
+    loads = newest([r for r in records if r["benchmark"] == "load"], "observations", "seed").values()
+    rows = [
+        (
+            f"{r['observations']:,}",
+            *(f"{r[key]:.0f}" for key in ("cpu_us_first_tenth", "cpu_us_second_half")),
+            *(f"{r[key]:.1f}" for key in ("journal_mb", "read_s")),
+        )
+        for r in loads
+    ]
+    yield Table(("evaluations", "first tenth", "second half", "MB", "read s"), rows)
+
+
+def headline(records: list[Record]) -> str:
+    """Return the processor time per evaluation with a journal."""
+    runs = newest([r for r in records if r["benchmark"] == "overhead" and r["journal"]], "mode")
+    batches, single = (runs[mode,]["cpu_us"] for mode in ("batches", "one at a time"))
+    return f"{batches:.0f} µs of processor time per evaluation batch by batch, {single:.0f} µs one at a time, with a journal"
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="What the loop costs around the evaluations",
+    question="What do ask, tell and journal cost per evaluation?",
+    about="""
+BBKB on Cadata (20,640 arms, published settings) with an objective that costs nothing: ask, tell, model and journal
+together, per evaluation, without the objective. One at a time: one ask and one tell per evaluation, with so many
+evaluations out at all times. With a journal every ask and every tell is one SQLite transaction, of one evaluation or of a
+batch.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "budget": Option("evaluations of a run", 100_000, 10_000, 60),
+        "observations": Option("of the journal that is written and read", 1_000_000, 100_000, 200),
+    },
+    seeds=(1, 1, 1),
+    upgrade=lambda record: {"seed": 0, **record},
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT, __doc__)

@@ -1,38 +1,37 @@
-"""What a GPU does with the package, against what it can do at most: one command, one table, one JSON record.
+"""What a GPU does with the package, against what it can do at most.
 
-    python benchmarks/gpu.py                          # on a CUDA device, below 8 minutes on an H200
-    python benchmarks/gpu.py --device cpu --quick     # the same code on tiny sizes, seconds: to test it
+    python benchmarks/gpu.py                          # on a CUDA device, minutes on an H200
+    python benchmarks/gpu.py --minutes 7              # no measurement begins later; the same command goes on there
+    python benchmarks/gpu.py --device cpu --quick     # the same code on small sizes, seconds: to test it
 
-Ceilings are measured in the same run: the bandwidth of a copy on the device and the rate of a large matrix product in each
-precision. A sweep's share is its ``2 a m²`` flop per second over the rate of its precision. Parts that no longer fit into
-``--minutes`` are left out and named. Appends to ``results/gpu.jsonl``, with date, device and versions.
+Each record has the lines that one part yields.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
-from common import RESULTS, append, environment
 from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from harness.experiment import Block, Experiment, Job, Option, Table
+from harness.pages import short
+from harness.records import Record, newest
+from harness.runner import main
 from torch import Tensor
 
 import sparse_bo
 from sparse_bo.arms import (
-    PRECISIONS,
     ArmPrior,
+    InMemoryPosterior,
     KernelColumns,
-    Precision,
     StopRule,
     arm_fit,
     in_memory_posterior,
@@ -40,51 +39,34 @@ from sparse_bo.arms import (
     prior_variances,
     streamed_posterior,
 )
-from sparse_bo.arms.moments import matmul_precision
+from sparse_bo.arms.moments import PRECISIONS, Precision, matmul_precision
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import add_observations, merge_observations, no_observations
 
-FILE = RESULTS / "gpu.jsonl"
-FULL: dict[str, Any] = {
-    "product": 8192,
-    "copy": 2**30,
-    "arms": (10**4, 10**5, 10**6, 10**7),
-    "sizes": (256, 1024),
-    "stream": (1000, 1000, 1000),
-    "stream_m": 1024,
-    "picks": (10**6, 512, 20_000),
-    "run": (10**6, 10**5),
-    "rls": (10**6, 1024),
-    "models": (10**5, 10**6),
-    "exact": 10**4,
-    "memory_bytes": 2**33,
-}
-QUICK: dict[str, Any] = {
-    "product": 256,
-    "copy": 2**20,
-    "arms": (1_000, 4_000),
-    "sizes": (16, 32),
-    "stream": (20, 20, 40),
-    "stream_m": 16,
-    "picks": (3_000, 32, 200),
-    "run": (2_000, 200),
-    "rls": (2_000, 64),
-    "models": (150,),
-    "exact": 50,
-    "memory_bytes": 2**20,
-}
 DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
-Record = dict[str, Any]
+MODELS: dict[str, Callable[..., Any]] = {"SparseGP": sparse_bo.SparseGP, "SingleTaskGP": SingleTaskGP}
+Line = dict[str, Any]
+"""What a part yields: ``what``, ``value``, ``unit``, and for some ``share`` of the product's rate, ``peak_gb`` and counts."""
 
 
 class Bench:
-    """Where, how large, and until when."""
+    """Where it is measured, and what can be done there at most."""
 
-    def __init__(self, device: torch.device, sizes: dict[str, Any], minutes: float) -> None:
-        self.device, self.sizes, self.end = device, sizes, time.perf_counter() + 60.0 * minutes
-        self.rates: dict[str, float] = {}
+    def __init__(self, device: torch.device, *, product: int, memory_bytes: int, seed: int) -> None:
+        self.device, self.product, self.memory_bytes, self.seed = device, product, memory_bytes, seed
+        self._rates: dict[str, float] = {}
+
+    def rate(self, name: str) -> float:
+        """Return the flop/s of a large matrix product in a precision, measured once."""
+        if name not in self._rates:
+            A, precision = self.rand(self.product, self.product), PRECISIONS[name]
+            B = A if precision == torch.float64 else A.float()
+            with matmul_precision(tf32=precision == "tf32"):
+                took = self.seconds(partial(torch.matmul, B, B), repeats=5)
+            self._rates[name] = 2.0 * self.product**3 / took
+        return self._rates[name]
 
     def wait(self) -> None:
         """Wait for the device."""
@@ -114,105 +96,87 @@ class Bench:
         torch.cuda.reset_peak_memory_stats(self.device)
         return peak
 
-    def rand(self, *shape: int, seed: int = 0) -> Tensor:
-        """Return uniform numbers, the same on every device."""
-        generator = torch.Generator().manual_seed(seed)
+    def rand(self, *shape: int, draw: int = 0) -> Tensor:
+        """Return uniform numbers, the same on every device; another draw is another set."""
+        generator = torch.Generator().manual_seed(100 * self.seed + draw)
         return torch.rand(*shape, generator=generator, dtype=torch.float64).to(self.device)
 
 
-def ceilings(bench: Bench) -> Iterator[Record]:
-    """Measure what the device does at most."""
-    source = torch.zeros(bench.sizes["copy"], dtype=torch.uint8, device=bench.device)
+def copied(bench: Bench, size: int) -> Iterator[Line]:
+    """Measure the bandwidth of a copy on the device."""
+    source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
     took = bench.seconds(lambda: target.copy_(source), repeats=10)
     yield {"what": "copy", "value": 2 * len(source) / took / 1e9, "unit": "GB/s"}
-    size = bench.sizes["product"]
-    A = bench.rand(size, size)
-    for name, precision in PRECISIONS.items():
-        B = A if precision == torch.float64 else A.float()
-        with matmul_precision(tf32=precision == "tf32"):
-            took = bench.seconds(partial(torch.matmul, B, B), repeats=5)
-        bench.rates[name] = 2.0 * size**3 / took
-        yield {"what": f"product {name}", "value": bench.rates[name] / 1e12, "unit": "TFLOP/s"}
+
+
+def product(bench: Bench, name: str) -> Iterator[Line]:
+    """Measure the rate of a large matrix product."""
+    yield {"what": f"product {name}", "value": bench.rate(name) / 1e12, "unit": "TFLOP/s"}
 
 
 def kernel() -> MaternKernel:
+    """Return the kernel of all parts."""
     module = MaternKernel(nu=2.5).double()
     module.lengthscale = LENGTHSCALE
     return module
 
 
 def fitted(bench: Bench, arms: Any, m: int, precision: Precision) -> tuple[ArmPrior, Any, Dictionary]:
-    """Return a prior, observations of 2 m arms, and a dictionary of m of them."""
+    """Return a surrogate, observations of 2 m arms, and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
-    variance = prior_variances(covariance, arms)
-    prior = ArmPrior(arms, covariance, variance, 0.0, NOISE, precision, bench.sizes["memory_bytes"])
+    surrogate = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, precision, bench.memory_bytes)
     generator = torch.Generator().manual_seed(1)
     indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(bench.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(bench.device)
     observations = add_observations(no_observations(arms), arms, indices, y)
     chosen = indices[torch.randperm(len(indices), generator=generator)[:m].sort().values.to(bench.device)]
     points = arms[chosen]
-    return prior, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
+    return surrogate, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
 
 
-def sweeps(bench: Bench) -> Iterator[Record]:
-    """Time sweeps with the kernel block evaluated anew, and the share of the product's rate."""
-    for a in bench.sizes["arms"]:
-        arms = bench.rand(a, DIMS)
-        for m in bench.sizes["sizes"]:
-            for name, precision in PRECISIONS.items():
-                prior, observations, dictionary = fitted(bench, arms, m, precision)
-                took = bench.seconds(partial(in_memory_posterior, prior, observations, dictionary, KernelColumns(0)))
-                share = 2.0 * a * m * m / took / bench.rates[name]
-                yield {
-                    "what": f"sweep a={a:,} m={m} {name}",
-                    "value": 1e3 * took,
-                    "unit": "ms",
-                    "share": share,
-                    "peak_gb": bench.peak_gb(),
-                }
+def sweep(bench: Bench, a: int, m: int, name: str) -> Iterator[Line]:
+    """Time a sweep with the kernel block evaluated anew, and its share of the product's rate."""
+    surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
+    took = bench.seconds(partial(in_memory_posterior, surrogate, observations, dictionary, KernelColumns(0)))
+    peak, share = bench.peak_gb(), 2.0 * a * m * m / took / bench.rate(name)
+    yield {"what": f"sweep a={a:,} m={m} {name}", "value": 1e3 * took, "unit": "ms", "share": share, "peak_gb": peak}
 
 
-def streamed(bench: Bench) -> Iterator[Record]:
+def streamed(bench: Bench, sizes: Sequence[int], m: int, name: str) -> Iterator[Line]:
     """Time one certified sweep over a generated grid."""
-    d = len(bench.sizes["stream"])
-    bounds = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64, device=bench.device)
-    grid = sparse_bo.ProductGrid.linspace(bounds, bench.sizes["stream"])
-    for name in ("tf32", "float32"):
-        prior, observations, dictionary = fitted(bench, grid, bench.sizes["stream_m"], PRECISIONS[name])
-        fit = arm_fit(prior, observations, dictionary)
-        rule = StopRule("single")
-        start = time.perf_counter()
-        posterior = streamed_posterior(fit, width=2.0, stop_rule=rule)
-        batch = pick_batch(posterior, width=2.0, stop_rule=rule, max_q=1)
-        bench.wait()
-        took = time.perf_counter() - start
-        what = f"certified argmax over {len(grid):,} streamed arms, m={dictionary.m}, {name}"
-        yield {
-            "what": what,
-            "value": took,
-            "unit": "s",
-            "rechecked": batch.rechecked,
-            "peak_gb": bench.peak_gb(),
-        }
+    bounds = torch.tensor([[0.0] * len(sizes), [1.0] * len(sizes)], dtype=torch.float64, device=bench.device)
+    grid = sparse_bo.ProductGrid.linspace(bounds, sizes)
+    surrogate, observations, dictionary = fitted(bench, grid, m, PRECISIONS[name])
+    fit = arm_fit(surrogate, observations, dictionary)
+    rule = StopRule("single")
+    start = time.perf_counter()
+    posterior = streamed_posterior(fit, width=2.0, stop_rule=rule)
+    batch = pick_batch(posterior, width=2.0, stop_rule=rule, max_q=1)
+    bench.wait()
+    took = time.perf_counter() - start
+    what = f"certified argmax over {len(grid):,} streamed arms, m={dictionary.m}, {name}"
+    yield {
+        "what": what,
+        "value": took,
+        "unit": "s",
+        "rechecked": batch.rechecked,
+        "peak_gb": bench.peak_gb(),
+    }
 
 
-def picks(bench: Bench) -> Iterator[Record]:
+def picks(bench: Bench, a: int, m: int, q: int, name: str) -> Iterator[Line]:
     """Time the picks of a long batch."""
-    a, m, q = bench.sizes["picks"]
-    for name in ("float64", "float32"):
-        prior, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
-        posterior = in_memory_posterior(prior, observations, dictionary, KernelColumns(0))[0]
-        pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", 1e6), max_q=q)
-        took, batch = bench.seconds(pick), pick()
-        what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"
-        yield {"what": what, "value": 1e6 * took / len(batch.indices), "unit": "µs", "rechecked": batch.rechecked}
+    surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
+    posterior: InMemoryPosterior = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
+    pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", math.inf), max_q=q)
+    took, batch = bench.seconds(pick), pick()
+    what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"
+    yield {"what": what, "value": 1e6 * took / len(batch.indices), "unit": "µs", "rechecked": batch.rechecked}
 
 
-def run(bench: Bench) -> Iterator[Record]:
+def run(bench: Bench, a: int, budget: int, name: str) -> Iterator[Line]:
     """Run BBKB end to end."""
-    a, budget = bench.sizes["run"]
     arms = bench.rand(a, DIMS)
     generator = torch.Generator().manual_seed(2)
     frequencies = torch.randn(DIMS, 256, generator=generator, dtype=torch.float64).to(bench.device) / LENGTHSCALE
@@ -223,32 +187,29 @@ def run(bench: Bench) -> Iterator[Record]:
         clean = (X @ frequencies + phases).cos().sum(dim=-1) * math.sqrt(2.0 / 256)
         return clean + NOISE**0.5 * torch.randn(len(X), generator=noise, dtype=torch.float64).to(X.device)
 
-    for name in ("float64", "float32"):
-        policy = sparse_bo.BBKB(
-            covar_module=kernel(),
-            regularization=NOISE,
-            sweep_dtype=PRECISIONS[name],
-            memory_bytes=bench.sizes["memory_bytes"],
-        )
-        noise.manual_seed(3)
-        start = time.perf_counter()
-        result = sparse_bo.AskTell(arms, policy, seed=0).run(objective, budget)
-        bench.wait()
-        rows = result.history.rows
-        yield {
-            "what": f"BBKB, {a:,} arms, T={budget:,}, {name}",
-            "value": time.perf_counter() - start,
-            "unit": "s",
-            "batches": len(rows),
-            "m": rows[-1].dictionary_size,
-            "rechecked": sum(row.rechecked for row in rows),
-            "peak_gb": bench.peak_gb(),
-        }
+    policy = sparse_bo.BBKB(
+        covar_module=kernel(),
+        regularization=NOISE,
+        sweep_dtype=PRECISIONS[name],
+        memory_bytes=bench.memory_bytes,
+    )
+    start = time.perf_counter()
+    result = sparse_bo.AskTell(arms, policy, seed=0).run(objective, budget)
+    bench.wait()
+    rows = result.history.rows
+    yield {
+        "what": f"BBKB, {a:,} arms, T={budget:,}, {name}",
+        "value": time.perf_counter() - start,
+        "unit": "s",
+        "batches": len(rows),
+        "m": rows[-1].dictionary_size,
+        "rechecked": sum(row.rechecked for row in rows),
+        "peak_gb": bench.peak_gb(),
+    }
 
 
-def recursive(bench: Bench) -> Iterator[Record]:
+def recursive(bench: Bench, n: int, m: int) -> Iterator[Line]:
     """Sample a dictionary by recursive leverage scores."""
-    n, m = bench.sizes["rls"]
     X = bench.rand(n, DIMS)
     y = torch.zeros(n, dtype=torch.float64, device=bench.device)
     covariance = covariance_function(kernel(), like=X[:2])
@@ -259,78 +220,127 @@ def recursive(bench: Bench) -> Iterator[Record]:
     yield {"what": f"recursive RLS n={n:,} m={m}", "value": took, "unit": "s", "peak_gb": bench.peak_gb()}
 
 
-def models(bench: Bench) -> Iterator[Record]:
-    """Fit SparseGP and the exact GP and call their posteriors."""
-    for n in bench.sizes["models"]:
-        yield from _model(bench, sparse_bo.SparseGP, n)
-    yield from _model(bench, SingleTaskGP, bench.sizes["exact"])
-
-
-def _model(bench: Bench, build: Any, n: int) -> Iterator[Record]:
+def model_of(bench: Bench, name: str, n: int) -> Iterator[Line]:
+    """Fit a model and call its posterior."""
     X = bench.rand(n, DIMS)
     noise = torch.randn(n, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(bench.device)
     Y = ((3.0 * X).sin().sum(dim=-1) + 0.1 * noise).unsqueeze(-1)
-    T = bench.rand(1024, 1, DIMS, seed=5)
-    model = build(X, Y)
+    T = bench.rand(1024, 1, DIMS, draw=5)
+    model = MODELS[name](X, Y)
     start = time.perf_counter()
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     bench.wait()
     took = time.perf_counter() - start
-    yield {"what": f"{build.__name__} fit, n={n:,}", "value": took, "unit": "s", "peak_gb": bench.peak_gb()}
+    yield {"what": f"{name} fit, n={n:,}", "value": took, "unit": "s", "peak_gb": bench.peak_gb()}
     start = time.perf_counter()
     with torch.no_grad():
         first = model.posterior(T).variance
     bench.wait()
     assert bool(torch.isfinite(first).all())
-    what = f"{build.__name__} first posterior, n={n:,}"
+    what = f"{name} first posterior, n={n:,}"
     yield {"what": what, "value": time.perf_counter() - start, "unit": "s", "peak_gb": bench.peak_gb()}
     with torch.no_grad():
         took = bench.seconds(lambda: model.posterior(T).variance)
-    yield {"what": f"{build.__name__} posterior of 1,024 points, n={n:,}", "value": 1e3 * took, "unit": "ms"}
+    yield {"what": f"{name} posterior of 1,024 points, n={n:,}", "value": 1e3 * took, "unit": "ms"}
 
 
-PARTS = (ceilings, sweeps, picks, run, streamed, recursive, models)
+Part = Callable[..., Iterator[Line]]
 
 
-def row(record: Record) -> str:
-    """Return a record as a row of a Markdown table."""
-    share = f"{100 * record['share']:.0f} %" if "share" in record else ""
-    peak = f"{record['peak_gb']:.1f}" if record.get("peak_gb") is not None else ""
-    more = ", ".join(f"{key} {record[key]:,}" for key in ("batches", "m", "rechecked") if record.get(key) is not None)
-    return f"| {record['what']} | {record['value']:,.3g} {record['unit']} | {share} | {peak} | {more} |"
+def parts(chosen: Namespace) -> Iterator[tuple[str, Part, tuple[Any, ...]]]:
+    """Yield each part's name, what measures it, and with which sizes."""
+    yield "copy", copied, (chosen.copy,)
+    for name in PRECISIONS:
+        yield "product", product, (name,)
+    for a in chosen.arms:
+        for m in chosen.sizes:
+            for name in PRECISIONS:
+                yield "sweep", sweep, (a, m, name)
+    for name in ("float64", "float32"):
+        yield "picks", picks, (*chosen.picks, name)
+    for name in ("float64", "float32"):
+        yield "run", run, (*chosen.run, name)
+    for name in ("tf32", "float32"):
+        yield "streamed", streamed, (chosen.stream, chosen.stream_m, name)
+    yield "recursive RLS", recursive, tuple(chosen.rls)
+    for n in chosen.models:
+        yield "model", model_of, ("SparseGP", n)
+    yield "model", model_of, ("SingleTaskGP", chosen.exact)
 
 
-def main() -> None:
-    """Measure every part, print a table, append one record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the code")
-    parser.add_argument("--minutes", type=float, default=7.5, help="start no part after so many")
-    parser.add_argument("--no-record", action="store_true", help="do not append to the results")
-    arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; --device cpu --quick tests the code without one")
-    bench = Bench(device, QUICK if arguments.quick else FULL, arguments.minutes)
-    warnings.simplefilter("ignore")
-    records: list[Record] = []
-    skipped: list[str] = []
-    print("| what | value | share of the product's rate | peak GB | |\n|---|---|---|---|---|", flush=True)
-    for part in PARTS:
-        for record in part(bench):
-            records.append(record)
-            print(row(record), flush=True)
-            if time.perf_counter() > bench.end:
-                break
-        if time.perf_counter() > bench.end and part is not PARTS[-1]:
-            skipped = [later.__name__ for later in PARTS[PARTS.index(part) :]]
-            print(f"out of time: {', '.join(skipped)} not complete")
-            break
-    whole = {**environment(), "device_type": device.type, "quick": arguments.quick, "skipped": skipped, "records": records}
-    print(json.dumps(whole))
-    if not arguments.no_record:
-        append(FILE, whole)
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield each part."""
+    for seed in chosen.seeds:
+        bench = Bench(chosen.device, product=chosen.product, memory_bytes=chosen.memory_bytes, seed=seed)
+        for name, part, sizes in parts(chosen):
+            listed = [list(size) if isinstance(size, tuple) else size for size in sizes]  # as JSON gives them back
+            yield Job({"part": name, "sizes": listed, "seed": seed}, partial(lines_of, part, bench, sizes))
 
+
+def lines_of(part: Part, bench: Bench, sizes: tuple[Any, ...]) -> Record:
+    """Return what a part yields; its peak of memory is its own."""
+    bench.peak_gb()
+    return {"lines": list(part(bench, *sizes))}
+
+
+def lines(records: list[Record]) -> list[Line]:
+    """Return the newest lines of each part and seed."""
+    found = newest(({**r, "sizes": str(r["sizes"])} for r in records), "part", "sizes", "seed")
+    return [line for r in found.values() for line in r["lines"]]
+
+
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield all lines."""
+    columns = ("what", "value", "share of the product's rate", "peak GB", "counts")
+    yield Table(columns, [row(line) for line in lines(records)])
+
+
+def row(line: Line) -> list[str]:
+    """Return a line as cells."""
+    share = f"{100 * line['share']:.0f} %" if "share" in line else ""
+    peak = f"{line['peak_gb']:.1f}" if line.get("peak_gb") is not None else ""
+    more = ", ".join(f"{key} {line[key]:,}" for key in ("batches", "m", "rechecked") if line.get(key) is not None)
+    return [line["what"], f"{short(line['value'])} {line['unit']}", share, peak, more]
+
+
+def headline(records: list[Record]) -> str:
+    """Return the whole run and the certified sweep."""
+    told = [line for line in lines(records) if line["what"].startswith(("BBKB", "certified"))]
+    return "; ".join(f"{line['what']}: {short(line['value'])} {line['unit']}" for line in told)
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="What a GPU does with the package",
+    question="What does a GPU do with the package, against what it can do at most?",
+    about="""
+Ceilings are measured in the same process: the bandwidth of a copy on the device and the rate of a large matrix product in
+each precision. A sweep's share is its `2 a m²` flop per second over the rate of its precision. Wall seconds, the best of a
+few. Targets for one H200: a run with 10⁶ arms and T = 10⁵ in 60 s and 40 GB, sweeps at half the product's rate, 30 µs per
+pick, a certified sweep over 10⁹ arms in 60 s.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "product": Option("rows of the square matrices", 8192, 256),
+        "copy": Option("bytes copied", 2**30, 2**20),
+        "arms": Option("of the sweeps", (10**4, 10**5, 10**6, 10**7), (1_000, 4_000), (500,)),
+        "sizes": Option("dictionaries of the sweeps", (256, 1024), (16, 32), (16,)),
+        "picks": Option("arms, dictionary, picks", (10**6, 512, 20_000), (3_000, 32, 200), (500, 16, 20)),
+        "run": Option("arms and evaluations of the whole run", (10**6, 10**5), (2_000, 200), (300, 30)),
+        "stream": Option("points along each axis of the grid", (1000, 1000, 1000), (20, 20, 40), (10, 10, 20)),
+        "stream_m": Option("dictionary of the grid's sweep", 1024, 16),
+        "rls": Option("points and dictionary of recursive RLS", (10**6, 1024), (2_000, 64), (300, 32)),
+        "models": Option("training points of SparseGP", (10**5, 10**6), (150,), (40,)),
+        "exact": Option("training points of SingleTaskGP", 10**4, 50, 30),
+        "memory_bytes": Option("of a sweep's working memory", 2**33, 2**20),
+    },
+    seeds=(1, 1, 1),
+    threads=None,
+    devices=("cuda", "cpu"),
+    ignored=(Warning,),
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT, __doc__)

@@ -1,43 +1,36 @@
 """How good the plan's forecast is: thirteen configurations, each planned and run.
 
-    python benchmarks/plan_check.py            # thirteen configurations, some minutes
+    python benchmarks/plan_check.py            # thirteen configurations with five objectives each, some minutes
     python benchmarks/plan_check.py --quick    # two small ones
 
-Each configuration has a process of its own: first a tiny run, in which the libraries initialise themselves, then runs with
-five objectives (a plan cannot know which it will get: it is compared with their median), then the plan. Seconds are processor
-seconds of one thread on both sides, so that other work on the machine counts less, and without the objective, which a plan
-knows nothing of. Memory is the peak of all five. The last three configurations were added after the forecast was last
-changed, with objectives of their own; the draws of the others are all made from one seed.
-Appends to ``results/plan_check.jsonl``.
+Each configuration has a process of its own: first a tiny run, in which the libraries initialise themselves, then a run with
+each objective (``--seeds``), then the plan. Shown: the newest record of each configuration with the most objectives.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
-CHILD = "--configuration"
-if CHILD in sys.argv:
-    time.perf_counter = time.process_time
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from harness.experiment import Block, Experiment, Job, Option, Table
+from harness.records import Record, newest
+from harness.runner import main
 
-import numpy as np  # noqa: E402  # the clock above must be set first
-import torch  # noqa: E402
-from common import RESULTS, append, environment  # noqa: E402
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel  # noqa: E402
+import sparse_bo
+from sparse_bo.cli.presets import make_policy, make_problem
 
-import sparse_bo  # noqa: E402
-from sparse_bo.cli.presets import make_policy, make_problem  # noqa: E402
-
-FILE = RESULTS / "plan_check.jsonl"
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "small": {"arms": 5_000, "dims": 2, "budget": 2_000, "lengthscale": 0.3},
     "Matérn": {"arms": 20_000, "dims": 4, "budget": 5_000, "kernel": "matern52", "lengthscale": 0.5},
@@ -53,12 +46,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "new: narrow": {"arms": 100_000, "dims": 2, "budget": 4_000, "lengthscale": 0.15, "seed": 22},
     "new: grid": {"grid": 70, "dims": 3, "budget": 400, "memory_bytes": 2**23, "lengthscale": 0.4, "seed": 23},
 }
-OBJECTIVES = 5
-"""Each configuration is run with so many (of a table: with noise of other seeds)."""
 QUICK = ("small", "Abalone")
 
 
 def kernel_of(configuration: dict[str, Any]) -> Kernel:
+    """Return the kernel of a configuration."""
     kernel = MaternKernel(nu=2.5) if configuration.get("kernel") == "matern52" else RBFKernel()
     kernel = kernel.double()
     kernel.lengthscale = configuration["lengthscale"]
@@ -113,30 +105,35 @@ def warm_up() -> float:
     return time.process_time() - start
 
 
-def child(name: str) -> None:
-    """Run one configuration with several objectives, then plan it, and print a record."""
-    torch.set_num_threads(1)
-    once, configuration = warm_up(), CONFIGURATIONS[name]
+def measure(name: str, seeds: range, shrink: int) -> Record:
+    """Run one configuration with several objectives, then plan it.
+
+    All clocks of the package show processor seconds meanwhile, so that other work on the machine counts less on both sides.
+    """
+    with mock.patch.object(time, "perf_counter", time.process_time):
+        return _measured(name, seeds, shrink)
+
+
+def _measured(name: str, seeds: range, shrink: int) -> Record:
+    once, configuration = warm_up(), dict(CONFIGURATIONS[name])
+    configuration["budget"] //= shrink
     runs: list[tuple[float, int, int]] = []  # seconds, batches, dictionary
     base = 0
     with tempfile.TemporaryDirectory() as folder:
-        for k in range(OBJECTIVES):
+        for k in seeds:
             arms, policy, objective = make(configuration, Path(folder), k)
             base = base or peak_bytes()
             start = time.process_time()
             loop = sparse_bo.AskTell(arms, policy, seed=k)
             loop.run(objective, configuration["budget"], call_with="indices")
-            evaluating = sum(
-                row.seconds.get("objective", 0.0) for row in loop.history.rows
-            )  # processor seconds, as the clock above
+            evaluating = sum(row.seconds.get("objective", 0.0) for row in loop.history.rows)
             last = loop.history.rows[-1]
             runs.append((time.process_time() - start - evaluating, last.round, last.dictionary_size or 0))
         peak, start = peak_bytes(), time.process_time()
         made = sparse_bo.plan(arms, budget=configuration["budget"], policy=policy)
         planning = time.process_time() - start
     seconds, batches, sizes = zip(*runs, strict=True)
-    record = {
-        "name": name,
+    return {
         "arms": made.arms,
         "dims": made.dims,
         "budget": made.budget,
@@ -149,50 +146,106 @@ def child(name: str) -> None:
         "planning_seconds": planning,
         "once_seconds": once,
     }
-    print(json.dumps(record))
 
 
-def line(record: dict[str, Any]) -> str:
-    """Return a record as a row of a Markdown table."""
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield a job for each configuration."""
+    for name in chosen.configurations:
+        key = {"name": name, "objectives": len(chosen.seeds), "seed": chosen.seeds[0], "shrink": chosen.shrink}
+        yield Job(key, partial(measure, name, chosen.seeds, chosen.shrink))
+
+
+def shown(records: list[Record]) -> list[Record]:
+    """Return the newest record of each configuration, of those with the most objectives."""
+    size = max((-r["shrink"], r["objectives"]) for r in records)
+    return list(newest([r for r in records if (-r["shrink"], r["objectives"]) == size], "name").values())
+
+
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield plan and runs side by side."""
+    found = shown(records)
+    yield f"{found[0]['objectives']} objectives each."
+    columns = (
+        "run",
+        "arms",
+        "T",
+        "dictionary, plan / run",
+        "batches",
+        "seconds",
+        "ratio",
+        "MiB",
+        "ratio",
+        "MiB added",
+        "ratio",
+    )
+    yield Table(columns, [row(r) for r in found])
+
+
+def row(record: Record) -> list[str]:
+    """Return plan and runs of one configuration."""
 
     def pair(key: str, scale: float, digits: int) -> str:
         plan, run = record[key]["plan"] / scale, record[key]["run"] / scale
         return f"{plan:,.{digits}f} / {run:,.{digits}f}"
-
-    def ratio(key: str) -> str:
-        return f"{record[key]['plan'] / record[key]['run']:.2f}"
 
     def spread(key: str, digits: int) -> str:
         low, high = min(record[key]["runs"]), max(record[key]["runs"])
         return f"{pair(key, 1, digits)} ({low:,.{digits}f} to {high:,.{digits}f})"
 
     cells = [record["name"], f"{record['arms']:,} x {record['dims']}", f"{record['budget']:,}"]
-    cells += [spread("dictionary", 0), spread("batches", 0), spread("seconds", 2), ratio("seconds")]
-    cells += [pair("bytes", 2**20, 0), ratio("bytes"), pair("added_bytes", 2**20, 0)]
-    return "| " + " | ".join(cells) + " |"
+    cells += [spread("dictionary", 0), spread("batches", 0), spread("seconds", 2), f"{ratio(record, 'seconds'):.2f}"]
+    for key in ("bytes", "added_bytes"):
+        cells += [pair(key, 2**20, 0), f"{ratio(record, key):.2f}"]
+    return cells
 
 
-def main() -> None:
-    """Plan and run every configuration, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small configurations")
-    parser.add_argument("--no-record", action="store_true", help="do not append to the results")
-    parser.add_argument(CHILD, choices=CONFIGURATIONS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.configuration:
-        child(arguments.configuration)
-        return
-    print("| run | arms | T | dictionary, plan / run | batches | seconds | ratio | MiB | ratio | MiB added |", flush=True)
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    for name in QUICK if arguments.quick else CONFIGURATIONS:
-        command = [sys.executable, __file__, CHILD, name]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-        record = {**json.loads(done.stdout), **environment()}
-        if not arguments.no_record:
-            append(FILE, record)
-        print(line(record), flush=True)
+def ratio(record: Record, key: str) -> float:
+    """Return plan over run; infinite where a run added nothing."""
+    run = record[key]["run"]
+    return record[key]["plan"] / run if run else float("inf")
 
+
+def headline(records: list[Record]) -> str:
+    """Return how far plan and run are apart."""
+    found = shown(records)
+    told = []
+    for key, name in (("seconds", "time"), ("bytes", "memory of the process")):
+        ratios = [ratio(r, key) for r in found]
+        told.append(f"{name} {min(ratios):.2f} to {max(ratios):.2f} times")
+    return f"{len(found)} configurations: planned {', '.join(told)} what the median run takes"
+
+
+def upgrade(record: Record) -> Record:
+    """Return a record with the number of objectives, and with each of their results."""
+    many = {key: {"runs": [record[key]["run"]], **record[key]} for key in ("dictionary", "batches", "seconds")}
+    return {"objectives": len(many["seconds"]["runs"]), "seed": 0, "shrink": 1, **record, **many}
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="Plans, and what the runs took",
+    question="How close is `plan` to what a run really takes?",
+    about="""
+Each configuration is run with several objectives in a process of its own and then planned there: a plan cannot know which
+objective it will get, so beside it stand the *median* of the runs and, in brackets, the least and the most. (On the two
+tables the objective is the same, and the noise differs.) Processor seconds of one thread on both sides, without the
+objective, which a plan knows nothing of. *MiB* is the peak of the whole process over all runs; *added* is what they added,
+against the plan's `memory_bytes`. The configurations called *new* were added after the forecast of dictionary and batches
+was last changed, with objectives of their own. The objective decides the rest: a dictionary that grows several times as
+large with one objective as with another takes its time along.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "configurations": Option("which", tuple(CONFIGURATIONS), QUICK, QUICK[:1], tuple(CONFIGURATIONS)),
+        "shrink": Option("divide the budgets by so much", 1, None, 40),
+    },
+    seeds=(5, 5, 2),
+    own_process=True,
+    devices=("cpu",),
+    upgrade=upgrade,
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT, __doc__)

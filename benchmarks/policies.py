@@ -2,36 +2,31 @@
 
     python benchmarks/policies.py            # T = 1,000, 5 seeds
     python benchmarks/policies.py --quick    # T = 300, 1 seed
-    python benchmarks/policies.py --draw     # only draw, from results/policies.jsonl
 
-Inputs in [0, 1], noise sd 0.1. Abalone and Cadata: the published kernel and λ (BBKB §4); the draw: its own kernel
-(lengthscale 0.3), λ = 0.01. Every UCB policy scores ``mean + 2 sd``: with the published width (F = 20) exploration hides what
-the surrogates do to the regret, and Thompson sampling has no F. Dictionaries of the comparators have 25 points, about what
-leverage sampling keeps with q̄ = 2 on Cadata. S-BPE eliminates by 2 sd too. QFF-TS runs on the draw alone
-(d ≤ 3). Policies with ``batch_size`` take 10 at a time; of the others some choose their batches, the rest take one. Appends one
-record per run; the figure is drawn from the newest record of each problem, method and seed of the given budget.
-Times are processor seconds on one thread.
+Policies with ``batch_size`` take 10 at a time; of the others some choose their batches, the rest take one. Shown by budget: the
+newest record of each problem, method and seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
-from common import RESULTS, append, environment, plain_ticks, read
+from harness.drawing import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED, plain_ticks
+from harness.experiment import Block, Experiment, Job, Option, Picture, Table
+from harness.pages import mean_sd, short
+from harness.records import Record, most, newest, stopwatch
+from harness.runner import main
 from matplotlib.figure import Figure
 
 from sparse_bo import AskTell
 from sparse_bo.cli.presets import make_policy, make_problem
 from sparse_bo.problems.base import Problem
-from sparse_bo.runs.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, RED, STYLE
 
-FILE = RESULTS / "policies.jsonl"
 PROBLEMS = ("abalone", "cadata", "gp-draw")
 SIZE = 25
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -79,29 +74,26 @@ def applies(problem: str, method: str) -> bool:
     return method != "QFF-TS" or problem == "gp-draw"
 
 
-def run_one(problem: str, method: str, *, budget: int, seed: int) -> dict[str, Any]:
-    """Return the record of one run."""
+def run_one(problem: str, method: str, *, budget: int, seed: int, device: torch.device) -> Record:
+    """Return what one run gives."""
     name, options = METHODS[method]
     task = make_problem(problem, scaling=None, noise_sd=0.1, arms=4000, dims=2, seed=seed)
     assert isinstance(task, Problem)
+    task, clock = task.to(device), stopwatch(device)
     if name in UCB:
         options = {**options, "width": 2.0}
     if problem == "gp-draw" and name not in ("epsilon-greedy", "random", "sbpe"):
         options = {**options, "kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01}
         options |= {"rkhs_norm": 20.0} if name in UCB else {}
     loop = AskTell(task.arms, make_policy(name, options, problem=problem, budget=budget), seed=seed)
-    start = time.process_time()
+    start = clock()
     loop.run(task.objective(seed=1000 + seed), budget, call_with="indices")
-    seconds = time.process_time() - start
+    seconds = clock() - start
     history = loop.history
-    regret = np.cumsum(task.regret(history.indices).numpy())
+    regret = np.cumsum(task.regret(history.indices).cpu().numpy())
     best = history.rows[-1].best_index
     at = np.unique(np.linspace(1, budget, 100).astype(int))
     return {
-        "problem": problem,
-        "method": method,
-        "budget": budget,
-        "seed": seed,
         "at": at.tolist(),
         "regret": np.round(regret[at - 1], 4).tolist(),
         "gap": None if best is None else float(task.best_value - task.values[best]),
@@ -109,102 +101,147 @@ def run_one(problem: str, method: str, *, budget: int, seed: int) -> dict[str, A
         "rounds": len(history.rows),
         "distinct_arms": len(set(history.indices)),
         "dictionary_size": history.rows[-1].dictionary_size,
-        **environment(),
     }
 
 
-Records = Mapping[tuple[str, str, int], dict[str, Any]]
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield a run of each method on each problem, seed by seed."""
+    for seed in chosen.seeds:
+        for problem in chosen.problems:
+            for method in (m for m in chosen.methods if applies(problem, m)):
+                key = {"problem": problem, "method": method, "budget": chosen.budget, "seed": seed}
+                yield Job(key, partial(run_one, **key, device=chosen.device))
 
 
-def newest(budget: int) -> Records:
-    """Return the newest record of each problem, method and seed."""
-    return {(r["problem"], r["method"], r["seed"]): r for r in read(FILE) if r["budget"] == budget}
+Runs = Mapping[tuple[Any, ...], Record]
 
 
-def of(records: Records, problem: str, method: str) -> list[dict[str, Any]]:
+def of(runs: Runs, problem: str, method: str) -> list[Record]:
     """Return the records of one method on one problem, over its seeds."""
-    return [r for (p, m, _), r in records.items() if (p, m) == (problem, method)]
+    return [r for (p, m, _), r in runs.items() if (p, m) == (problem, method)]
 
 
-def draw(records: Records, *, budget: int) -> str:
-    """Draw cumulative regret, and regret per evaluation against time (mean and range of the seeds); return the file name."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(14, 8), layout="constrained")
-        axes = figure.subplots(2, 3)
-        handles = {}
-        for column, problem in enumerate(PROBLEMS):
-            top, bottom = axes[:, column]
-            for colour, family in FAMILIES.items():
-                for method, (marker, dashes) in zip(family, LOOKS, strict=False):
-                    runs = of(records, problem, method)
-                    if not runs:
-                        continue
-                    look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5}
-                    at, regret = np.array(runs[0]["at"]), np.array([r["regret"] for r in runs])
-                    shown, mean = at >= FIRST_SHOWN, regret.mean(0)
-                    (handles[method],) = top.plot(at[shown], mean[shown], ls=dashes, lw=1.5, markevery=[-1], **look)
-                    seconds, last = np.mean([r["cpu_seconds"] for r in runs]), regret[:, -1] / budget
-                    spread = np.array([[last.mean() - last.min()], [last.max() - last.mean()]])
-                    bottom.errorbar(seconds, last.mean(), spread, lw=0.8, alpha=0.8, **look)
-            top.set(title=f"{problem}: cumulative regret", xlabel="evaluations", xscale="log", yscale="log")
-            top.set_xlim(FIRST_SHOWN, 1.15 * budget)
-            bottom.set(title=f"{problem}: regret per evaluation", xlabel="processor seconds", xscale="log", yscale="log")
-            plain_ticks(bottom.yaxis)
-        ordered = [method for family in FAMILIES.values() for method in family if method in handles]
-        labels = [f"{method} ({max(len(of(records, p, method)) for p in PROBLEMS)})" for method in ordered]
-        legend = {"loc": "outside lower center", "ncols": 5, "handlelength": 3.6, "title": "method (seeds)"}
-        figure.legend([handles[method] for method in ordered], labels, **legend)
-        figure.savefig(RESULTS / f"policies-T{budget}.png", dpi=110)
-    return f"policies-T{budget}.png"
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield for each budget regret and time side by side, the figure, and what else was recorded."""
+    for budget in sorted({r["budget"] for r in records}, reverse=True):
+        runs = newest([r for r in records if r["budget"] == budget], "problem", "method", "seed")
+        yield f"### T = {budget:,}"
+        yield "Regret per evaluation (mean ± standard deviation over the seeds) and seconds:"
+        yield side_by_side(runs)
+        yield Picture(f"policies-T{budget}", "Cumulative regret, and regret against seconds", partial(draw, runs))
+        yield "Means over the seeds of what else was recorded; the gap is that of the arm reported as the best, to the best:"
+        yield details(runs)
 
 
-def summary(records: Records, *, budget: int) -> str:
-    """Return a Markdown table: regret per evaluation (mean ± sd), gap of the reported arm, seconds, distinct arms, m."""
-    lines = [
-        "| problem | method | seeds | regret per evaluation | gap of the best arm | CPU seconds | rounds | distinct arms | m |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def side_by_side(runs: Runs) -> Table:
+    """Return regret per evaluation and seconds, a row for each method, two columns for each problem."""
+    rows = []
+    for method in METHODS:
+        groups = [of(runs, problem, method) for problem in PROBLEMS]
+        if any(groups):
+            cells = [method, str(max(map(len, groups)))]
+            for group in groups:
+                regret = mean_sd([r["regret"][-1] / r["budget"] for r in group], 3) if group else "–"
+                cells += [regret, short(float(np.mean([r["cpu_seconds"] for r in group])), 2) if group else "–"]
+            rows.append(cells)
+    return Table(("method", "seeds", *(name for problem in PROBLEMS for name in (problem, "s"))), rows)
+
+
+def details(runs: Runs) -> Table:
+    """Return gap of the reported arm, rounds, distinct arms and m, a row for each problem and method."""
+    rows = []
     for problem in PROBLEMS:
         for method in METHODS:
-            runs = of(records, problem, method)
-            if not runs:
-                continue
-            regret = np.array([r["regret"][-1] / budget for r in runs])
-            mean = {key: np.mean([r[key] for r in runs]) for key in ("gap", "cpu_seconds", "rounds", "distinct_arms")}
-            sizes = [r["dictionary_size"] for r in runs if r["dictionary_size"] is not None]
-            lines.append(
-                f"| {problem} | {method} | {len(runs)} | {regret.mean():.3f} ± {regret.std():.3f} | {mean['gap']:.3f} | "
-                f"{mean['cpu_seconds']:.2g} | {mean['rounds']:,.0f} | {mean['distinct_arms']:,.0f} | "
-                f"{f'{np.mean(sizes):.0f}' if sizes else '–'} |"
-            )
-    return "\n".join(lines)
+            if group := of(runs, problem, method):
+                mean = {key: float(np.mean([r[key] for r in group])) for key in ("gap", "rounds", "distinct_arms")}
+                sizes = [r["dictionary_size"] for r in group if r["dictionary_size"] is not None]
+                size = f"{np.mean(sizes):.0f}" if sizes else "–"
+                cells = (f"{mean['gap']:.3f}", f"{mean['rounds']:,.0f}", f"{mean['distinct_arms']:,.0f}", size)
+                rows.append((problem, method, *cells))
+    return Table(("problem", "method", "gap of the best arm", "rounds", "distinct arms", "m"), rows)
 
 
-def main() -> None:
-    """Parse arguments, run what was asked, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="T = 300, 1 seed")
-    parser.add_argument("--draw", action="store_true", help="run nothing, draw from the file")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--budget", type=int, default=1000)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)  # processor seconds of several threads would count their waiting
-    seeds, budget = (1, 300) if arguments.quick else (arguments.seeds, arguments.budget)
-    if not arguments.draw:
-        for seed in range(arguments.first_seed, arguments.first_seed + seeds):
-            for problem in arguments.problems:
-                for method in (m for m in arguments.methods if applies(problem, m)):
-                    record = run_one(problem, method, budget=budget, seed=seed)
-                    append(FILE, record)
-                    per_pull, seconds = record["regret"][-1] / budget, record["cpu_seconds"]
-                    print(f"{problem} {method} seed {seed}: {seconds:.2f} s, regret {per_pull:.4f} per evaluation", flush=True)
-    records = newest(budget)
-    print(summary(records, budget=budget))
-    print("figure:", draw(records, budget=budget))
+def headline(records: list[Record]) -> str:
+    """Return BBKB's regret and time beside those of the exact posterior, batched and one by one."""
+    chosen = most(records, "budget")
+    runs = newest(chosen, "problem", "method", "seed")
+    told = []
+    for other in ("GP-BUCB", "GP-UCB"):
+        pairs = [(of(runs, p, "BBKB"), of(runs, p, other)) for p in PROBLEMS]
+        pairs = [([r for r in ours if r["seed"] in {r["seed"] for r in theirs}], theirs) for ours, theirs in pairs if theirs]
+        regret, seconds = (
+            [float(np.mean([get(r) for r in ours]) / np.mean([get(r) for r in theirs])) for ours, theirs in pairs]
+            for get in (lambda r: r["regret"][-1], lambda r: r["cpu_seconds"])
+        )
+        told.append(
+            f"{min(regret):.2f} to {max(regret):.2f} times {other}'s regret in {short(min(seconds), 2)} to "
+            f"{short(max(seconds), 2)} times its time"
+        )
+    return f"T = {chosen[0]['budget']:,}: BBKB pays {', '.join(told)}"
 
+
+def draw(runs: Runs) -> Figure:
+    """Draw cumulative regret, and regret per evaluation against time (mean and range of the seeds)."""
+    budget = next(iter(runs.values()))["budget"]
+    figure = Figure(figsize=(14, 8), layout="constrained")
+    axes = figure.subplots(2, 3)
+    handles = {}
+    for column, problem in enumerate(PROBLEMS):
+        top, bottom = axes[:, column]
+        for colour, family in FAMILIES.items():
+            for method, (marker, dashes) in zip(family, LOOKS, strict=False):
+                group = of(runs, problem, method)
+                if not group:
+                    continue
+                look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5}
+                at, regret = np.array(group[0]["at"]), np.array([r["regret"] for r in group])
+                shown, mean = at >= min(FIRST_SHOWN, budget / 2), regret.mean(0)
+                (handles[method],) = top.plot(at[shown], mean[shown], ls=dashes, lw=1.5, markevery=[-1], **look)
+                seconds, last = np.mean([r["cpu_seconds"] for r in group]), regret[:, -1] / budget
+                spread = np.array([[last.mean() - last.min()], [last.max() - last.mean()]])
+                bottom.errorbar(seconds, last.mean(), spread, lw=0.8, alpha=0.8, **look)
+        top.set(title=f"{problem}: cumulative regret", xlabel="evaluations", xscale="log", yscale="log")
+        top.set_xlim(min(FIRST_SHOWN, budget / 2), 1.15 * budget)
+        bottom.set(title=f"{problem}: regret per evaluation", xlabel="processor seconds", xscale="log", yscale="log")
+        plain_ticks(bottom.yaxis)
+    ordered = [method for family in FAMILIES.values() for method in family if method in handles]
+    labels = [f"{method} ({max(len(of(runs, p, method)) for p in PROBLEMS)})" for method in ordered]
+    legend = {"loc": "outside lower center", "ncols": 5, "handlelength": 3.6, "title": "method (seeds)"}
+    figure.legend([handles[method] for method in ordered], labels, **legend)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="Policies over arms",
+    question="Every policy over arms: what regret, in what time?",
+    about=f"""
+Inputs in [0, 1], noise sd 0.1. Abalone and Cadata: the published kernel and λ (BBKB §4). `gp-draw`: 4,000 arms in two
+dimensions, its own kernel (lengthscale 0.3), λ = 0.01, another draw for each seed. Every UCB policy scores `mean + 2 sd`:
+with the published width (F = 20) exploration hides what the surrogates do to the regret, and Thompson sampling has no F.
+S-BPE eliminates by 2 sd too. IVM, IPA, k-means++, First-m and uniform are BKB with a dictionary of {SIZE} points, about
+what leverage sampling keeps with q̄ = 2 on Cadata. QFF-TS needs d ≤ 3. Seconds are processor seconds, on one thread unless
+the records say otherwise.
+
+- Rows with one seed are not to be compared with the others: seeds of `gp-draw` are functions of their own, and seed 0 is a
+  hard one.
+- A dictionary of a fixed size fails without a warning where it is too small: a pulled arm that is not in it keeps most of
+  its variance, whatever it returned, and is pulled again. Leverage sampling needs no size: an arm with variance left is
+  kept. On the tables a policy pulls so few distinct arms that the fixed sizes hold them all, and these comparators *are*
+  GP-UCB.
+- "BBKB, local rule" has the paper's fixed update, under which a picked arm's residual need not fall inside a batch: on
+  `gp-draw` a batch can be one arm. `in_batch="process"`, by now the default with the local rule, repairs it.
+- Thompson sampling takes ten arms per batch, GP-UCB one.
+""",
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "budget": Option("evaluations of a run", 1_000, 300, 20),
+        "methods": Option("methods", tuple(METHODS), choices=tuple(METHODS)),
+        "problems": Option("problems", PROBLEMS, None, ("abalone", "gp-draw"), PROBLEMS),
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT, __doc__)

@@ -1,41 +1,184 @@
-"""The GPU benchmark in its tiny form on the CPU: every part runs and is reported."""
+"""Benchmarks run in their smallest form, resume, and name the code they ran; the committed pages are what the records give."""
 
+import importlib
 import json
-import os
+import re
 import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+SCRIPTS = sorted(
+    path.stem for path in BENCHMARKS.glob("*.py") if "EXPERIMENT = Experiment(" in path.read_text(encoding="utf-8")
+)
+ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"]}
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *arguments, "--no-record"]
-    path = os.pathsep.join(filter(None, [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts importable; they choose the number of threads."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
-def test_the_gpu_benchmark_runs_in_its_tiny_form() -> None:
-    done = _run("--device", "cpu", "--quick")
-    assert done.returncode == 0, done.stderr
-    *table, record = done.stdout.strip().splitlines()
-    whole = json.loads(record)
-    assert whole["skipped"] == []
-    assert whole["device_type"] == "cpu"
-    names = [part["what"] for part in whole["records"]]
-    for expected in ("copy", "product tf32", "sweep a=4,000 m=32 float32", "pick,", "BBKB,", "streamed arms", "recursive RLS"):
-        assert any(expected in name for name in names), expected
-    assert sum("posterior" in name for name in names) == 4
-    assert all(part["value"] > 0.0 for part in whole["records"])
-    assert len(table) == len(names) + 2
+def experiment(name: str) -> ModuleType:
+    return importlib.import_module(name).EXPERIMENT
+
+
+def run(name: str, folder: Path, *arguments: str) -> list[dict]:
+    """Run a benchmark in its smallest form, and return its records."""
+    runner = importlib.import_module("harness.runner")
+    runner.main(experiment(name), None, ["--tiny", "--out", str(folder), *ARGUMENTS.get(name, []), *arguments])
+    records = (folder / experiment(name).records_name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in records]
+
+
+def test_the_overview_has_every_benchmark() -> None:
+    assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
+    assert len(SCRIPTS) == 13
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_runs_in_its_smallest_form(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = run(name, tmp_path)
+    assert records
+    page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.+\|\n)+", page, re.MULTILINE)
+    assert tables
+    assert "nan" not in page
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+        assert len(table.splitlines()) > 2
+    for figure in re.findall(r"\]\((\S+\.png)\)", page):
+        assert (tmp_path / figure).stat().st_size > 1000
+    assert experiment(name).headline(experiment(name).read(tmp_path))
+    monkeypatch.setattr("harness.runner.write", lambda *_: None)
+    capsys.readouterr()
+    assert run(name, tmp_path) == records  # what is there is not measured again
+    assert f"{name}: 0 of " in capsys.readouterr().out
+
+
+def test_records_say_with_what_they_were_made(tmp_path: Path) -> None:
+    (record,) = run("bkb_figures", tmp_path)
+    assert re.fullmatch(r"\S+-dirty-[0-9a-f]{8}|files-[0-9a-f]{8}|[0-9a-f]{7,}|\S+-g[0-9a-f]{7,}", record["commit"])
+    assert record["device_type"] == "cpu"
+    assert {"date", "torch", "gpytorch", "botorch", "python", "threads", "cores", "device"} <= record.keys()
+
+
+def test_again_measures_anew_and_minutes_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.runner.write", lambda *_: None)
+    few = ["--problems", "abalone", "--methods", "BBKB", "ε-greedy"]
+    first = run("bbkb_figures", tmp_path, *few)
+    again = run("bbkb_figures", tmp_path, *few, "--again")
+    assert again[:2] == first
+    assert [r["method"] for r in again] == ["BBKB", "ε-greedy"] * 2
+    assert run("bbkb_figures", tmp_path, *few, "--again", "--minutes", "0") == again
+    assert "2 left" in capsys.readouterr().out
+    assert [r["seed"] for r in run("bbkb_figures", tmp_path, *few, "--first-seed", "1", "--seeds", "2")[4:]] == [1, 1, 2, 2]
+
+
+def test_a_job_that_fails_in_its_own_process_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text("import sys; sys.exit(f'no idea of {sys.argv[1:]}')", encoding="utf-8")
+    failing = replace(experiment("batches"), script=str(script))
+    with pytest.raises(RuntimeError, match=r"(?s)job 3 of failing ended with 1:.*no idea of \['--quick', '--job', '3'\]"):
+        importlib.import_module("harness.runner")._in_own_process(failing, ["--quick"], 3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_the_gpu_benchmark_says_where_there_is_no_gpu() -> None:
-    done = _run()
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stderr
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("gpu", "cuda", "no CUDA device"),
+        ("plan_check", "cuda", "runs on cpu"),
+        ("bkb_figures", "abacus", "runs on cpu or cuda"),
+    ],
+)
+def test_says_where_it_cannot_run(
+    name: str, device: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = importlib.import_module("harness.runner")
+    with pytest.raises(SystemExit):
+        runner.main(experiment(name), None, ["--device", device, "--out", str(tmp_path)])
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_committed_pages_are_what_the_records_give(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("report").main(["--check"])
+    assert capsys.readouterr().out == ""
+    assert ended.value.code == 0
+
+
+def test_a_number_changed_by_hand_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = importlib.import_module("report")
+    text = report.README.read_text(encoding="utf-8")
+    changed = re.sub(r"T = 10,000 in 0", "T = 10,000 in 9", text, count=1)
+    assert changed != text
+    (tmp_path / "README.md").write_text(changed, encoding="utf-8")
+    monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    assert report.stale() == [tmp_path / "README.md"]
+
+
+def test_an_overview_without_its_markers_is_refused() -> None:
+    pages = importlib.import_module("harness.pages")
+    with pytest.raises(ValueError, match="put them back around its table"):
+        pages.with_overview("# Benchmarks\n", "| a |")
+
+
+def test_every_figure_is_shown_and_every_shown_figure_is_there() -> None:
+    pages = [*RESULTS.glob("*.md"), ROOT / "README.md"]
+    shown = {name for page in pages for name in re.findall(r"\]\((?:\S+/)?([^/\s]+\.png)\)", page.read_text(encoding="utf-8"))}
+    assert {path.name for path in RESULTS.glob("*.png")} == shown
+
+
+def test_two_devices_have_a_section_each(tmp_path: Path) -> None:
+    pages = importlib.import_module("harness.pages")
+    (record,) = run("bkb_figures", tmp_path)
+    text, pictures = pages.render(experiment("bkb_figures"), [record, {**record, "device": "another"}])
+    assert text.count("\n## ") == 3
+    assert [picture.name for picture in pictures] == ["bkb_fig1", "bkb_fig1--2"]
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_state_of_the_code_is_judged_on_the_code_alone(tmp_path: Path) -> None:
+    state = importlib.import_module("harness.records").code_state
+    results, script = tmp_path / "benchmarks/results/a.jsonl", tmp_path / "benchmarks/a.py"
+    for path in (tmp_path / "sparse_bo/__init__.py", script, results, tmp_path / "README.md"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1\n", encoding="utf-8")
+    assert re.fullmatch(r"files-[0-9a-f]{8}", state(tmp_path, tmp_path))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    commit = git(tmp_path, "describe", "--always")
+    results.write_text("2\n", encoding="utf-8")
+    (results.parent / "a.png").write_text("figure", encoding="utf-8")
+    (tmp_path / "README.md").write_text("2\n", encoding="utf-8")
+    assert state(tmp_path, tmp_path) == commit
+    script.write_text("2\n", encoding="utf-8")
+    first = state(tmp_path, tmp_path)
+    assert re.fullmatch(rf"{commit}-dirty-[0-9a-f]{{8}}", first)
+    script.write_text("3\n", encoding="utf-8")
+    assert state(tmp_path, tmp_path) not in (first, commit)
+    script.write_text("1\n", encoding="utf-8")
+    (tmp_path / "sparse_bo/new.py").write_text("1\n", encoding="utf-8")
+    assert state(tmp_path, tmp_path).startswith(f"{commit}-dirty-")
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "sparse_bo").mkdir(parents=True)
+    assert state(tmp_path, elsewhere).startswith("files-")

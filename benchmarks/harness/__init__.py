@@ -1,0 +1,1 @@
+"""What all benchmarks share: records, the command line in three sizes, generated pages, the look of figures."""

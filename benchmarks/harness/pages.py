@@ -1,0 +1,126 @@
+"""Pages made of records alone: tables, figures, what was recorded with which code; and the overview's table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from .drawing import STYLE
+from .experiment import Block, Experiment, Picture, Table
+from .records import Record
+
+BEGIN, END = "<!-- made by python benchmarks/report.py: begin -->", "<!-- end -->"
+
+
+def render(experiment: Experiment, records: list[Record]) -> tuple[str, list[Picture]]:
+    """Return a page as Markdown, and the figures it shows."""
+    where = [f"records: [`{experiment.records_name}`]({experiment.records_name})"] if records else []
+    blocks: list[Block] = [
+        f"<!-- Made by python benchmarks/report.py from {experiment.records_name}: do not edit. -->\n\n# {experiment.title}",
+        " · ".join([f"`python benchmarks/{experiment.name}.py`", *where, "[all benchmarks](../README.md)"]),
+        experiment.about.strip(),
+    ]
+    for device in devices(records):
+        blocks += [f"## {device}", *experiment.page([r for r in records if r["device"] == device])]
+    blocks += ["## Records", provenance(records)] if records else ["**Nothing recorded yet.**"]
+    named, pictures = [], list[Picture]()
+    for block in blocks:
+        if isinstance(block, Picture):
+            same = sum(shown.name.partition("--")[0] == block.name for shown in pictures)  # two devices may show the same
+            pictures.append(replace(block, name=f"{block.name}--{same + 1}") if same else block)
+        named.append(pictures[-1] if isinstance(block, Picture) else block)
+    return "\n\n".join(map(_markdown, named)) + "\n", pictures
+
+
+def write(experiment: Experiment, folder: Path, *, figures: bool = True) -> Path:
+    """Write an experiment's page, and its figures, from the records of a folder; return the page's path."""
+    text, pictures = render(experiment, experiment.read(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{experiment.name}.md"
+    path.write_text(text, encoding="utf-8")
+    for picture in pictures if figures else ():
+        with matplotlib.rc_context(STYLE):
+            # Without the version of matplotlib, the same figure is the same file.
+            picture.draw().savefig(folder / f"{picture.name}.png", dpi=110, metadata={"Software": None})
+    return path
+
+
+def overview(experiments: Iterable[Experiment], folder: Path) -> str:
+    """Return the overview's table: question, command, headline, page."""
+    rows = []
+    for experiment in experiments:
+        records = experiment.read(folder)
+        first = [r for r in records if r["device"] == devices(records)[0]]
+        headline = experiment.headline(first) if first else "nothing recorded yet"
+        command, page = f"`python benchmarks/{experiment.name}.py`", f"[page](results/{experiment.name}.md)"
+        rows.append((experiment.question, command, headline, page))
+    return _markdown(Table(("question", "command", "headline", "all of it"), rows))
+
+
+def with_overview(text: str, table: str) -> str:
+    """Return a text with what stands between the markers replaced.
+
+    Raises:
+        ValueError: If the markers are missing.
+    """
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        raise ValueError(f"expected the lines {BEGIN!r} and {END!r} in benchmarks/README.md; put them back around its table")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def devices(records: list[Record]) -> list[str]:
+    """Return the devices of some records, that with most of them first."""
+    return [name for name, _ in Counter(r["device"] for r in records).most_common()]
+
+
+def provenance(records: list[Record]) -> str:
+    """Return in words how many records were made with which code, and when."""
+    dates = sorted({r["date"][:10] for r in records})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    kinds: dict[str, Counter[str]] = {"at a commit": Counter(), "beside changes": Counter(), "at an unknown commit": Counter()}
+    for name in (r["commit"] for r in records):
+        kind = "at an unknown commit" if name == "unknown" else "beside changes" if "dirty" in name else "at a commit"
+        kinds[kind][name.replace("-dirty", "")] += 1
+    told = []
+    for kind, names in kinds.items():
+        listed = ", ".join(f"`{name}` {count}" if len(names) > 1 else f"`{name}`" for name, count in names.items())
+        if names:
+            told.append(f"{names.total()} {kind}" + (f" ({listed})" if "unknown" not in names else ""))
+    parts = []
+    for field in ("sparse_bo", "torch", "threads"):
+        values = Counter(str(r[field]) for r in records)
+        shown = [name if len(values) == 1 else f"{name} ({count})" for name, count in values.items()]
+        parts.append(f"{field} {', '.join(shown)}")
+    return f"{len(records)} records of {when}: {', '.join(told)}; {', '.join(parts)}."
+
+
+def mean_sd(values: Sequence[float], digits: int) -> str:
+    """Return mean ± standard deviation; the value alone where there is one."""
+    mean = f"{np.mean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.std(values):,.{digits}f}"
+
+
+def short(value: float, digits: int = 3) -> str:
+    """Return a number to some significant digits, with thousands apart and no exponent from 10⁻⁴ on."""
+    if value == 0.0:
+        return "0"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(digits - 1 - int(np.floor(np.log10(abs(value)))), 0)
+    return f"{value:,.{decimals}f}"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, Table):
+        lines = [block.columns, ["---"] * len(block.columns), *block.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if isinstance(block, Picture):
+        return f"![{block.caption}]({block.name}.png)"
+    return block

@@ -1,0 +1,131 @@
+"""The command line of every benchmark: run what is not there yet, append each record as it ends, write page and figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .experiment import FORMS, Experiment, Job
+from .pages import write
+from .records import RESULTS, Record, append, environment
+
+
+def main(experiment: Experiment, description: str | None, arguments: Sequence[str] | None = None) -> None:
+    """Run an experiment as the command line says.
+
+    Args:
+        experiment: What to run.
+        description: For ``--help``: the script's docstring.
+        arguments: Words of the command line; ``None``: the process's own.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = _parse(experiment, description, words)
+    if chosen.threads is not None:
+        torch.set_num_threads(chosen.threads)
+    with warnings.catch_warnings():
+        for kind in experiment.ignored:
+            warnings.simplefilter("ignore", kind)
+        if chosen.job is not None:
+            print(json.dumps(list(experiment.jobs(chosen))[chosen.job].measure()))
+            return
+        if not chosen.draw:
+            _run(experiment, chosen, words)
+    print(f"written: {write(experiment, chosen.folder)}")
+    if chosen.folder == RESULTS:
+        print("python benchmarks/report.py brings the overview in benchmarks/README.md up to date")
+
+
+def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> None:
+    """Make the measurements that are not there yet."""
+    state, path = environment(chosen.device), chosen.folder / experiment.records_name
+    known = [] if chosen.again else experiment.read(chosen.folder)
+    jobs = list(experiment.jobs(chosen))
+    todo = [(k, job) for k, job in enumerate(jobs) if not any(_is_of(job, record, state["device"]) for record in known)]
+    print(f"{experiment.name}: {len(todo)} of {len(jobs)} to measure ({path} has the others; --again: all)", flush=True)
+    start = time.perf_counter()
+    for count, (k, job) in enumerate(todo):
+        if chosen.minutes is not None and time.perf_counter() - start > 60.0 * chosen.minutes:
+            print(f"{chosen.minutes:g} minutes are over, {len(todo) - count} left: the same command goes on there", flush=True)
+            break
+        began = time.perf_counter()
+        alone = experiment.own_process and not chosen.here
+        measured = _in_own_process(experiment, words, k) if alone else job.measure()
+        append(path, {**job.key, **measured, **state})
+        label = ", ".join(f"{name} {value}" for name, value in job.key.items())
+        print(f"{label}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def _is_of(job: Job, record: Record, device: str) -> bool:
+    wanted = {**job.key, "device": device}
+    return all(record.get(name) == value for name, value in wanted.items())
+
+
+def _in_own_process(experiment: Experiment, words: list[str], k: int) -> Record:
+    """Return what the k-th job measures in a process of its own."""
+    command = [sys.executable, experiment.script, *words, "--job", str(k)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"job {k} of {experiment.name} ended with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _parse(experiment: Experiment, description: str | None, words: list[str]) -> Namespace:
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", dest="form", action="store_const", const="quick", default="full", help="smaller: minutes")
+    form.add_argument("--tiny", dest="form", action="store_const", const="tiny", help="seconds: to test the code")
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="SEED")
+    parser.add_argument("--device", default=experiment.devices[0], help=f"default: {experiment.devices[0]}")
+    parser.add_argument("--threads", type=int, default=experiment.threads, help="of torch")
+    parser.add_argument(
+        "--out",
+        dest="folder",
+        type=Path,
+        help="of records, page and figures; default: results, with --quick or --tiny a folder in it",
+    )
+    parser.add_argument("--minutes", type=float, help="begin no measurement after so many; the same command goes on there")
+    parser.add_argument("--again", action="store_true", help="measure what has been measured before, too")
+    parser.add_argument("--draw", action="store_true", help="measure nothing, write page and figures")
+    if experiment.own_process:
+        parser.add_argument("--here", action="store_true", help="measure in this process, not each in its own")
+    parser.add_argument("--job", type=int, help="measure this one here and print it")
+    for name, option in experiment.options.items():
+        several = isinstance(option.full, tuple)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            help=f"{option.help} (default {_shown(option.full)})",
+            nargs="+" if several else None,
+            type=str if option.choices else option.parse,
+            choices=option.choices,
+        )
+    chosen = parser.parse_args(words)
+    for name, option in experiment.options.items():
+        if (given := getattr(chosen, name)) is None:
+            setattr(chosen, name, option.value(chosen.form))
+        elif isinstance(given, list):
+            setattr(chosen, name, tuple(given))
+    count = experiment.seeds[FORMS.index(chosen.form)] if chosen.seeds is None else chosen.seeds
+    if count < 1 or chosen.first_seed < 0:
+        parser.error(f"expected at least one seed, from 0 on, got --seeds {count} --first-seed {chosen.first_seed}")
+    chosen.seeds = range(chosen.first_seed, chosen.first_seed + count)
+    chosen.folder = chosen.folder or (RESULTS if chosen.form == "full" else RESULTS / chosen.form)
+    kind = chosen.device.partition(":")[0]
+    if kind not in experiment.devices:
+        parser.error(f"{experiment.name} runs on {' or '.join(experiment.devices)}, got --device {chosen.device}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        parser.error(f"torch sees no CUDA device for --device {chosen.device}; --device cpu --tiny tests the code without one")
+    chosen.device = torch.device(chosen.device)
+    return chosen
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
