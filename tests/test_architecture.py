@@ -37,6 +37,8 @@ LAYERS = [
 ]
 """From the top down, as in ARCHITECTURE.md. A part imports itself, its own row and what is below it."""
 RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
+CORE_LIBRARIES = {"torch", "scipy"}
+"""Tensors, and the numbers that no tensor goes into: quadrature nodes."""
 FRONT = {"__init__", "__main__"}
 """May import anything; nothing imports them."""
 
@@ -64,8 +66,8 @@ def violations(source: str, part: str, package: str) -> list[str]:
     found = []
     for line, module, name in imports(ast.parse(source), package=package):
         if module.split(".")[0] != "sparse_bo":
-            if part == "core" and module.split(".")[0] not in {"torch", *sys.stdlib_module_names}:
-                found.append(f"line {line}: core imports {module}; it may use torch and the standard library")
+            if part == "core" and module.split(".")[0] not in {*CORE_LIBRARIES, *sys.stdlib_module_names}:
+                found.append(f"line {line}: core imports {module}; it may use torch, SciPy and the standard library")
             continue
         target = part_of(f"{module}.{name}" if module == "sparse_bo" else module)
         if target not in RANK:
@@ -145,7 +147,7 @@ def test_only_the_command_line_prints(path: Path) -> None:
         ("from ..arms import StopRule", "dictionary", "above it"),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sparse_bo.runs import AskTell", "errors", "above it"),
         ("from sparse_bo.domains import Box", "core", "above it"),
-        ("import numpy", "core", "torch and the standard library"),
+        ("import numpy", "core", "torch, SciPy and the standard library"),
         ("from sparse_bo.policies import Policy", "evaluations", "no policy"),
         ("from sparse_bo import AskTell", "policies", "no place"),
     ],
@@ -162,7 +164,7 @@ def test_the_check_finds_a_wrong_import(source: str, part: str, expected: str) -
         ("from sparse_bo.core import dtc", "arms"),
         ("from sparse_bo import observations", "policies"),
         ("from sparse_bo.kernels import covariance_function", "observations"),
-        ("import math\nimport torch\nfrom sparse_bo.errors import NumericalWarning", "core"),
+        ("import math\nimport scipy.special\nimport torch\nfrom sparse_bo.errors import NumericalWarning", "core"),
     ],
 )
 def test_the_check_leaves_right_imports_alone(source: str, part: str) -> None:

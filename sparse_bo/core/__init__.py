@@ -1,4 +1,4 @@
-"""The numerical core that everything else stands on: pure functions of tensors (torch only).
+"""The numerical core that everything else stands on: pure functions of tensors.
 
 - :mod:`~sparse_bo.core.nystrom`: whitens a dictionary and gives points their features;
 - :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
