@@ -1,4 +1,4 @@
-"""How a GPyTorch kernel is called: validated once, moved once, evaluated as plain tensors."""
+"""GPyTorch kernels as functions of plain tensors: validated once, moved once."""
 
 from __future__ import annotations
 

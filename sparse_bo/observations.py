@@ -1,4 +1,4 @@
-"""What has been observed: distinct inputs with counts, sums and sums of squares."""
+"""Observations merged by input: distinct inputs with counts, sums and sums of squares."""
 
 from __future__ import annotations
 

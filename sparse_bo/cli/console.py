@@ -1,4 +1,4 @@
-"""Where the command line writes: results to stdout, what went wrong to stderr."""
+"""The two consoles of the command line: results go to stdout, errors to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dictionary is, and what a sampler may look at."""
+"""Dictionaries as values, the candidates that a sampler chooses among, and the sampler's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the sparse posterior can be from the exact one: the two-sided variance certificate of a dictionary."""
+"""The two-sided variance certificate of a dictionary: a bound on the ratio of sparse and exact variance."""
 
 from __future__ import annotations
 

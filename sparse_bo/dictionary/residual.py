@@ -1,4 +1,4 @@
-"""How much a dictionary leaves out: ``λ_max(K − Q)`` over the pulls, in units of λ."""
+"""Bounds on what a dictionary leaves out: ``λ_max(K − Q)`` over the pulls, in units of λ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a policy may evaluate: boxes, and arms in memory, in a file or of a product grid."""
+"""Domains: boxes, and arms in memory, in a file or of a product grid."""
 
 from sparse_bo.domains.arms import Arms
 from sparse_bo.domains.base import Domain

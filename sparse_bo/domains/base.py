@@ -1,4 +1,4 @@
-"""What a domain is: where a policy may evaluate, and what a pick in it stands for."""
+"""The interface of a domain: a place to evaluate, and the inputs that its picks stand for."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class ProductGrid(LazyArms):
 
     @property
     def shape(self) -> torch.Size:
-        """``a x d``."""
+        """Shape of the set, ``a x d``."""
         return torch.Size((math.prod(map(len, self.axes)), len(self.axes)))
 
     @property

@@ -33,7 +33,7 @@ class LazyArms(ABC):
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
-        """``a x d``."""
+        """Shape of the set, ``a x d``."""
 
     @property
     @abstractmethod

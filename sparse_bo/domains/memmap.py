@@ -55,7 +55,7 @@ class MemmapArms(LazyArms):
 
     @property
     def shape(self) -> torch.Size:
-        """``a x d``."""
+        """Shape of the set, ``a x d``."""
         return torch.Size(self._file.array.shape)
 
     @property

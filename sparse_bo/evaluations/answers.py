@@ -1,4 +1,4 @@
-"""What an objective returns, as one number per evaluation. Imports nothing heavy: workers run this."""
+"""Results of an objective as one number per evaluation. Imports nothing heavy: workers run this."""
 
 from __future__ import annotations
 

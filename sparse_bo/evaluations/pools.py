@@ -1,4 +1,4 @@
-"""Where evaluations run: pools by name, any ``concurrent.futures`` executor, and what each needs to be told.
+"""Pools of workers: those started by name, any ``concurrent.futures`` executor, and what each needs to be told.
 
 Pools made here by name are restarted when a worker dies or hangs; an executor given by the user is used as it is.
 """

@@ -1,4 +1,4 @@
-"""How evaluations are spread: the settings of a user."""
+"""Settings of the workers that evaluations are spread over."""
 
 from __future__ import annotations
 

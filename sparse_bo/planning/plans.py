@@ -1,4 +1,4 @@
-"""What a plan holds, and how it is written down."""
+"""The plan of a run as a value, and as lines of text."""
 
 from __future__ import annotations
 

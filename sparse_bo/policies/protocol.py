@@ -1,4 +1,4 @@
-"""What a policy is: pure functions from a state value to arms and back."""
+"""The protocol of policies: bound to a domain, pure functions from a state value to picks and back."""
 
 from __future__ import annotations
 

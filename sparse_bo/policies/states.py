@@ -1,4 +1,4 @@
-"""What a policy knows between two batches, as values: over a finite arm set, and over a box."""
+"""The states of policies between two batches, as values: over a finite arm set, and over a box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What problems are called, and how a grid is written. Imports nothing, so that ``--help`` answers at once."""
+"""Names of the built-in problems, and the form of a grid. Imports nothing, so that ``--help`` answers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a run, one row per batch, and how it is kept on disk."""
+"""The history of a run, one row per batch, in memory and as a file of JSON lines."""
 
 from __future__ import annotations
 

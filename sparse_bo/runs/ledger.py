@@ -1,4 +1,4 @@
-"""The ticket book of a run: what is handed out, under which ticket, and what has come back."""
+"""The ticket book of a run: every evaluation that is handed out, its ticket, and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run writes to its journal, and when; and how it is brought back from there."""
+"""The recorder of a run: it writes events, rows and snapshots to the journal, and replays them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal says about a run: its settings, its history, its results."""
+"""Runs as read from their journals: settings, history, results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""The result of a run: best arms or points, history, state."""
 
 from __future__ import annotations
 

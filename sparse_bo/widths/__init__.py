@@ -1,4 +1,4 @@
-"""How wide confidence is: multipliers for upper-confidence scores, and simultaneous bounds for elimination."""
+"""Confidence widths: multipliers for upper-confidence scores, and simultaneous bounds for elimination."""
 
 from sparse_bo.widths.bounds import (
     BatchConfidence,

@@ -1,4 +1,4 @@
-"""How a policy on a box makes the model of a round and fits it: on which observations, by what, and starting from where."""
+"""Fits of a round's model: on which observations, by which function, and from which start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a policy on a box evaluates next, given a fitted model: at maximisers of an acquisition function."""
+"""Proposers of the next points on a box, given a fitted model: maximisers of an acquisition function."""
 
 from __future__ import annotations
 

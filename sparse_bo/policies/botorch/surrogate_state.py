@@ -1,4 +1,4 @@
-"""What a policy through BoTorch knows between two batches, and its model in the user's units."""
+"""The state of a policy through BoTorch, and its model in the user's units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the candidates of a batch come from, and what was observed of them: arms, or a box."""
+"""Sources of a batch's candidates, and of what was observed of them: arms, or a box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one upper-confidence policy from another."""
+"""The parts that tell one upper-confidence policy from another."""
 
 from __future__ import annotations
 
