@@ -89,7 +89,7 @@ LABELS = {
     "wide": "the same, β = 36",
     "wider": "the same, β = 100",
     "widest": "the same, β = 256",
-    "qucb": "`optimize_batch(acquisition=qUCB)`, β = 4, SparseGP",
+    "qucb": "`optimize_batch(acq_function=qUCB)`, β = 4, SparseGP",
     "sparse": "`optimize_batch`, β = 4, SparseGP with 512 dictionary points",
     "fixed": "the same, fixed-dictionary update",
     "adaptive": "`optimize_batch`, β = 4, SparseGP, `ratio_threshold=8`",

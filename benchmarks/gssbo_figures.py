@@ -28,11 +28,11 @@ from harness.pages import mean_sd, short
 from harness.records import Record, newest, stopwatch
 from harness.runner import main
 from matplotlib.figure import Figure
-from sparse_bo.policies.botorch import SurrogateState
 
 from sparse_bo import GSSBO, AskTell, gradient_subset
 from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlusPlusSampler
 from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, Policy, SparseUCB, VecchiaUCB
+from sparse_bo.policies.botorch import SurrogateState
 from sparse_bo.policies.botorch.subsets import random_subset
 from sparse_bo.problems.base import BoxProblem
 from sparse_bo.problems.synthetic import SYNTHETIC, synthetic

@@ -1,4 +1,4 @@
-"""Calls of the objective on a worker. Imports neither torch nor numpy: only an objective that takes tensors makes its worker load torch.
+"""Calls of the objective on a worker. Imports neither torch nor numpy: only an objective that takes tensors loads torch.
 
 A worker process with torch costs seconds of start and some 300 MB, one without it a quarter of a second and 20 MB. So hundreds
 of workers fit on a machine where the objective takes plain numbers (``arrays="list"``), for example to start a simulation.

@@ -114,7 +114,9 @@ def _describe_kernel(kernel: Kernel) -> Description:
         return _unknown(kernel)
     again = _rebuild_kernel(description)
     before, after = kernel.state_dict(), again.state_dict()
-    same = repr(again) == repr(kernel) and list(before) == list(after) and all(torch.equal(before[k], after[k]) for k in before)
+    # What is rebuilt lies on the CPU.
+    equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key]) for key in before)
+    same = equal and repr(again) == repr(kernel)
     return description if same else _unknown(kernel)
 
 
