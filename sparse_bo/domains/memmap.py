@@ -105,10 +105,12 @@ def _opened(path: Path) -> _Memmap:
     """Map a file and read it once."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+    _check_written_by_numpy(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error}") from error
+        got = "one of Python objects; save an array of numbers" if "Object arrays" in str(error) else error
+        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {got}") from error
     if not isinstance(array, np.ndarray) or array.ndim != 2 or 0 in array.shape:
         got = f"shape {array.shape}" if isinstance(array, np.ndarray) else "an .npz archive"
         raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got {got}")
@@ -128,3 +130,17 @@ def _opened(path: Path) -> _Memmap:
             f"expected finite arms in {path}, got NaN or infinite entries in {bad} row(s), the first at row {first}"
         )
     return _Memmap(path, array, torch.from_numpy(low), torch.from_numpy(high))
+
+
+def _check_written_by_numpy(path: Path) -> None:
+    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise to load it as one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(6)
+    except OSError as error:
+        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error.strerror}") from error
+    if not head.startswith((b"\x93NUMPY", b"PK\x03\x04")):  # the second: an archive, refused for its shape
+        advice = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
+        raise ValueError(
+            f"expected a .npy file written by numpy.save, got {path}, which is none; a table of numbers becomes one by {advice}"
+        )

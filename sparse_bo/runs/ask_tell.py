@@ -304,11 +304,12 @@ class AskTell:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
             raise RunInterrupted(message, loop=self, result=self.result()) from interrupt
         except EvaluationFailed as error:
+            reason = f"the objective failed {error}"
             message = (
-                f"the objective failed {error}. Everything told before is in .result and .loop; tell or fail the tickets in "
+                f"{reason}. Everything told before is in .result and .loop; tell or fail the tickets in "
                 ".loop.pending, then go on with .loop.run(...)"
             )
-            raise ObjectiveError(message, loop=self, result=self.result()) from error.__cause__
+            raise ObjectiveError(message, loop=self, result=self.result(), reason=reason) from error.__cause__
         return self.result()
 
     def result(self) -> Result:

@@ -77,7 +77,7 @@ def test_quiet_prints_nothing(tmp_path):
         (["--problem", "mnist"], "problem to be one of"),
         (["--policy", "magic"], "policy to be one of"),
         (["--budget", "0"], "--budget >= 1"),
-        (["--policy", "random", "--oversampling", "3"], "has no option --oversampling; it takes batch_size"),
+        (["--policy", "random", "--oversampling", "3"], "has no option --oversampling; it takes --batch-size"),
         (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
         (["--noise-sd", "-1"], "noise_sd >= 0"),
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
