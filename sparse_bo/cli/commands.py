@@ -10,7 +10,16 @@ import typer
 
 from sparse_bo.cli.console import console, refused, say
 from sparse_bo.cli.finish import finish, save
-from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, check_size, described_problem, device_of, folder, problem_of
+from sparse_bo.cli.inputs import (
+    INPUT_ERRORS,
+    AnyProblem,
+    bytes_of,
+    check_size,
+    described_problem,
+    device_of,
+    folder,
+    problem_of,
+)
 from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
@@ -21,7 +30,6 @@ from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import about_of, read_run
-from sparse_bo.validation import check_positive
 
 
 def run(settings: RunSettings, options: dict[str, Any]) -> None:
@@ -78,6 +86,12 @@ def _check_new(storage: Path | None) -> None:
         )
 
 
+def _check_there(storage: Path) -> None:
+    if not storage.exists():
+        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
+        raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
+
+
 def _translated(settings: RunSettings) -> dict[str, Any]:
     """Return the options that stand for fields without a text form."""
     return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names}
@@ -91,7 +105,7 @@ def _planned(policy: Policy[Any], problem: AnyProblem, settings: RunSettings, *,
         problem.domain["arms"],
         budget=budget,
         policy=policy,
-        memory=None if settings.memory is None else int(check_positive("memory", settings.memory) * 2**30),
+        memory=bytes_of("memory", settings.memory),
         seconds=settings.seconds,
         seed=settings.seed,
     )
@@ -111,6 +125,7 @@ def resume(settings: ResumeSettings) -> None:
     storage = settings.storage
     try:
         check_size(settings, {})
+        _check_there(storage)
         about = about_of(storage)
         notes = about["notes"]
         if "problem" not in notes:
@@ -139,6 +154,7 @@ def report(settings: ReportSettings) -> None:
     """
     storage = settings.storage
     try:
+        _check_there(storage)
         recorded = read_run(storage)
         made = recorded.about["notes"].get("problem")
         problem = None if made is None or "objective" in made else make_problem(**made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,18 +12,22 @@ from typing import Any
 
 import torch
 
-from sparse_bo.cli.presets import make_problem
+from sparse_bo.cli.presets import check_room, make_problem
 from sparse_bo.cli.settings import ProblemSettings
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import StorageError
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
+from sparse_bo.validation import check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, torch.OutOfMemoryError)
 """What input that does not fit raises before a run starts."""
 LARGEST = 2**62
 """Whole numbers of the command line are smaller: they fit into 64 bits, and so do their sums."""
+MOST_WORKERS = 10_000
+AXIS_BYTES, PILOT_BYTES = 40, 2 * 8 * 2048
+"""Of a plan, per input: for each value of the grid that stands for the arms, and for the arms of its pilots."""
 LOUDEST = 1e12
 """Largest standard deviation of the noise of a built-in problem: its square is exact enough to learn from in float32."""
 
@@ -35,12 +40,14 @@ def check_size(settings: Any, options: Mapping[str, Any]) -> None:
         options: Of its policy.
 
     Raises:
-        ValueError: If one does not (it is named), or the seed is negative.
+        ValueError: If one does not (it is named), the seed is negative, or there are more workers than any machine has.
     """
     given = {field.name: getattr(settings, field.name) for field in fields(settings)} | dict(options)
     for name, value in given.items():
         if isinstance(value, int) and abs(value) >= LARGEST:
             raise ValueError(f"expected --{name.replace('_', '-')} below 2^62 = {LARGEST}, got {value}")
+    if (given.get("workers") or 0) > MOST_WORKERS:
+        raise ValueError(f"expected --workers of at most {MOST_WORKERS:,}, got {given['workers']}")
     if given.get("seed", 0) < 0:
         raise ValueError(f"expected --seed >= 0, got {given['seed']}")
 
@@ -125,19 +132,37 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def planned_arms(number: str | None, file: Path | None, grid: str | None) -> int | ArmSet:
+def bytes_of(name: str, gibibytes: float | None) -> int | None:
+    """Return a number of GiB in bytes.
+
+    Raises:
+        ValueError: If it is not positive and finite, or 2³² GiB or more.
+    """
+    if gibibytes is None:
+        return None
+    if check_positive(name, gibibytes) >= LARGEST / 2**30:
+        raise ValueError(f"expected --{name} below {LARGEST // 2**30} GiB, got {gibibytes:g}")
+    return int(gibibytes * 2**30)
+
+
+def planned_arms(number: str | None, dims: int | None, file: Path | None, grid: str | None) -> int | ArmSet:
     """Return the arms that a plan is asked for: a number, the rows of a file, or a grid.
 
     Raises:
         ValueError: If not exactly one of the three is given, or it cannot be read.
         OSError: If the file cannot be read.
         TypeError: If the file has the wrong dtype.
+        MemoryError: If as many arms cannot even be tried out.
     """
     given = [x for x in (number, file, grid) if x is not None]
     if len(given) != 1:
         raise ValueError(f"expected one of --arms, --arms-file and --grid, got {len(given)} of them")
     if number is not None:
-        return whole_number("arms", number)
+        arms_asked = whole_number("arms", number)
+        if dims is not None and dims > 0:
+            per_input = AXIS_BYTES * math.ceil(arms_asked ** (1.0 / dims)) + PILOT_BYTES
+            check_room(dims * per_input, f"trying out --arms {number} --dims {dims}")
+        return arms_asked
     arms = own_arms(file, grid)
     assert arms is not None
     return arms

@@ -8,14 +8,14 @@ import typer
 
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli.console import console, refused, say
-from sparse_bo.cli.inputs import INPUT_ERRORS, check_size, device_of, planned_arms, whole_number
+from sparse_bo.cli.inputs import INPUT_ERRORS, bytes_of, check_size, device_of, planned_arms, whole_number
 from sparse_bo.cli.presets import make_kernel
 from sparse_bo.cli.settings import PlanSettings
 from sparse_bo.planning import Plan
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
 from sparse_bo.reports.tables import plan_table
-from sparse_bo.validation import check_choice, check_positive
+from sparse_bo.validation import check_choice
 
 NOISE = 0.01
 """λ of a forecast that is not told one."""
@@ -61,12 +61,12 @@ def forecast(settings: PlanSettings, options: dict[str, Any]) -> Plan:
         **{"regularization": NOISE, **options},
     )
     return plan_of(
-        planned_arms(settings.arms, settings.arms_file, settings.grid),
+        planned_arms(settings.arms, settings.dims, settings.arms_file, settings.grid),
         settings.dims,
         budget=whole_number("budget", settings.budget),
         policy=policy,
         device=device_of(settings.device),
-        memory=None if settings.memory is None else int(check_positive("memory", settings.memory) * 2**30),
+        memory=bytes_of("memory", settings.memory),
         seconds=settings.seconds,
         pilot_seconds=settings.pilot_seconds,
         seed=settings.seed,

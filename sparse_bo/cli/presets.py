@@ -71,20 +71,22 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
     if name == "gp-draw":
         if scaling not in (None, "none", "unit"):
             raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
-        _check_room(arms, dims)
+        check_room(8 * (arms * (dims + 1) + FEATURES * dims), f"gp-draw with --arms {arms} --dims {dims}")
         return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=FEATURES)
     chosen = check_choice("scaling", scaling or "unit", SCALINGS)
     make = problems.cadata if name == "cadata" else problems.abalone
     return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
 
 
-def _check_room(arms: int, dims: int) -> None:
-    """Raise a ``MemoryError`` if the arms of a draw and its features need more memory than there is."""
-    needed, free = 8 * (arms * (dims + 1) + FEATURES * dims), available_bytes(torch.device("cpu"))
+def check_room(needed: int, what: str) -> None:
+    """Check that so many bytes are free in the machine's memory.
+
+    Raises:
+        MemoryError: If they are not.
+    """
+    free = available_bytes(torch.device("cpu"))
     if needed > free:
-        raise MemoryError(
-            f"gp-draw with --arms {arms} --dims {dims} needs {bytes_text(needed)}, and {bytes_text(free)} are free; lower them"
-        )
+        raise MemoryError(f"{what} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
 
 
 def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:

@@ -93,7 +93,15 @@ def _line(axis: Axes, x: Sequence[float], y: Sequence[float | None], **style: An
 
 def _legend(axis: Axes) -> None:
     """Name the lines above the panel, beside its title, where none of them runs."""
-    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8, borderaxespad=0.2, columnspacing=1.2)
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=3,
+        fontsize=8,
+        borderaxespad=0.2,
+        columnspacing=0.9,
+        handlelength=1.4,
+    )
 
 
 def _asked(history: History) -> list[int]:
@@ -111,13 +119,17 @@ def _progress(axis: Axes, history: History, regret: Sequence[float] | None, best
         )
         axis.set_ylim(bottom=0)
         return
-    pulls, means = _asked(history), history.column("best_mean")
+    pulls, means, observed = _asked(history), history.column("best_mean"), history.column("best_observed")
     shown = [(p, m) for p, m in zip(pulls, means, strict=True) if m is not None]
     if best_possible is not None:
         _line(axis, [p for p, _ in shown], [best_possible - m for _, m in shown], color=BLUE, lw=1.8)
         axis.set_title("Gap between the best possible and the best posterior mean")
         return
-    _line(axis, pulls, history.column("best_observed"), color=MUTED, lw=1.0, label="mean observation")
+    if all(value is None for value in observed):
+        axis.set_title("Best value: no evaluation succeeded")
+        axis.set_axis_off()
+        return
+    _line(axis, pulls, observed, color=MUTED, lw=1.0, label="mean observation")
     _line(axis, [p for p, _ in shown], [m for _, m in shown], color=BLUE, lw=1.8, label="posterior mean")
     axis.set_title("Best value")
     _legend(axis)
@@ -134,6 +146,7 @@ def _dictionary(axis: Axes, history: History) -> None:
     sizes, dimensions = history.column("dictionary_size"), history.column("effective_dimension")
     if all(size is None for size in sizes):
         axis.set_title("No model, no dictionary")
+        axis.set_axis_off()
         return
     pulls = _asked(history)
     kept = [i for i, size in enumerate(sizes) if size is not None]
