@@ -132,13 +132,17 @@ def keys(module: str, name: str) -> tuple[str, ...]:
 
 
 def property_of(thing: Defined, name: str) -> Any:
-    """Return the constant that a property of a class (or of a base class) returns; :data:`UNKNOWN` if it computes one."""
-    for _, node in ((base.module, base.node) for base in _lookup_order(thing)):
-        assert isinstance(node, ast.ClassDef)
-        for part in node.body:
+    """Return the constant that a property or an attribute of a class has; :data:`UNKNOWN` if it has none."""
+    for base in _lookup_order(thing):
+        assert isinstance(base.node, ast.ClassDef)
+        for part in base.node.body:
             if isinstance(part, ast.FunctionDef) and part.name == name:
                 last = part.body[-1]
                 return last.value.value if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) else UNKNOWN
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                value = part.value if isinstance(part, (ast.Assign, ast.AnnAssign)) else None
+                return UNKNOWN if value is None else constant(value, base.module)
     return UNKNOWN
 
 
@@ -161,7 +165,8 @@ def fields(thing: Defined) -> tuple[Field, ...]:
 def _lookup_order(thing: Defined) -> list[Defined]:
     """Return a class and its base classes inside the package, in Python's order (C3)."""
     assert isinstance(thing.node, ast.ClassDef)
-    bases = [found(thing.module, base.id) for base in thing.node.bases if isinstance(base, ast.Name)]
+    plain = [base.value if isinstance(base, ast.Subscript) else base for base in thing.node.bases]  # Base[T] is Base here
+    bases = [found(thing.module, base.id) for base in plain if isinstance(base, ast.Name)]
     inside = [base for base in bases if base is not None and isinstance(base.node, ast.ClassDef)]
     queues = [*(_lookup_order(base) for base in inside), list(inside)]
     order = [thing]

@@ -109,8 +109,7 @@ def _opened(path: Path) -> _Memmap:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        got = "one of Python objects; save an array of numbers" if "Object arrays" in str(error) else error
-        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {got}") from error
+        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim != 2 or 0 in array.shape:
         got = f"shape {array.shape}" if isinstance(array, np.ndarray) else "an .npz archive"
         raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got {got}")

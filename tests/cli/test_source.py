@@ -20,7 +20,7 @@ from sparse_bo.problems import SYNTHETIC
 ONE = """
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal
-from sparse_bo.made_up.other import Colour, Left, Right
+from sparse_bo.made_up.other import Colour, Left, Listed, Right
 
 LARGEST = 2**10 - 1
 SMALLEST = -LARGEST
@@ -53,11 +53,16 @@ class Child(Left, Right):
 
 class Plain(Child):
     extra: int = 5
+    colour = "red"
+
+@dataclass(frozen=True)
+class Alike(Listed[int], Child):
+    colour: ClassVar[str] = "green"
 """
 OTHER = """
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 from torch import Tensor
 
 Colour = Literal["red", "green"]
@@ -76,6 +81,11 @@ class Base:
 
     base: Tensor | None = None
     shared: int = 1
+
+T = TypeVar("T")
+
+class Listed(Generic[T]):
+    name = "listed"
 
 @dataclasses.dataclass(frozen=True)
 class Left(Base):
@@ -126,7 +136,10 @@ def test_fields_come_from_base_classes_in_other_files(made_up):
         "shade": "Its shade, in two lines.",
     }
     assert property_of(child, "name") == "child"
-    assert fields(found("sparse_bo.made_up.one", "Plain")) == fields(child)
+    same, alike = (found("sparse_bo.made_up.one", name) for name in ("Plain", "Alike"))
+    assert fields(same) == fields(alike) == fields(child)
+    assert [property_of(thing, "colour") for thing in (child, same, alike)] == [UNKNOWN, "red", "green"]
+    assert property_of(alike, "name") == "listed"
 
 
 def test_order_and_defaults_are_those_of_python(made_up, tmp_path, monkeypatch):
