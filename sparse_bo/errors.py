@@ -77,12 +77,14 @@ class ObjectiveError(RuntimeError):
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far. The failed batch is still out:
             ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
         result: The :class:`sparse_bo.Result` of the run up to the failure.
+        reason: What failed, without advice for who holds the loop.
     """
 
-    def __init__(self, message: str, *, loop: Any, result: Any) -> None:
+    def __init__(self, message: str, *, loop: Any, result: Any, reason: str = "") -> None:
         super().__init__(message)
         self.loop = loop
         self.result = result
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel between processes without loop and result: these stay where the run is."""

@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 
 import sparse_bo
-from sparse_bo import problems
-from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.cli import names, presets
-from sparse_bo.problems import names as problem_names
 
 STUB = Path(sparse_bo.__file__).with_suffix(".pyi")
 PACKAGES = [m.name for m in pkgutil.walk_packages(sparse_bo.__path__, "sparse_bo.") if m.ispkg and "datasets" not in m.name]
@@ -96,10 +92,3 @@ def test_names_that_do_not_exist_are_refused():
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code, loaded):
     assert loaded_by(code) == loaded
-
-
-def test_what_can_be_chosen_by_name_is_what_there_is():
-    assert tuple(problem_names.SYNTHETIC_NAMES) == tuple(problems.SYNTHETIC)
-    assert tuple(PRECISIONS) == names.PRECISIONS
-    assert all(isinstance(policy, type) for policy in presets.POLICIES.values())
-    assert list(presets.POLICIES) == list(names.POLICIES)

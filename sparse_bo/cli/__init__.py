@@ -1,3 +1,3 @@
-"""The command line: ``python -m sparse_bo``. Imports nothing until a command runs."""
+"""The command line: ``python -m sparse_bo``."""
 
 __all__: list[str] = []

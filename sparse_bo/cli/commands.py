@@ -1,216 +1,167 @@
-"""What the commands of the command line do."""
+"""The commands that run: ``run``, ``resume`` and ``report``."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.cli.console import console
-from sparse_bo.cli.presets import make_kernel, make_policy, make_problem, planned_arms, whole_number
-from sparse_bo.cli.progress import AnyProblem, described_problem, device_of, go, number_or_name, problem_of, refused, spread
-from sparse_bo.errors import StorageError
-from sparse_bo.planning import Plan
-from sparse_bo.planning import plan as plan_of
+from sparse_bo.cli.console import console, refused, say
+from sparse_bo.cli.finish import finish, save
+from sparse_bo.cli.inputs import (
+    INPUT_ERRORS,
+    AnyProblem,
+    bytes_of,
+    check_size,
+    described_problem,
+    device_of,
+    folder,
+    problem_of,
+)
+from sparse_bo.cli.launch import launch, spread
+from sparse_bo.cli.options import OPTIONS_OF
+from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.cli.settings import ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy
 from sparse_bo.problems.synthetic import SYNTHETIC
-from sparse_bo.reports.tables import plan_table, recorded_summary
+from sparse_bo.reports.tables import recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.records import about_of, read_run
-from sparse_bo.validation import check_choice, check_positive
-
-INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, StorageError)
-OF_PROBLEM = (
-    *("problem", "objective", "arms_file", "grid", "one_by_one"),
-    *("scaling", "standardize", "noise_sd", "arms", "dims"),
-)
 
 
-def launch(
-    *,
-    policy: str,
-    budget: int | None,
-    seed: int,
-    out: Path,
-    device: str,
-    certify_every: int | None,
-    quiet: bool,
-    storage: Path | None,
-    executor: str | None,
-    workers: int | None,
-    asynchronous: bool,
-    memory: float | None,
-    seconds: float | None,
-    **options: Any,
-) -> None:
+def run(settings: RunSettings, options: dict[str, Any]) -> None:
     """``run``: check everything, run, report.
+
+    Args:
+        settings: Of the command.
+        options: Of its policy, those that were given.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, 3 if the run does not fit into ``memory`` or ``seconds``, 130 on Ctrl-C,
-            1 if the run stops before its end.
+            1 if the run stops before its end or its files cannot be written.
     """
-    which = {name: options.pop(name) for name in OF_PROBLEM}
-    options = {**options, "width": number_or_name(options["width"]), "buffer": number_or_name(options["buffer"])}
     try:
-        made = described_problem(**which, seed=seed)
+        check_size(settings, options)
+        made = described_problem(settings, seed=settings.seed)
         name = made.get("name", "own")
+        budget = settings.budget
         if budget is None:
             budget = 200 if name in SYNTHETIC or name == "own" else 10_000
         if budget < 1:
             raise ValueError(f"expected --budget >= 1, got {budget}")
-        chosen = problem_of(made).to(device_of(device))
-        spread_over = spread(executor, workers, asynchronous)
-        notes = {"problem": made, "budget": budget, "out": str(out), "executor": [executor, workers, asynchronous]}
-        made_policy = make_policy(policy, options, problem=name, budget=budget)
-        if memory is not None or seconds is not None:
-            made_policy = _planned(made_policy, chosen, budget=budget, memory=memory, seconds=seconds, seed=seed)
-        loop = AskTell(
-            policy=made_policy,
-            seed=seed,
-            certify_every=certify_every,
-            storage=storage,
-            notes=notes,
-            **chosen.domain,
-        )
-        out.mkdir(parents=True, exist_ok=True)
+        _check_new(settings.storage)
+        problem = problem_of(made).to(device_of(settings.device))
+        workers = spread(settings.executor, settings.workers, settings.asynchronous)
+        policy = make_policy(settings.policy, {**options, **_translated(settings)}, problem=name, budget=budget)
+        if settings.memory is not None or settings.seconds is not None:
+            policy = _planned(policy, problem, settings, budget=budget)
+        with folder(settings.out):
+            loop = AskTell(
+                policy=policy,
+                seed=settings.seed,
+                certify_every=settings.certify_every,
+                storage=settings.storage,
+                notes={
+                    "problem": made,
+                    "budget": budget,
+                    "out": str(settings.out),
+                    "executor": [settings.executor, settings.workers, settings.asynchronous],
+                },
+                **problem.domain,
+            )
+        outcome = launch(loop, problem, budget, workers, storage=settings.storage, quiet=settings.quiet)
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    go(loop, chosen, budget, spread_over, out, quiet, storage=storage)
+    finish(outcome, loop, problem, settings.out, storage=settings.storage, quiet=settings.quiet)
 
 
-def _planned(
-    policy: Policy, problem: AnyProblem, *, budget: int, memory: float | None, seconds: float | None, seed: int
-) -> Policy:
+def _check_new(storage: Path | None) -> None:
+    if storage is not None and storage.exists():
+        raise FileExistsError(
+            f"{storage} exists; go on with it by `python -m sparse_bo resume {shlex.quote(str(storage))}`, "
+            "or choose another --storage"
+        )
+
+
+def _check_there(storage: Path) -> None:
+    if not storage.exists():
+        starts = f"`python -m sparse_bo run --storage {shlex.quote(str(storage))}` starts one"
+        raise FileNotFoundError(f"expected a journal at {storage}, found none; {starts}")
+
+
+def _translated(settings: RunSettings) -> dict[str, Any]:
+    """Return the options that stand for fields without a text form."""
+    return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names}
+
+
+def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:
     """Return the policy with the settings of a plan, and say what was changed."""
     if "arms" not in problem.domain or not isinstance(policy, (BBKB, BKB)):
         raise ValueError("--memory and --seconds plan runs of bbkb and bkb over arms; drop them")
-    made = plan_of(
+    made = plan(
         problem.domain["arms"],
         budget=budget,
         policy=policy,
-        memory=None if memory is None else int(check_positive("memory", memory) * 2**30),
-        seconds=seconds,
-        seed=seed,
+        memory=bytes_of("memory", settings.memory),
+        seconds=settings.seconds,
+        seed=settings.seed,
     )
     for note in made.notes:
-        console.print(f"plan: {note}", highlight=False)
+        say(f"plan: {note}")
     if not made.fits:
         raise typer.Exit(3)
     return made.policy
 
 
-def go_on(
-    storage: Path, *, budget: int | None, out: Path | None, executor: str | None, workers: int | None, quiet: bool
-) -> None:
+def resume(settings: ResumeSettings) -> None:
     """``resume``: open the journal, rebuild problem and policy from it, go on.
 
     Raises:
-        typer.Exit: As :func:`launch` does.
+        typer.Exit: As :func:`run` does.
     """
+    storage = settings.storage
     try:
+        check_size(settings, {})
+        _check_there(storage)
         about = about_of(storage)
         notes = about["notes"]
         if "problem" not in notes:
             raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
         where, count, asynchronous = notes["executor"]
-        changed = executor is not None
-        where = (None if executor == "here" else executor) if changed else where
-        spread_over = spread(where, workers if changed or workers is not None else count, asynchronous and where is not None)
-        chosen = problem_of(notes["problem"]).to(device_of(about["device"]))
-        folder = Path(notes["out"]) if out is None else out
-        loop = AskTell.resume(storage, arms=chosen.domain.get("arms"))
-        folder.mkdir(parents=True, exist_ok=True)
+        changed = settings.executor is not None
+        where = (None if settings.executor == "here" else settings.executor) if changed else where
+        count = settings.workers if changed or settings.workers is not None else count
+        workers = spread(where, count, asynchronous and where is not None)
+        problem = problem_of(notes["problem"]).to(device_of(about["device"]))
+        out = Path(notes["out"]) if settings.out is None else settings.out
+        with folder(out):
+            loop = AskTell.resume(storage, arms=problem.domain.get("arms"))
+        more = max((notes["budget"] if settings.budget is None else settings.budget) - loop.asked, 0)
+        outcome = launch(loop, problem, more, workers, storage=storage, quiet=settings.quiet)
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
-    go(loop, chosen, more, spread_over, folder, quiet, storage=storage)
+    finish(outcome, loop, problem, out, storage=storage, quiet=settings.quiet)
 
 
-def summarise(storage: Path, out: Path) -> None:
-    """``report``: read without locking anybody out.
+def report(settings: ReportSettings) -> None:
+    """``report``: summarise a journal, draw its figure and write its history, without locking anybody out.
 
     Raises:
-        typer.Exit: With 2 if the journal cannot be read.
+        typer.Exit: With 2 if the journal cannot be read, with 1 if figure or history cannot be written.
     """
+    storage = settings.storage
     try:
+        _check_there(storage)
         recorded = read_run(storage)
         made = recorded.about["notes"].get("problem")
         problem = None if made is None or "objective" in made else make_problem(**made)
-        out.mkdir(parents=True, exist_ok=True)
     except INPUT_ERRORS as error:
         raise refused(error) from error
     console.print(recorded_summary(storage, recorded, problem))
     if recorded.history.rows:
-        figure = out / f"{storage.stem}.png"
         regret = None if problem is None else problem.regret_of(recorded.history).tolist()
-        plot_history(recorded.history, regret=regret).savefig(figure, dpi=150)
-        console.print(f"figure   {figure}", highlight=False)
-
-
-def show_plan(**options: Any) -> None:
-    """``plan``: check everything, forecast, print the plan.
-
-    Raises:
-        typer.Exit: With 2 if something does not fit, with 3 if the run does not.
-    """
-    try:
-        made = forecast(**options)
-    except (ValueError, TypeError, OSError) as error:
-        raise refused(error) from error
-    console.print(plan_table(made))
-    for note in made.notes:
-        console.print(f"- {note}", highlight=False)
-    if not made.fits:
-        raise typer.Exit(3)
-
-
-def forecast(
-    *,
-    arms: str | None,
-    dims: int | None,
-    arms_file: Path | None,
-    grid: str | None,
-    budget: str,
-    device: str,
-    memory: float | None,
-    seconds: float | None,
-    pilot_seconds: float,
-    seed: int,
-    kernel: str | None,
-    lengthscale: float | None,
-    outputscale: float | None,
-    regularization: float,
-    precision: str,
-    oversampling: float,
-    ratio_threshold: float,
-) -> Plan:
-    """Return the plan that the options of ``plan`` ask for.
-
-    Raises:
-        ValueError: If an option is out of range, or contradicts another.
-        TypeError: If a file has the wrong dtype.
-        OSError: If a file cannot be read.
-    """
-    if kernel is None and (lengthscale is not None or outputscale is not None):
-        raise ValueError("--lengthscale and --outputscale need a --kernel")
-    policy = BBKB(
-        covar_module=None if kernel is None else make_kernel(kernel, lengthscale=lengthscale, outputscale=outputscale),
-        regularization=regularization,
-        oversampling=oversampling,
-        ratio_threshold=ratio_threshold,
-        sweep_dtype=PRECISIONS[check_choice("precision", precision, tuple(PRECISIONS))],
-    )
-    return plan_of(
-        planned_arms(arms, arms_file, grid),
-        dims,
-        budget=whole_number("budget", budget),
-        policy=policy,
-        device=device,
-        memory=None if memory is None else int(check_positive("memory", memory) * 2**30),
-        seconds=seconds,
-        pilot_seconds=pilot_seconds,
-        seed=seed,
-    )
+        if not save(recorded.history, regret, out=settings.out, name=storage.stem, storage=storage):
+            raise typer.Exit(1)

@@ -1,32 +1,27 @@
-"""What can be chosen by name. Imports nothing, so that ``--help`` answers at once."""
+"""The names that can be chosen on the command line: policies, problems, samplers, kernels, precisions. Imports nothing heavy.
+
+Each is written once: a policy's name is its class's ``name``, synthetic problems and precisions are the keys of their tables,
+all read from their source.
+"""
 
 from __future__ import annotations
 
-POLICIES = {
-    "bbkb": "BBKB",
-    "bkb": "BKB",
-    "gp-ucb": "GPUCB",
-    "gp-bucb": "GPBUCB",
-    "sbpe": "SBPE",
-    "bpe": "BPE",
-    "mini-meta": "MiniMETA",
-    "s-gp-ts-arms": "SGPTSArms",
-    "qff-ts-arms": "QFFTSArms",
-    "epsilon-greedy": "EpsilonGreedy",
-    "posterior-epsilon-greedy": "PosteriorEpsilonGreedy",
-    "random": "RandomSearch",
-    "gssbo": "GSSBO",
-    "rssbo": "RSSBO",
-    "botorch-ucb": "BoTorchUCB",
-    "sparse-ucb": "SparseUCB",
-    "vecchia-ucb": "VecchiaUCB",
-    "s-gp-ts": "SGPTS",
-    "qff-ts": "QFFTS",
-    "rembo": "REMBO",
-    "hesbo": "HeSBO",
-}
-"""Name on the command line -> class in :mod:`sparse_bo.policies`."""
-SIZED_SAMPLERS = {
+from collections.abc import Mapping
+
+from sparse_bo.cli.source import Defined, exported, keys, property_of
+from sparse_bo.problems.names import TABLES
+
+
+def _policies() -> dict[str, Defined]:
+    named = {property_of(thing, "name"): thing for thing in exported("sparse_bo.policies")}
+    return {name: named[name] for name in sorted(name for name in named if isinstance(name, str))}
+
+
+POLICIES: Mapping[str, Defined] = _policies()
+"""Name on the command line -> class in :mod:`sparse_bo.policies`, as it is written there."""
+SYNTHETIC = keys("sparse_bo.problems.synthetic", "SYNTHETIC")
+PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
+SIZED_SAMPLERS: Mapping[str, str] = {
     "uniform": "UniformSampler",
     "first": "FirstSampler",
     "greedy-variance": "GreedyVarianceSampler",
@@ -37,5 +32,7 @@ SIZED_SAMPLERS = {
 }
 """Name on the command line -> class in :mod:`sparse_bo.dictionary`; they are given their size."""
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
-KERNELS = ("rbf", "matern12", "matern32", "matern52", "learned")
-PRECISIONS = ("float64", "float32", "tf32")
+MATERN: Mapping[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+"""Name on the command line -> smoothness of a Matérn kernel."""
+KERNELS = ("rbf", *MATERN, "learned")
+PRECISIONS = keys("sparse_bo.arms.moments", "PRECISIONS")

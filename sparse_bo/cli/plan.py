@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from sparse_bo.cli.names import KERNELS, PRECISIONS
-from sparse_bo.problems.names import GRID_EXAMPLE
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.cli.console import console, refused, say
+from sparse_bo.cli.inputs import INPUT_ERRORS, bytes_of, check_size, device_of, planned_arms, whole_number
+from sparse_bo.cli.presets import make_kernel
+from sparse_bo.cli.settings import PlanSettings
+from sparse_bo.planning import Plan
+from sparse_bo.planning import plan as plan_of
+from sparse_bo.policies import BBKB
+from sparse_bo.reports.tables import plan_table
+from sparse_bo.validation import check_choice
 
-PLAN_HELP = """Forecast a BBKB run before it is started: dictionary size, memory, time; and settings with which it fits.
-
-Examples:
-
-  sparse-bo plan --arms 1e6 --dims 6 --budget 1e5 --kernel matern52 --lengthscale 0.5
-
-  sparse-bo plan --arms-file arms.npy --budget 10000 --memory 8
-
-  sparse-bo plan --grid 0:1:1000,0:1:1000,-5:5:500 --budget 10000 --device cuda
-
-Numbers of arms are taken to be uniform in the unit cube. Short pilot runs of the policy on this machine show how the
-dictionary grows; sweeps are timed with it. Exit code 3: the run does not fit.
-"""
-GRID_HELP = f"A product grid, as in {GRID_EXAMPLE}."
-ARMS, RUN, POLICY, MODEL = "Arms", "Run", "Policy", "Model"
+NOISE = 0.01
+"""λ of a forecast that is not told one."""
 
 
-def _option(panel: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+def plan(settings: PlanSettings, options: dict[str, Any]) -> None:
+    """``plan``: check everything, forecast, print the plan.
+
+    Args:
+        settings: Of the command.
+        options: Of the policy, those that were given.
+
+    Raises:
+        typer.Exit: With 2 if something does not fit, with 3 if the run does not.
+    """
+    try:
+        check_size(settings, options)
+        made = forecast(settings, options)
+    except INPUT_ERRORS as error:
+        raise refused(error) from error
+    console.print(plan_table(made))
+    for note in made.notes:
+        say(f"- {note}")
+    if not made.fits:
+        raise typer.Exit(3)
 
 
-def plan(
-    context: typer.Context,
-    arms: Annotated[str | None, _option(ARMS, "Number of arms, as in 1000000 or 1e6.")] = None,
-    dims: Annotated[int | None, _option(ARMS, "Inputs per arm.")] = None,
-    arms_file: Annotated[Path | None, _option(ARMS, "A .npy file of arms (a x d).")] = None,
-    grid: Annotated[str | None, _option(ARMS, GRID_HELP)] = None,
-    budget: Annotated[str, _option(RUN, "Evaluations, as in 100000 or 1e5.")] = "10000",
-    device: Annotated[str, _option(RUN, "Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
-    memory: Annotated[float | None, _option(RUN, "GiB that may be used (default: what is free).")] = None,
-    seconds: Annotated[float | None, _option(RUN, "Seconds that may be used (default: any).")] = None,
-    pilot_seconds: Annotated[float, _option(RUN, "Seconds that the pilots may take.")] = 20.0,
-    seed: Annotated[int, _option(RUN, "Of the pilots.")] = 0,
-    kernel: Annotated[str | None, _option(MODEL, f"{', '.join(KERNELS[:-1])} (default: rbf, BoTorch's prior).")] = None,
-    lengthscale: Annotated[float | None, _option(MODEL, "Of the kernel (default 1).")] = None,
-    outputscale: Annotated[float | None, _option(MODEL, "Variance of the kernel (default 1).")] = None,
-    regularization: Annotated[float, _option(MODEL, "λ > 0.")] = 0.01,
-    precision: Annotated[str, _option(MODEL, f"Of a sweep: {', '.join(PRECISIONS)}.")] = "float64",
-    oversampling: Annotated[float, _option(POLICY, "q̄ > 0: dictionary size per effective dimension.")] = 2.0,
-    ratio_threshold: Annotated[float, _option(POLICY, "C̃ >= 1: how far a batch may go.")] = 2.0,
-) -> None:
-    """Check everything, forecast, print the plan."""
-    from sparse_bo.cli.commands import show_plan
+def forecast(settings: PlanSettings, options: dict[str, Any]) -> Plan:
+    """Return the plan that the options of ``plan`` ask for.
 
-    show_plan(**context.params)
+    Raises:
+        ValueError: If an option is out of range, or contradicts another.
+        TypeError: If a file has the wrong dtype.
+        OSError: If a file cannot be read.
+        MemoryError: If the arms to try it on do not fit into memory.
+    """
+    kernel, lengthscale, outputscale = settings.kernel, settings.lengthscale, settings.outputscale
+    if kernel is None and (lengthscale is not None or outputscale is not None):
+        raise ValueError("--lengthscale and --outputscale need a --kernel")
+    policy = BBKB(
+        covar_module=None if kernel is None else make_kernel(kernel, lengthscale=lengthscale, outputscale=outputscale),
+        sweep_dtype=PRECISIONS[check_choice("precision", settings.precision or "float64", tuple(PRECISIONS))],
+        **{"regularization": NOISE, **options},
+    )
+    return plan_of(
+        planned_arms(settings.arms, settings.dims, settings.arms_file, settings.grid),
+        settings.dims,
+        budget=whole_number("budget", settings.budget),
+        policy=policy,
+        device=device_of(settings.device),
+        memory=bytes_of("memory", settings.memory),
+        seconds=settings.seconds,
+        pilot_seconds=settings.pilot_seconds,
+        seed=settings.seed,
+    )

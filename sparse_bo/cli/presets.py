@@ -1,28 +1,29 @@
-"""From command-line choices to a problem and a policy: presets, and what may be combined with what."""
+"""Problems, policies, kernels and samplers by name, with the presets of the built-in problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
+import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, policies, problems
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import names
-from sparse_bo.cli.names import KERNELS, SAMPLERS
+from sparse_bo.cli.names import KERNELS, MATERN, PROBLEMS, SAMPLERS
+from sparse_bo.cli.options import OPTIONS_OF, flag, taken_by
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
-from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.planning.costs import available_bytes
+from sparse_bo.planning.plans import bytes_text
 from sparse_bo.policies import Policy
 from sparse_bo.problems.base import BoxProblem, Problem
-from sparse_bo.problems.custom import own_arms
-from sparse_bo.problems.names import PROBLEMS, SCALINGS, TABLES
+from sparse_bo.problems.names import SCALINGS, TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.validation import check_choice, check_positive
 
-POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
+POLICIES: Mapping[str, type] = {name: getattr(policies, written.name) for name, written in names.POLICIES.items()}
 SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
     name: getattr(dictionary, kind) for name, kind in names.SIZED_SAMPLERS.items()
 }
@@ -43,13 +44,15 @@ ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_p
 and the paper's constant no arm is ever eliminated within 10⁴ evaluations."""
 DRAWN = {"kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
 """S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that what the bounds assume is true."""
+FEATURES = 2048
+"""Cosines in the sum that a draw of gp-draw is."""
 
 
 def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
     """Return a problem by name.
 
     Args:
-        name: One of :data:`sparse_bo.cli.app.names.PROBLEMS`.
+        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
         scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
         noise_sd: Of an evaluation.
         arms: Number of arms of a draw.
@@ -58,6 +61,7 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
 
     Raises:
         ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
+        MemoryError: If the arms of a draw do not fit into memory.
     """
     check_choice("problem", name, PROBLEMS)
     if name in SYNTHETIC:
@@ -67,10 +71,22 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
     if name == "gp-draw":
         if scaling not in (None, "none", "unit"):
             raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
-        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed)
+        check_room(8 * (arms * (dims + 1) + FEATURES * dims), f"gp-draw with --arms {arms} --dims {dims}")
+        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=FEATURES)
     chosen = check_choice("scaling", scaling or "unit", SCALINGS)
     make = problems.cadata if name == "cadata" else problems.abalone
     return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
+
+
+def check_room(needed: int, what: str) -> None:
+    """Check that so many bytes are free in the machine's memory.
+
+    Raises:
+        MemoryError: If they are not.
+    """
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise MemoryError(f"{what} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
 
 
 def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:
@@ -86,7 +102,7 @@ def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | No
                 "a learned kernel takes no --lengthscale and no --outputscale; drop them or choose another --kernel"
             )
         return None
-    kernel = RBFKernel() if name == "rbf" else MaternKernel(nu={"1": 0.5, "3": 1.5, "5": 2.5}[name[-2]])
+    kernel = RBFKernel() if name == "rbf" else MaternKernel(nu=MATERN[name])
     kernel = kernel.double()
     kernel.lengthscale = check_positive("lengthscale", 1.0 if lengthscale is None else lengthscale)
     if outputscale is None:
@@ -102,7 +118,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     ``"recursive-rls"`` without a size is the variant with confidence (S-BPE Lemma 3.8, δ = 0.01), which finds its own.
 
     Args:
-        name: One of :data:`sparse_bo.cli.app.names.SAMPLERS`.
+        name: One of :data:`sparse_bo.cli.names.SAMPLERS`.
         size: Number of points.
 
     Raises:
@@ -143,12 +159,11 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
     given = {key: value for key, value in options.items() if value is not None}
     accepted = {field.name for field in fields(policy)}
     modelled = "covar_module" in accepted
-    known = accepted | ({"kernel", "lengthscale", "outputscale", "precision"} if modelled else set())
-    known |= {"dictionary_size"} if "dictionary" in accepted else set()
+    known = accepted.union(*(options for field, options in OPTIONS_OF.items() if field in accepted))
     foreign = sorted(set(given) - known)
     if foreign:
-        flags = ", ".join("--" + key.replace("_", "-") for key in foreign)
-        raise ValueError(f"policy {name!r} has no option {flags}; it takes {', '.join(sorted(known))}")
+        flags, taken = (", ".join(map(flag, options)) for options in (foreign, taken_by(names.POLICIES[name])))
+        raise ValueError(f"policy {name!r} has no option {flags}; it takes {taken}")
     if {"dictionary", "dictionary_size"} & set(given):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
@@ -180,36 +195,3 @@ def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: s
     )
     precision = check_choice("precision", merged.pop("precision", "float64"), tuple(PRECISIONS))
     return {**merged, "sweep_dtype": PRECISIONS[precision]}
-
-
-def planned_arms(number: str | None, file: Path | None, grid: str | None) -> int | ArmSet:
-    """Return the arms that a plan is asked for: a number, the rows of a file, or a grid.
-
-    Raises:
-        ValueError: If not exactly one of the three is given, or it cannot be read.
-        OSError: If the file cannot be read.
-        TypeError: If the file has the wrong dtype.
-    """
-    given = [x for x in (number, file, grid) if x is not None]
-    if len(given) != 1:
-        raise ValueError(f"expected one of --arms, --arms-file and --grid, got {len(given)} of them")
-    if number is not None:
-        return whole_number("arms", number)
-    arms = own_arms(file, grid)
-    assert arms is not None
-    return arms
-
-
-def whole_number(name: str, text: str) -> int:
-    """Return a positive whole number, also written as 1e6.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise ValueError(f"expected --{name} to be a whole number such as 1000000 or 1e6, got {text!r}") from error
-    if not value.is_integer() or value < 1:
-        raise ValueError(f"expected --{name} to be a whole number >= 1, got {text!r}")
-    return int(value)

@@ -105,6 +105,7 @@ def _opened(path: Path) -> _Memmap:
     """Map a file and read it once."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+    _check_written_by_numpy(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -128,3 +129,17 @@ def _opened(path: Path) -> _Memmap:
             f"expected finite arms in {path}, got NaN or infinite entries in {bad} row(s), the first at row {first}"
         )
     return _Memmap(path, array, torch.from_numpy(low), torch.from_numpy(high))
+
+
+def _check_written_by_numpy(path: Path) -> None:
+    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise to load it as one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(6)
+    except OSError as error:
+        raise ValueError(f"expected a .npy file written by numpy.save, got {path}: {error.strerror}") from error
+    if not head.startswith((b"\x93NUMPY", b"PK\x03\x04")):  # the second: an archive, refused for its shape
+        advice = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
+        raise ValueError(
+            f"expected a .npy file written by numpy.save, got {path}, which is none; a table of numbers becomes one by {advice}"
+        )

@@ -16,8 +16,15 @@ import torch
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.planning.costs import available_bytes
+from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
+
+MANY = 2**62
+"""A grid has fewer arms."""
+AXIS_BYTES = 40
+"""Per value of a grid's axis, while it is made and checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,25 +97,40 @@ def parsed_grid(text: str) -> ProductGrid:
     The values of an axis are equally spaced and include both ends; an axis of one point is written ``low:low:1``.
 
     Raises:
-        ValueError: If an axis cannot be read, is not finite, has low ≥ high or fewer than one point (the axis is named).
+        ValueError: If an axis cannot be read, is not finite, has low ≥ high or fewer than one point (the axis is named), or
+            the grid has 2⁶² arms or more.
+        MemoryError: If the values of its axes do not fit into memory.
     """
     if ":" not in text:
         points = text.split("x")
-        if not all(part.strip().isdigit() for part in points):
+        if not all(map(_is_count, points)):
             raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {text!r}")
         axes = [("0", "1", part) for part in points]
     else:
         axes = [_axis(part, number, text) for number, part in enumerate(text.split(","))]
-    corners, counts = [], []
-    for number, (low, high, count) in enumerate(axes):
-        corners.append(_ends(low, high, int(count), number, text))
-        counts.append(int(count))
+    counts = [_count(count) for _, _, count in axes]
+    if math.prod(counts) >= MANY:
+        raise ValueError(f"expected --grid of fewer than 2^62 arms, got {text!r}")
+    corners = [_ends(low, high, counts[j], j, text) for j, (low, high, _) in enumerate(axes)]
+    needed, free = AXIS_BYTES * sum(counts), available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise MemoryError(f"--grid {text} needs {bytes_text(needed)} for its axes, and {bytes_text(free)} are free")
     return ProductGrid.linspace(torch.tensor(corners, dtype=torch.float64).T, counts)
+
+
+def _is_count(text: str) -> bool:
+    return text.strip().isascii() and text.strip().isdigit()  # "²" is a digit too
+
+
+def _count(text: str) -> int:
+    """Return a number of points; :data:`MANY` for any that is larger, however long."""
+    digits = text.strip().lstrip("0") or "0"
+    return min(int(digits), MANY) if len(digits) < 20 else MANY
 
 
 def _axis(part: str, number: int, text: str) -> tuple[str, str, str]:
     fields = part.split(":")
-    if len(fields) != 3 or not fields[2].strip().isdigit():
+    if len(fields) != 3 or not _is_count(fields[2]):
         raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {part!r} for axis {number} of {text!r}")
     return fields[0], fields[1], fields[2]
 

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 SCALINGS = ("unit", "standardize", "none")
 TABLES = ("cadata", "abalone")
-SYNTHETIC_NAMES = ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100")
-PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC_NAMES)
 GRID_EXAMPLE = "0:1:100,-5:5:50 (low:high:points of each axis), or 100x50 for the unit cube"

@@ -1,5 +1,7 @@
-"""What is told of a run: tables for the terminal."""
+"""What is told of a run: tables for the terminal, and text shown as it is."""
 
-from sparse_bo.reports.tables import plan_table, recorded_summary, summary
+from __future__ import annotations
 
-__all__ = ["plan_table", "recorded_summary", "summary"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

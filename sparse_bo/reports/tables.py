@@ -1,4 +1,4 @@
-"""Summaries of runs as tables for the terminal."""
+"""Runs and plans as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from sparse_bo.planning import Plan
 from sparse_bo.policies import EliminationState
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.reports.text import plain
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import Recorded
 from sparse_bo.runs.result import Result
+
+NEWEST = 1_000
+"""Evaluations whose regret is shown apart, in runs of more."""
 
 
 def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnProblem, seconds: float) -> Table:
     """Return what is worth knowing of a run that has ended."""
     rows = result.history.rows
-    table = Table(title=f"{loop.policy.name} on {problem.name}: {problem.description}", show_header=False, title_justify="left")
     sizes = [row.batch_size for row in rows]
     where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
     lines = {
@@ -48,14 +51,13 @@ def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnPr
     if certificate is not None and rows[-1].effective_dimension is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"
         lines["certificate"] = f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
-    return _filled(table, lines)
+    return _table(f"{loop.policy.name} on {problem.name}: {problem.description}", lines)
 
 
 def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProblem | None) -> Table:
     """Return what a journal says of a run, ended or not; with regrets where the problem is known."""
     about, rows = recorded.about, recorded.history.rows
     title = f"{about['policy']}, seed {about['seed']}, in {path}" + ("" if problem is None else f": {problem.description}")
-    table = Table(title=title, show_header=False, title_justify="left")
     out = recorded.asked - sum(row.batch_size for row in rows)
     lines = {
         "evaluations": f"{recorded.asked:,} asked, {recorded.told:,} told, {recorded.failed:,} failed",
@@ -70,22 +72,25 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
         lines["regret"] = _of(problem.regret_of(recorded.history))
     if rows and rows[-1].dictionary_size is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points"
-    return _filled(table, lines)
+    return _table(title, lines)
 
 
 def plan_table(made: Plan) -> Table:
     """Return a plan, a line each."""
-    return _filled(Table(title=f"plan: {made.policy.name}", show_header=False, title_justify="left"), made.lines())
+    return _table(f"plan: {made.policy.name}", made.lines())
 
 
-def _filled(table: Table, lines: Mapping[str, str]) -> Table:
+def _table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return a table of two columns; whatever console prints it, names and messages in it are shown as they are."""
+    table = Table(title=plain(title), show_header=False, title_justify="left")
     for name, text in lines.items():
-        table.add_row(name, text)
+        table.add_row(plain(name), plain(text))
     return table
 
 
 def _of(regret: Tensor) -> str:
-    return f"{float(regret.mean()):.4f} per evaluation, {float(regret[-1000:].mean()):.4f} over the last 1,000"
+    newest = f", {float(regret[-NEWEST:].mean()):.4f} over the last {NEWEST:,}" if len(regret) > NEWEST else ""
+    return f"{float(regret.mean()):.4f} per evaluation{newest}"
 
 
 def _arms_pulled(result: Result, problem: Problem | OwnProblem) -> str:

@@ -306,11 +306,13 @@ class AskTell:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
             raise RunInterrupted(message, loop=self, result=self._result_of(self._engine)) from interrupt
         except EvaluationFailed as error:
+            reason = f"the objective failed {error}"
             message = (
-                f"the objective failed {error}. Everything told before is in .result and .loop; tell or fail the tickets in "
+                f"{reason}. Everything told before is in .result and .loop; tell or fail the tickets in "
                 ".loop.pending, then go on with .loop.run(...)"
             )
-            raise ObjectiveError(message, loop=self, result=self._result_of(self._engine)) from error.__cause__
+            result = self._result_of(self._engine)
+            raise ObjectiveError(message, loop=self, result=result, reason=reason) from error.__cause__
         except Exception as error:
             vars(error).update(loop=self, result=self._result_of(self._engine))
             error.add_note("Everything told before is in the attributes .loop and .result of this exception.")

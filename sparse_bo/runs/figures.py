@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +78,39 @@ def plot_history(history: History, *, regret: Sequence[float] | None = None, bes
         for axis in axes.flat:
             axis.set_xlabel("evaluations")
             axis.set_xlim(left=0)
-        arms, dims = history.info.get("arms", ("?", "?"))
-        size = f"{arms:,} arms x {dims} inputs" if isinstance(arms, int) else ""
-        figure.suptitle(
-            f"{history.info.get('policy', 'run')}   ·   {size}   ·   seed {history.info.get('seed', '?')}", fontsize=11
-        )
+        figure.suptitle(_title(history.info), fontsize=11, parse_math=False)  # a "$" in a name is no formula
     return figure
+
+
+def _title(info: Mapping[str, Any]) -> str:
+    """Return what a history says of its run: policy, domain, seed, as far as it says it."""
+    parts = [str(info["policy"])] if "policy" in info else []
+    if "arms" in info:
+        arms, dims = info["arms"]
+        parts.append(f"{arms:,} arms x {dims} inputs")
+    elif "bounds" in info:
+        parts.append(f"a box of {len(info['bounds'][0])} inputs")
+    if "seed" in info:
+        parts.append(f"seed {info['seed']}")
+    return "   ·   ".join(parts)
+
+
+def _line(axis: Axes, x: Sequence[float], y: Sequence[float | None], **style: Any) -> None:
+    """Draw a line, a single value as a point."""
+    axis.plot(x, [math.nan if value is None else value for value in y], marker="o" if len(x) == 1 else None, ms=5, **style)
+
+
+def _legend(axis: Axes) -> None:
+    """Name the lines above the panel, beside its title, where none of them runs."""
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=3,
+        fontsize=8,
+        borderaxespad=0.2,
+        columnspacing=0.9,
+        handlelength=1.4,
+    )
 
 
 def _asked(history: History) -> list[int]:
@@ -92,7 +120,7 @@ def _asked(history: History) -> list[int]:
 def _progress(axis: Axes, history: History, regret: Sequence[float] | None, best_possible: float | None) -> None:
     if regret is not None:
         total = list(accumulate(regret))
-        axis.plot(range(1, len(total) + 1), total, color=BLUE, lw=1.8)
+        _line(axis, range(1, len(total) + 1), total, color=BLUE, lw=1.8)
         axis.set_title("Cumulative regret")
         axis.set_ylabel("sum of (best − chosen)")
         axis.annotate(
@@ -100,16 +128,20 @@ def _progress(axis: Axes, history: History, regret: Sequence[float] | None, best
         )
         axis.set_ylim(bottom=0)
         return
-    pulls, means = _asked(history), history.column("best_mean")
+    pulls, means, observed = _asked(history), history.column("best_mean"), history.column("best_observed_mean")
     shown = [(p, m) for p, m in zip(pulls, means, strict=True) if m is not None]
     if best_possible is not None:
-        axis.plot([p for p, _ in shown], [best_possible - m for _, m in shown], color=BLUE, lw=1.8)
+        _line(axis, [p for p, _ in shown], [best_possible - m for _, m in shown], color=BLUE, lw=1.8)
         axis.set_title("Gap between the best possible and the best posterior mean")
         return
-    axis.plot([p for p, _ in shown], [m for _, m in shown], color=BLUE, lw=1.8, label="best posterior mean")
-    axis.plot(pulls, history.column("best_observed_mean"), color=MUTED, lw=1.0, label="best mean observation")
+    if all(value is None for value in observed):
+        axis.set_title("Best value: no evaluation succeeded")
+        axis.set_axis_off()
+        return
+    _line(axis, pulls, observed, color=MUTED, lw=1.0, label="mean observation")
+    _line(axis, [p for p, _ in shown], [m for _, m in shown], color=BLUE, lw=1.8, label="posterior mean")
     axis.set_title("Best value")
-    axis.legend(loc="lower right")
+    _legend(axis)
 
 
 def _batches(axis: Axes, history: History) -> None:
@@ -123,18 +155,20 @@ def _dictionary(axis: Axes, history: History) -> None:
     sizes, dimensions = history.column("dictionary_size"), history.column("effective_dimension")
     if all(size is None for size in sizes):
         axis.set_title("No model, no dictionary")
+        axis.set_axis_off()
         return
     pulls = _asked(history)
     kept = [i for i, size in enumerate(sizes) if size is not None]
     x = [pulls[i] for i in kept]
-    axis.plot(x, [sizes[i] for i in kept], color=GREEN, lw=1.4, label="dictionary size")
-    axis.plot(x, [dimensions[i] for i in kept], color=INK, lw=1.4, ls="--", label="effective dimension")
+    _line(axis, x, [sizes[i] for i in kept], color=GREEN, lw=1.4, label="size")
+    if any(dimension is not None for dimension in dimensions):
+        _line(axis, x, [dimensions[i] for i in kept], color=INK, lw=1.4, ls="--", label="effective dimension")
     factors = [(pulls[i], row.variance_factor) for i, row in enumerate(history.rows) if row.variance_factor is not None]
     if factors:
-        axis.plot([p for p, _ in factors], [f for _, f in factors], color=RED, lw=1.0, label="certified variance factor")
+        _line(axis, [p for p, _ in factors], [f for _, f in factors], color=RED, lw=1.0, label="variance factor")
     axis.set_title("Dictionary")
     axis.set_ylim(bottom=0)
-    axis.legend(loc="lower right")
+    _legend(axis)
 
 
 def _time(axis: Axes, history: History) -> None:

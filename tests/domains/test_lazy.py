@@ -203,6 +203,16 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     with pytest.raises(ValueError, match="written by numpy.save"):
         MemmapArms(tmp_path / "empty.npy")
+    (tmp_path / "arms.csv").write_text("a,b\n1,2\n")
+    np.save(tmp_path / "objects.npy", np.array([[None, 1.0]]), allow_pickle=True)
+    for name, message in (
+        ("arms.csv", "arms.csv, which is none; a table of numbers becomes one by numpy.save"),
+        ("objects.npy", "objects.npy: .*Python objects"),
+        ("", "Is a directory"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            MemmapArms(tmp_path / name)
+        assert "pickle" not in str(caught.value)
     np.savez(tmp_path / "archive.npz", a=np.zeros((2, 2)))
     with pytest.raises(ValueError, match="npz archive"):
         MemmapArms(tmp_path / "archive.npz")

@@ -79,6 +79,9 @@ def test_a_grid_is_the_product_of_its_axes(text, axes):
         ("", "expected --grid like 0:1:100"),
         ("3y3", "or 100x50 for the unit cube, got '3y3'"),
         ("3x0", "points >= 1, got 0"),
+        ("²x3", "or 100x50 for the unit cube, got '²x3'"),
+        ("0:1:²", "'0:1:²' for axis 0"),
+        ("9" * 5000, "fewer than 2\\^62"),
         ("0:1", "'0:1' for axis 0"),
         ("0:1:5,0:1", "'0:1' for axis 1"),
         ("0:1:5,", "'' for axis 1"),
@@ -94,6 +97,12 @@ def test_a_grid_is_the_product_of_its_axes(text, axes):
 )
 def test_a_grid_that_cannot_be_read_is_named(text, message):
     with pytest.raises(ValueError, match=message):
+        parsed_grid(text)
+
+
+@pytest.mark.parametrize("text", ["1000000000000", "0:1:1000000000000,0:1:2"])
+def test_axes_that_do_not_fit_into_memory_are_named_before_they_are_made(text):
+    with pytest.raises(MemoryError, match=f"--grid {text} needs 37,253 GiB for its axes, and .* are free"):
         parsed_grid(text)
 
 

@@ -1,10 +1,13 @@
 """The shipped problems."""
 
+import pickle
+
 import pytest
 import torch
 
-from sparse_bo import maximize
+from sparse_bo import Batch, maximize
 from sparse_bo.policies import RandomSearch
+from sparse_bo.problems.base import repeatable, ticket_noise
 from sparse_bo.problems.synthetic import SYNTHETIC, gp_draw, synthetic
 from sparse_bo.problems.tables import abalone, cadata, scaled
 
@@ -108,3 +111,16 @@ def test_bad_settings():
         abalone(noise_sd=-1.0)
     with pytest.raises(ValueError, match="arms >= 1"):
         gp_draw(arms=0)
+
+
+def test_the_noise_of_an_evaluation_depends_on_its_ticket_alone():
+    noise = ticket_noise(range(20_000), seed=3)
+    assert torch.equal(ticket_noise([7, 19_999, 0], seed=3), noise[[7, 19_999, 0]])
+    assert not torch.equal(ticket_noise([7], seed=4), noise[[7]])
+    assert abs(float(noise.mean())) < 0.03
+    assert abs(float(noise.std()) - 1.0) < 0.02
+    assert abs(float((noise[1:] * noise[:-1]).mean())) < 0.03
+    objective = pickle.loads(pickle.dumps(repeatable(synthetic("hartmann6", noise_sd=0.1), seed=1)))
+    X = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = objective(Batch(None, X, [3, 4, 5, 6]))
+    assert torch.equal(whole[1:3], objective(Batch(None, X[1:3], [4, 5])))

@@ -73,8 +73,8 @@ class QFFTS(SurrogateSettings):
     (``ScaleKernel`` around it or not).
 
     Attributes:
-        order: Quadrature nodes per dimension; ``None``: :data:`ORDERS`. The kernel is exact to round-off while
-            ``order`` exceeds half the square of the box's width in lengthscales.
+        order: Quadrature nodes per dimension; ``None``: 64, 24 or 10 in 1, 2 or 3 dimensions. The kernel is exact to
+            round-off while ``order`` exceeds half the square of the box's width in lengthscales.
     """
 
     order: int | None = None

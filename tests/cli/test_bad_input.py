@@ -1,0 +1,184 @@
+"""What does not fit is refused before anything is run or written: one line, exit code 2."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.cli.builders import QUICK, invoke
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--problem", "mnist"], "problem to be one of"),
+        (["--policy", "magic"], "policy to be one of"),
+        (["--budget", "0"], "--budget >= 1"),
+        (["--policy", "random", "--oversampling", "3"], "has no option --oversampling; it takes --batch-size"),
+        (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
+        (["--noise-sd", "-1"], "noise_sd >= 0"),
+        (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
+        (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
+        (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
+        (["--problem", "levy20", "--policy", "qff-ts"], "takes boxes of d <= 3, got d = 20"),
+        (["--problem", "eggholder2", "--policy", "rembo"], "target_dims <= the 2 dimensions"),
+        (["--policy", "gssbo"], "searches a box, got an arm set"),
+        (["--policy", "gssbo", "--buffer", "15"], "buffer=15 for initial_design=20"),
+        (["--policy", "gssbo", "--buffer", "big"], "'model', 'clock'"),
+        (["--policy", "gssbo", "--condition-on", "some"], "'subset', 'all'"),
+        (["--standardize", "--scaling", "unit"], "contradicts"),
+        (["--kernel", "learned", "--lengthscale", "1"], "takes no --lengthscale"),
+        (["--precision", "float16"], "'float64', 'float32'"),
+        (["--device", "abacus"], "--device cpu, cuda or cuda:N"),
+        (["--dictionary", "uniform"], "needs --dictionary-size"),
+        (["--dictionary", "k-dpp"], "needs --dictionary-size"),
+        (["--dictionary", "ivm", "--dictionary-size", "0"], "size >= 1, got 0"),
+        (["--dictionary", "pca"], "dictionary to be one of"),
+        (["--dictionary-size", "9"], "drop --dictionary-size"),
+        (["--width", "wide"], "'theory', 'authors'"),
+        (["--memory-bytes", "10"], "memory_bytes >= 1048576"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_input_is_named_and_nothing_is_written(arguments, message, tmp_path):
+    out = tmp_path / "out"
+    done = invoke("run", "--problem", "abalone", *arguments, "--out", str(out))
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_but_absent_is_named(tmp_path):
+    done = invoke(*QUICK, "--device", "cuda", "--out", str(tmp_path))
+    assert done.exit_code == 2
+    assert "no CUDA device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--problem", "abalone", "--workers", "4"], "needs executor="),
+        (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
+        (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
+        (["run", "--problem", "abalone", "--storage", "none/run.db"], "the folder none of the journal"),
+        (["resume", "none.db"], "expected a journal at none.db"),
+        (["report", "none.db"], "expected a journal at none.db"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_storage_and_executors_are_named(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "18446744073709551615"], "expected --seed below 2^62 = 4611686018427387904, got 18446744073709551615"),
+        (["--seed", "-1"], "expected --seed >= 0, got -1"),
+        (["--budget", "1" + "0" * 30], "expected --budget below 2^62"),
+        (["--batch-size", "1" + "0" * 30, "--policy", "random"], "expected --batch-size below 2^62"),
+        (["--arms", "1" + "0" * 30], "expected --arms below 2^62"),
+        (["--arms", "1000000000000"], "gp-draw with --arms 1000000000000 --dims 2 needs 22,352 GiB, and "),
+        (["--dims", "1000000000000"], "gp-draw with --arms 300 --dims 1000000000000 needs "),
+        (["--noise-sd", "1e300"], "expected --noise-sd of at most 1e+12, got 1e+300"),
+        (["--noise-sd", "nan"], "expected a finite noise_sd, got nan"),
+        (["--device", "mps"], "expected --device cpu, cuda or cuda:N, got 'mps'"),
+        (["--device", "xpu"], "expected --device cpu, cuda or cuda:N, got 'xpu'"),
+        (["--device", "meta"], "expected --device cpu, cuda or cuda:N, got 'meta'"),
+        (["--device", "cpu:1"], "expected --device cpu, cuda or cuda:N, got 'cpu:1'"),
+        (["--memory", "1e300"], "expected --memory below 4294967296 GiB, got 1e+300"),
+        (["--executor", "threads", "--workers", "1000000000"], "expected --workers of at most 10,000, got 1000000000"),
+        (["--policy", "sbpe", "--schedule", "10,x"], "expected --schedule to be whole numbers such as 100,300,600, got '10,x'"),
+        (["--width", "[/b]:b:"], "expected width to be one of 'theory', 'authors', got '[/b]:b:'"),
+        (["--width", "²"], "expected width to be one of 'theory', 'authors', got '²'"),
+    ],
+    ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
+)
+def test_numbers_and_devices_that_cannot_be_are_named_in_one_line(arguments, message, tmp_path):
+    done = invoke(*QUICK, *arguments, "--out", tmp_path / "out")
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arms", "1e300", "--dims", "2"], "expected --arms below 2^62"),
+        (["--arms", "1e18", "--dims", "1"], "trying out --arms 1e18 --dims 1 needs "),
+        (["--arms", "1e6", "--dims", "1000000000000"], "trying out --arms 1e6 --dims 1000000000000 needs "),
+        (["--arms", "1e3", "--dims", "2", "--budget", "1e30"], "expected --budget below 2^62"),
+        (["--arms", "1e3", "--dims", "2", "--seed", "18446744073709551615"], "expected --seed below 2^62"),
+        (["--arms", "1e3", "--dims", "2", "--memory", "inf"], "expected a finite memory"),
+        (["--grid", "9x9", "--device", "mps"], "expected --device cpu, cuda or cuda:N"),
+        (["--grid", "²x3"], "expected --grid like"),
+        (["--grid", "1000000000000"], "--grid 1000000000000 needs 37,253 GiB for its axes"),
+    ],
+    ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
+)
+def test_plans_that_cannot_be_are_named_in_one_line(arguments, message):
+    done = invoke("plan", *arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_device_beyond_those_that_are_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    done = invoke(*QUICK, "--device", "cuda:2", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert done.stderr == "error: --device cuda:2 was asked for, but torch sees CUDA devices 0 to 1 only\n"
+
+
+def test_a_journal_that_exists_is_named_in_words_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = [*QUICK, "--policy", "random", "--storage", "my run.db", "--quiet"]
+    assert invoke(*run).exit_code == 0
+    done = invoke(*run)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: my run.db exists; go on with it by `python -m sparse_bo resume 'my run.db'`, or choose another --storage\n"
+    )
+
+
+@pytest.mark.parametrize("out", ["file", "file/deeper"])
+def test_an_out_that_cannot_be_made_leaves_no_journal_behind(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    run = [*QUICK, "--policy", "random", "--storage", "run.db", "--quiet"]
+    done = invoke(*run, "--out", out)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: expected --out to be a folder that can be written into, got {out}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert invoke(*run, "--out", "out").exit_code == 0
+
+
+def test_an_out_that_cannot_be_written_into_is_named_before_the_run(tmp_path, monkeypatch):
+    def refuse(**kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    done = invoke(*QUICK, "--out", tmp_path / "a" / "b", "--storage", tmp_path / "run.db")
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f"got {tmp_path / 'a' / 'b'}: Permission denied\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.db"]])
+def test_a_backend_that_matplotlib_does_not_know_is_named(command):
+    environment = {**os.environ, "MPLBACKEND": "crayons"}
+    line = [sys.executable, "-m", "sparse_bo", *command]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: matplotlib refuses the environment variable MPLBACKEND: ")
+    assert "'crayons'" in done.stderr
+    assert done.stderr.count("\n") == 1

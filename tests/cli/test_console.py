@@ -1,0 +1,118 @@
+"""What is printed: text as it is, in any encoding."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from sparse_bo.cli.console import accept_any_encoding, complain, say
+from tests.cli.builders import QUICK, invoke
+
+HOSTILE = "failed in [/opt/solver] [red]x[/red] :bug: [link=a]"
+OBJECTIVE = f"""
+def fails(X):
+    raise RuntimeError({HOSTILE!r} + chr(27) + "[31m")
+
+def works(X):
+    return X[:, 0]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with an objective."""
+    (tmp_path / "hostile.py").write_text(OBJECTIVE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("hostile", None)
+
+
+RUN = ["run", "--policy", "random", "--grid", "5x5", "--budget", "4", "--objective"]
+
+
+def test_what_an_objective_says_is_shown_as_it_is(folder):
+    done = invoke(*RUN, "hostile:fails", "--out", "out")
+    assert done.exit_code == 1
+    assert done.stderr == f"stopped: the objective failed on a batch of 1 (RuntimeError: {HOSTILE}\\x1b[31m)\n"
+
+
+def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
+    out, journal = "[bold]a[", "b[italic] :bug:.db"
+    done = invoke(*RUN, "hostile:works", "--out", out, "--storage", journal)
+    assert done.exit_code == 0, done.output
+    assert f"figure   {out}/works-random-seed0.png\nhistory  {out}/works-random-seed0.jsonl\n" in done.stdout
+    done = invoke("report", journal, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"random, seed 0, in {journal}")
+    assert f"figure   {out}/b[italic] :bug:.png\n" in done.stdout
+    done = invoke("resume", journal, "--budget", "6")
+    assert done.exit_code == 0, done.output
+    assert "6 on 6 distinct arms" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--problem", "[/x]"],
+        ["run", "--objective", "[/x]:b", "--grid", "2x2"],
+        ["run", "--grid", "[/x]", "--objective", "hostile:works"],
+        ["run", "--arms-file", "[/x]", "--objective", "hostile:works"],
+        ["run", "--device", "[/x]"],
+        ["run", "--storage", "[/x]/run.db"],
+        ["resume", "[/x]"],
+        ["report", "[/x]"],
+        ["plan", "--arms", "[/x]"],
+        ["run", "--budget", "[/x]", "--no-such-option"],
+        ["[/x]"],
+    ],
+    ids=" ".join,
+)
+def test_what_was_typed_is_shown_as_it_is_in_errors(arguments, folder):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert "[/x]" in done.stderr or "--no-such-option" in done.stderr
+
+
+def test_colours_and_other_controls_are_written_out(capsys):
+    say("a\x1b[31mb\a\udcff\u202e[i]")
+    complain("stopped", "[/x] :bug:\n:b:\x1b[2J")
+    shown = capsys.readouterr()
+    assert shown.out == "a\\x1b[31mb\\x07\\udcff\\u202e[i]\n"
+    assert shown.err == "stopped: [/x] :bug:\n:b:\\x1b[2J\n"
+
+
+def test_lines_are_not_broken(capsys):
+    say("x" * 500)
+    assert capsys.readouterr().out == "x" * 500 + "\n"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], [*QUICK, "--out", "out"], ["run", "--policy", "λ"]])
+def test_outputs_that_cannot_write_greek_get_its_names(encoding, command, tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    line = [sys.executable, "-m", "sparse_bo", *command]
+    done = subprocess.run(line, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == (2 if "λ" in command else 0), done.stderr
+    assert b"Traceback" not in done.stderr
+    if "λ" in command:
+        assert b"got 'lambda'" in done.stderr
+    elif encoding != "ascii" and "run" in command and "--help" in command:
+        assert "  --regularization <float>" in done.stdout.decode(encoding)
+        assert "lambda > 0 (y²)" in " ".join(done.stdout.decode(encoding).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("λ ≥ q̄²", "lambda >= qbar^2"), ("é … ±", "e ... +-"), ("中", "\\u4e2d"), ("C̃", "C~")],
+)
+def test_characters_are_spelled(text, written, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    accept_any_encoding()
+    Console().print(text)
+    sys.stdout.flush()
+    assert raw.getvalue() == written.encode("ascii") + b"\n"

@@ -1,0 +1,58 @@
+"""Problems, policies, kernels and samplers by name, and what their presets are."""
+
+import pytest
+
+from sparse_bo import BBKB, dictionary, policies, problems
+from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.cli import names
+from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
+from sparse_bo.dictionary import UniformSampler
+from sparse_bo.policies import Policy, RandomSearch
+
+
+def test_presets_give_the_published_settings_on_the_data_sets():
+    policy = make_policy("bbkb", {}, problem="cadata", budget=10_000)
+    assert isinstance(policy, BBKB)
+    assert (policy.regularization, policy.noise_variance, policy.rkhs_norm, policy.width) == (0.2, 0.01, 20.0, "authors")
+    assert policy.failure_probability == 1e-4
+    assert policy.covar_module.lengthscale.item() == pytest.approx(5.0**0.5)
+
+
+def test_dictionaries_by_name():
+    policy = make_policy("bkb", {"dictionary": "uniform", "dictionary_size": 7}, problem="cadata", budget=10)
+    assert policy.dictionary == UniformSampler(size=7)
+    assert make_policy("bkb", {"dictionary": "leverage"}, problem="cadata", budget=10).dictionary is None
+    assert make_sampler("recursive-rls", None).size is None
+    for name in SAMPLERS[1:]:
+        assert make_sampler(name, 7).size == 7
+
+
+def test_a_learned_kernel_switches_the_preset_off():
+    policy = make_policy("bbkb", {"kernel": "learned"}, problem="cadata", budget=10_000)
+    assert policy.covar_module is None
+    assert policy.regularization is None
+    assert policy.width == 2.0
+    assert isinstance(make_policy("random", {}, problem="cadata", budget=10), RandomSearch)
+
+
+@pytest.mark.parametrize(("name", "nu"), [("matern12", 0.5), ("matern32", 1.5), ("matern52", 2.5)])
+def test_kernels_by_name(name, nu):
+    kernel = make_kernel(name, lengthscale=0.7, outputscale=2.0)
+    assert kernel.base_kernel.nu == nu
+    assert kernel.base_kernel.lengthscale.item() == pytest.approx(0.7)
+    assert kernel.outputscale.item() == pytest.approx(2.0)
+
+
+def test_what_can_be_chosen_by_name_is_what_there_is():
+    public = [getattr(policies, name) for name in policies.__all__]
+    concrete = {kind for kind in public if isinstance(kind, type) and hasattr(kind, "ask") and kind is not Policy}
+    assert set(POLICIES.values()) == concrete
+    assert list(POLICIES) == sorted(POLICIES)
+    assert tuple(problems.SYNTHETIC) == names.SYNTHETIC
+    assert tuple(PRECISIONS) == names.PRECISIONS
+    assert all(hasattr(dictionary, sampler) for sampler in names.SIZED_SAMPLERS.values())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_called_what_it_calls_itself(name):
+    assert make_policy(name, {}, problem="hartmann6", budget=100).name == name

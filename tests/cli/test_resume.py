@@ -1,0 +1,92 @@
+"""``resume`` and ``report``: runs that go on from their journal, and journals that are told of."""
+
+import gc
+
+import pytest
+import torch
+
+from sparse_bo import History
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.records import read_run
+from tests.cli.builders import QUICK, invoke
+
+JOURNAL = ["--policy", "bbkb", "--kernel", "rbf", "--regularization", "0.05", "--width", "2"]
+
+
+def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
+    done = invoke(*QUICK, *JOURNAL, "--storage", str(whole), "--out", str(tmp_path / "a"), "--executor", "threads")
+    assert done.exit_code == 0, done.output
+    original, told = AskTell.tell, []
+
+    def dies(self, tickets, y):
+        original(self, tickets, y)
+        told.append(1)
+        if len(told) == 4:
+            raise SystemExit(137)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AskTell, "tell", dies)
+        assert invoke(*QUICK, *JOURNAL, "--storage", str(cut), "--out", str(tmp_path / "b")).exit_code == 137
+    gc.collect()  # the dead run's hold on the journal ends with it
+    before = read_run(cut)
+    assert 4 <= before.told < 30
+    reported = invoke("report", str(cut), "--out", str(tmp_path / "c"))
+    assert f"{before.told} told" in reported.output
+    assert (tmp_path / "c" / "cut.png").exists()
+    done = invoke("resume", str(cut), "--executor", "threads", "--workers", "3")
+    assert done.exit_code == 0, done.output
+    assert "30 on" in done.output
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["gp-draw-bbkb-seed1.jsonl", "gp-draw-bbkb-seed1.png"]
+    assert read_run(cut).history.indices == read_run(whole).history.indices
+    assert read_run(cut).history.column("values") == read_run(whole).history.column("values")
+
+
+def test_a_box_is_resumed_and_reported_too(tmp_path):
+    path = str(tmp_path / "run.db")
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
+    assert invoke(*run, "--budget", "6", "--batch-size", "3").exit_code == 0
+    done = invoke("resume", path, "--budget", "9")
+    assert done.exit_code == 0, done.output
+    assert read_run(path).told == 9
+    assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
+
+
+def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
+    path = tmp_path / "run.db"
+    with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path) as loop:
+        loop.run(lambda X: X[:, 0], 4)
+    done = invoke("resume", str(path))
+    assert done.exit_code == 2
+    assert "was not made by `run`" in done.stderr.replace("\n", " ")
+    assert "4 told" in invoke("report", str(path), "--out", str(tmp_path)).output
+
+
+def test_a_report_writes_figure_and_history(tmp_path):
+    path = tmp_path / "run.db"
+    assert invoke(*QUICK, "--policy", "random", "--storage", path, "--out", tmp_path / "a", "--quiet").exit_code == 0
+    done = invoke("report", path, "--out", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "b" / "run.png").read_bytes().startswith(b"\x89PNG")
+    written = History.load(tmp_path / "b" / "run.jsonl")
+    assert written.indices == History.load(tmp_path / "a" / "gp-draw-random-seed1.jsonl").indices
+
+
+def test_a_schedule_that_has_ended_is_said_on_resume(tmp_path):
+    path = tmp_path / "run.db"
+    assert invoke(*QUICK, "--policy", "sbpe", "--storage", path, "--out", tmp_path, "--quiet").exit_code == 0
+    done = invoke("resume", path, "--budget", "40")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("stopped: all ")
+    assert "30 on" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_a_journal_that_is_not_there_is_said_in_words_of_the_command_line(command, tmp_path):
+    done = invoke(command, tmp_path / "no [/x] run.db")
+    assert done.exit_code == 2
+    path = tmp_path / "no [/x] run.db"
+    assert done.stderr == (
+        f"error: expected a journal at {path}, found none; `python -m sparse_bo run --storage '{path}'` starts one\n"
+    )

@@ -1,0 +1,98 @@
+"""``run``: every policy, on arms and on boxes, and what is written."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sparse_bo import History
+from sparse_bo.cli.app import main
+from sparse_bo.cli.names import POLICIES
+from tests.cli.builders import BOX_ONLY, QUICK, invoke
+
+ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
+
+
+@pytest.mark.parametrize("policy", ["random", *sorted(BOX_ONLY)])
+def test_policies_on_a_box_run_and_write_a_figure_and_a_history(policy, tmp_path):
+    design = [] if policy == "random" else ["--initial-design", "6"]
+    if policy in ("rembo", "hesbo"):
+        design = ["--target-dims", "2"]
+    done = invoke(*ON_A_BOX, "--policy", policy, *design, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    stem = f"eggholder2-{policy}-seed1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.jsonl", f"{stem}.png"]
+    assert len(History.load(tmp_path / f"{stem}.jsonl").points) == 7
+    assert "7 in 2 dimensions" in done.output
+    assert "best point" in done.output
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in BOX_ONLY])
+def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
+    done = invoke(*QUICK, "--policy", policy, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    stem = f"gp-draw-{policy}-seed1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.jsonl", f"{stem}.png"]
+    assert len(History.load(tmp_path / f"{stem}.jsonl").indices) == 30
+    assert "30 on" in done.output
+    assert "best arm" in done.output
+
+
+def test_the_published_preset_runs_on_abalone(tmp_path):
+    done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), "--certify-every", "5")
+    assert done.exit_code == 0, done.output
+    history = History.load(tmp_path / "abalone-bbkb-seed0.jsonl")
+    assert history.info["arms"] == [4177, 8]
+    assert history.rows[4].variance_factor is not None
+
+
+def test_quiet_prints_nothing(tmp_path):
+    assert invoke(*QUICK, "--out", str(tmp_path), "--quiet").output == ""
+
+
+@pytest.mark.parametrize("name", ["recursive-rls", "ipa", "k-dpp"])
+def test_dictionaries_run_by_name(name, tmp_path):
+    done = invoke(
+        *QUICK, "--dictionary", name, "--dictionary-size", "6", "--max-batch-size", "5", "--out", str(tmp_path), "--quiet"
+    )
+    assert done.exit_code == 0, done.output
+    sizes = History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").column("dictionary_size")
+    assert max(s for s in sizes if s is not None) == 6
+
+
+def test_no_argument_runs_the_default_example(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sparse_bo.cli.app.app", lambda arguments: seen.append(arguments))
+    monkeypatch.setattr(sys, "argv", ["sparse-bo"])
+    main()
+    assert seen == [["run"]]
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "sparse_bo", "--version"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sparse_bo 0.")
+
+
+def test_a_schedule_and_a_horizon_are_given_as_text(tmp_path):
+    run = ["--policy", "sbpe", "--horizon", "25", "--schedule", "10,15", "--out", str(tmp_path)]
+    done = invoke(*QUICK, *run)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("stopped: all 2 batches (25 evaluations)")
+    assert History.load(tmp_path / "gp-draw-sbpe-seed1.jsonl").column("batch_size") == [10, 15]
+
+
+def test_the_end_of_a_method_is_part_of_the_names_of_its_files(tmp_path, monkeypatch):
+    (tmp_path / "bench.py").write_text("class Bench:\n    def run(self, X):\n        return X[:, 0]\nbench = Bench()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = invoke(
+        "run", "--objective", "bench:bench.run", "--grid", "4x4", "--budget", "3", "--policy", "random", "--out", "out"
+    )
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "bench.run-random-seed0.jsonl",
+        "bench.run-random-seed0.png",
+    ]

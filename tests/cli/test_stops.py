@@ -1,0 +1,115 @@
+"""Runs that stop before their end: Ctrl-C, a failing objective, a policy that cannot go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparse_bo import BBKB, History, RunInterrupted
+from sparse_bo.errors import StorageError
+from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.records import read_run
+from tests.cli.builders import QUICK, invoke
+
+PLAIN = ["--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "40", "--policy", "random", "--seed", "1"]
+SLOWLY = """
+import signal, sys, time
+from sparse_bo.problems import base as problems
+from sparse_bo.cli import app
+noise = problems.ticket_noise
+def slow(tickets, *, seed):
+    time.sleep(0.2)
+    return noise(tickets, seed=seed)
+problems.ticket_noise = slow
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+    app.main()
+"""
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
+    original = AskTell.run
+
+    def interrupted(self, objective, budget, **kwargs):
+        original(self, objective, 10, **kwargs)
+        raise RunInterrupted("interrupted after 10 evaluations", loop=self, result=self.result())
+
+    monkeypatch.setattr(AskTell, "run", interrupted)
+    done = invoke(*QUICK, "--out", str(tmp_path))
+    assert done.exit_code == 130
+    assert "stopped: interrupted after 10 evaluations\n" in done.output
+    assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) == 10
+    path = tmp_path / "run.db"
+    done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
+    assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
+    """The signal reaches the whole process group, workers too, as a terminal sends it."""
+    script, path = tmp_path / "slowly.py", tmp_path / "run.db"
+    script.write_text(SLOWLY)
+    command = [sys.executable, str(script), "run", *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
+    command += ["--executor", executor, "--workers", "2", "--asynchronous"]
+    with (tmp_path / "stderr").open("w") as stderr:
+        child = subprocess.Popen(command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr)
+        deadline = time.monotonic() + 240.0
+        while time.monotonic() < deadline and not (path.exists() and read_run(path).told >= 3):
+            assert child.poll() is None, (tmp_path / "stderr").read_text()
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGINT)
+        child.wait(timeout=60)
+    said = (tmp_path / "stderr").read_text()
+    assert child.returncode == 130
+    assert said.startswith("stopped: interrupted after ")
+    assert said.endswith(f"Go on with: python -m sparse_bo resume {path}\n")
+    assert "Traceback" not in said
+    assert 3 <= read_run(path).told < 40
+    done = invoke("resume", str(path), "--executor", "here", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert read_run(path).told == 40
+    whole = tmp_path / "whole.db"
+    assert invoke("run", *PLAIN, "--storage", str(whole), "--out", str(tmp_path / "b"), "--quiet").exit_code == 0
+    assert sorted(read_run(whole).history.indices) == sorted(read_run(path).history.indices)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """A working folder with an objective that fails after three calls."""
+    text = "calls = []\ndef f(X):\n    calls.append(1)\n    return 1 / (len(calls) < 4) * X[:, 0]\n"
+    (tmp_path / "fragile.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield ["run", "--objective", "fragile:f", "--grid", "9x9", "--policy", "random", "--budget", "9", "--out", "out"]
+    sys.modules.pop("fragile", None)
+
+
+def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
+    done = invoke(*failing, "--storage", "my run.db")
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
+        "Go on with: python -m sparse_bo resume 'my run.db'\n"
+    )
+    assert "3 on 3 distinct arms" in done.stdout
+    assert len(History.load("out/f-random-seed0.jsonl").indices) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("no such matrix"), StorageError("the disk is full"), MemoryError()])
+def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, monkeypatch):
+    original = BBKB.tell
+
+    def fails(self, state, *args, **kwargs):
+        if state.pulls >= 12:
+            raise error
+        return original(self, state, *args, **kwargs)
+
+    monkeypatch.setattr(BBKB, "tell", fails)
+    done = invoke(*QUICK, "--out", str(tmp_path))
+    assert done.exit_code == 1
+    assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
+    assert "distinct arms" in done.stdout
+    assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) >= 12
