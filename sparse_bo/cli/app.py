@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import version as version_of
 from typing import Annotated, Any
 
 import typer
@@ -95,7 +94,8 @@ def loaded(module: str) -> Any:
 
 def _version(value: bool) -> None:
     if value:
-        say(f"sparse_bo {__version__}, torch {version_of('torch')}")
+        metadata = importlib.import_module("importlib.metadata")  # slow, and needed here alone
+        say(f"sparse_bo {__version__}, torch {metadata.version('torch')}")
         raise typer.Exit
 
 

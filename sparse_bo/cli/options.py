@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, Signature
 from textwrap import fill, wrap
 from typing import Annotated, Any, get_type_hints
@@ -199,6 +199,7 @@ def paragraph(text: str) -> str:
     return "\b\n" + fill(text, 76, break_on_hyphens=False)
 
 
+@cache
 def in_short(field: Field) -> str:
     """Return the first sentence of a field's documentation, and what holds if it is not given, as plain text.
 
