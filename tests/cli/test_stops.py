@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from sparse_bo import BBKB, History, RunInterrupted
+from sparse_bo import History, RunInterrupted
 from sparse_bo.errors import StorageError
+from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run
 from tests.cli.builders import QUICK, invoke
@@ -100,14 +101,14 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
 
 @pytest.mark.parametrize("error", [ValueError("no such matrix"), StorageError("the disk is full"), MemoryError()])
 def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, monkeypatch):
-    original = BBKB.tell
+    original = ArmUCB.tell
 
     def fails(self, state, *args, **kwargs):
         if state.pulls >= 12:
             raise error
         return original(self, state, *args, **kwargs)
 
-    monkeypatch.setattr(BBKB, "tell", fails)
+    monkeypatch.setattr(ArmUCB, "tell", fails)
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 1
     assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
