@@ -26,9 +26,9 @@ def finish(outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, s
     Raises:
         typer.Exit: With the code of the outcome unless it is 0; with 1 if something could not be written.
     """
-    code, history = outcome.code, loop.history
+    code, history = outcome.code, outcome.result.history
     if history.rows and not quiet:
-        console.print(summary(loop.result(), loop, problem, outcome.seconds))
+        console.print(summary(outcome.result, loop, problem, outcome.seconds))
     try:
         loop.close()
     except StorageError as error:

@@ -16,6 +16,7 @@ from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.result import Result
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Outcome:
     code: int
     """0 at its end, 1 if something stopped it, 130 if it was interrupted."""
     seconds: float
+    result: Result
+    """At the end, or when it was stopped."""
 
 
 def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
@@ -63,14 +66,17 @@ def launch(
     code = 0
     with RunProgress(loop, loop.asked + budget, problem, quiet=quiet) as progress:
         try:
-            loop.run(objective, budget, callback=progress.show, **how)
-        except RunInterrupted:
+            result = loop.run(objective, budget, callback=progress.show, **how)
+        except RunInterrupted as error:
+            result = error.result
             stopped, code = f"interrupted after {loop.asked - len(loop.pending)} evaluations", 130
         except ObjectiveError as error:
+            result = error.result
             stopped, code = error.reason, 1
         except (RuntimeError, ValueError, MemoryError) as error:  # of the policy, the journal, or the results
+            result = vars(error)["result"]  # whatever ends a run carries it
             stopped, code = str(error) or type(error).__name__, 1
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")
-    return Outcome(code, time.perf_counter() - start)
+    return Outcome(code, time.perf_counter() - start, result)

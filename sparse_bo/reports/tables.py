@@ -44,7 +44,7 @@ def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnPr
         lines["best arm"] = (
             f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
         )
-    state = loop.state
+    state = result.state
     if isinstance(state, EliminationState) and state.survivors is not None:
         lines["not eliminated"] = state.describe()
     certificate = loop.certificate()

@@ -148,7 +148,7 @@ class AskTell:
     @property
     def state(self) -> State:
         """Round, observations, posterior or model, dictionary and width after the last update."""
-        return self._caught_up().state
+        return self._engine.state
 
     @property
     def policy(self) -> Policy:
@@ -174,7 +174,7 @@ class AskTell:
     @property
     def history(self) -> History:
         """One row per update of the state: in a synchronous loop, per batch."""
-        return History(tuple(self._caught_up().rows), run_info(self._about))
+        return History(tuple(self._engine.rows), run_info(self._about))
 
     def ask(self, max_q: int | None = None) -> Batch:
         """Return the next evaluations to make; the policy decides how many.
@@ -320,7 +320,7 @@ class AskTell:
         return self.result()
 
     def result(self) -> Result:
-        """Return the best arms and the history so far."""
+        """Return the best arms and the history so far; takes in what an interrupted update left."""
         with self._lock:
             return self._result_of(self._caught_up())
 
@@ -329,7 +329,7 @@ class AskTell:
 
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
         """
-        return self._caught_up().certificate()
+        return self._engine.certificate()
 
     def _result_of(self, engine: Engine) -> Result:
         history = History(tuple(engine.rows), run_info(self._about))

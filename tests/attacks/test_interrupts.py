@@ -84,7 +84,7 @@ def started(folder: Path, name: str, settings: dict[str, Any]) -> AskTell:
 
 
 def course(loop: AskTell) -> list[Any]:
-    rows = loop.history.rows
+    rows = loop.result().history.rows
     best = [row.best_mean for row in rows]
     return [[row.indices for row in rows], [row.values for row in rows], best, loop.asked, loop.pending, loop.state.pulls]
 
