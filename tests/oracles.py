@@ -173,3 +173,48 @@ class DenseArms(NamedTuple):
             "local": float(self.local_ratios(picks, in_batch).max()) > threshold,
         }[kind]
         return over or threshold == 1.0
+
+
+def first_best(variance: Tensor) -> tuple[int, float]:
+    """Return the first of the arms that tie for the highest variance, and the distance to the best that does not."""
+    best = variance.max()
+    ties = variance >= best - 1e-12
+    gap = math.inf if bool(ties.all()) else float(best - variance[~ties].max())
+    return int(ties.nonzero()[0]), gap
+
+
+def exact_design(K: Tensor, noise: float, q: int) -> tuple[list[int], float]:
+    """``argmax`` of the exact posterior variance over arms, ``q`` times over; and the smallest distance to a second best.
+
+    ``K`` is over the arms: a pick that repeats an arm repeats its row.
+    """
+    picks: list[int] = []
+    smallest = math.inf
+    for _ in range(q):
+        variance = exact_gp(K[picks][:, picks], K[picks], K, K.new_zeros(len(picks)), noise=noise).variance
+        pick, gap = first_best(variance)
+        picks.append(pick)
+        smallest = min(smallest, gap)
+    return picks, smallest
+
+
+def sparse_design(K: Tensor, noise: float, q: int, *, size: int, threshold: float) -> tuple[list[int], float]:
+    """The same with the first ``size`` distinct picks as dictionary, taken anew when ``1 + Σ leverage > threshold``.
+
+    Between two dictionaries the DTC process is conditioned on the picks.
+    """
+    picks: list[int] = []
+    smallest = math.inf
+    while len(picks) < q:
+        D = list(dict.fromkeys(picks))[:size] or [0]
+        Q = nystrom(K[D][:, D], K[D], K[D])
+        C = K - Q + exact_gp(Q[picks][:, picks], Q[picks], Q, K.new_zeros(len(picks)), noise=noise).covariance
+        start, spent, fresh = C.diagonal() / noise, 0.0, []
+        while len(picks) + len(fresh) < q and (spent <= threshold - 1.0 or not fresh):
+            now = exact_gp(C[fresh][:, fresh], C[fresh], C, C.new_zeros(len(fresh)), noise=noise).variance
+            pick, gap = first_best(now)
+            fresh.append(pick)
+            smallest = min(smallest, gap)
+            spent += float(start[pick])
+        picks += fresh
+    return picks, smallest

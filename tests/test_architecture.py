@@ -1,4 +1,7 @@
-"""The layers of the package, read off its imports: they point down one list, and no files import each other in a circle."""
+"""The layers of the package, read off its imports: they point down one list, and no files import each other in a circle.
+
+Modules of tests import no other module of tests: what they share is in builders, oracles and stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from sparse_bo import core
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparse_bo"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 LAYERS = [
     ["cli"],
@@ -103,6 +107,15 @@ def graph_of(sources: Mapping[str, tuple[str, str]]) -> dict[str, set[str]]:
     return graph
 
 
+def imported_test_modules(source: str, package: str) -> list[str]:
+    """Return the imports of a file of ``package`` in the tests that reach into a module of tests, ``test_*.py``."""
+    return [
+        f"line {line}: {'.'.join(filter(None, [module, name]))}"
+        for line, module, name in imports(ast.parse(source), package=package)
+        if any(part.startswith("test_") for part in [*module.split("."), *([name] if module.split(".")[0] == "tests" else [])])
+    ]
+
+
 def circle(graph: Mapping[str, set[str]]) -> list[str] | None:
     """Return a circle of modules, or ``None``."""
     try:
@@ -113,7 +126,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str] | None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_downwards(path: Path) -> None:
+def test_imports_point_downwards(path):
     part = part_of(module_of(path))
     if part in FRONT:
         return
@@ -122,20 +135,49 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not found, "\n".join(found)
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_no_files_import_each_other_in_a_circle():
     sources = {module_of(path): (path.read_text(encoding="utf-8"), package_of(path)) for path in FILES}
     del sources["sparse_bo"]
     assert circle(graph_of(sources)) is None
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "cli"], ids=module_of)
-def test_only_the_command_line_prints(path: Path) -> None:
+def test_only_the_command_line_prints(path):
     lines = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not lines, f"print( in line(s) {lines}; use logging"
+
+
+@pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_of_the_tests_imports_a_module_of_tests(path):
+    found = imported_test_modules(path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parts[:-1]))
+    assert not found, f"{', '.join(found)}: move what is shared into builders.py"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.arms.test_design import DECISIVE",
+        "from tests.arms import test_design",
+        "import tests.arms.test_design",
+        "from .test_design import DECISIVE",
+        "from . import test_design",
+        "def f():\n    from ..runs.test_history import result",
+        "from test_design import DECISIVE",
+    ],
+)
+def test_the_check_finds_an_import_of_a_module_of_tests(source):
+    assert len(imported_test_modules(source, "tests.arms")) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["from tests.builders import arms", "from . import builders", "from botorch import test_functions"]
+)
+def test_the_check_leaves_imports_of_builders_alone(source):
+    assert imported_test_modules(source, "tests.arms") == []
 
 
 @pytest.mark.parametrize(
@@ -152,7 +194,7 @@ def test_only_the_command_line_prints(path: Path) -> None:
         ("from sparse_bo import AskTell", "policies", "no place"),
     ],
 )
-def test_the_check_finds_a_wrong_import(source: str, part: str, expected: str) -> None:
+def test_the_check_finds_a_wrong_import(source, part, expected):
     found = violations(source, part, f"sparse_bo.{part}")
     assert len(found) == 1
     assert expected in found[0]
@@ -167,21 +209,22 @@ def test_the_check_finds_a_wrong_import(source: str, part: str, expected: str) -
         ("import math\nimport scipy.special\nimport torch\nfrom sparse_bo.errors import NumericalWarning", "core"),
     ],
 )
-def test_the_check_leaves_right_imports_alone(source: str, part: str) -> None:
+def test_the_check_leaves_right_imports_alone(source, part):
     assert violations(source, part, f"sparse_bo.{part}") == []
 
 
-def test_the_map_of_the_core_has_all_its_modules() -> None:
+def test_the_map_of_the_core_has_all_its_modules():
     files = sorted(path.stem for path in (PACKAGE / "core").glob("*.py") if path.stem != "__init__")
     assert core.__all__ == files
     assert [name for name in files if f":mod:`~sparse_bo.core.{name}`:" not in (core.__doc__ or "")] == []
 
 
-def test_the_check_finds_a_circle() -> None:
+def test_the_check_finds_a_circle():
     one, other = "sparse_bo.runs.one", "sparse_bo.runs.other"
     sources = {one: (f"from {other} import f", "sparse_bo.runs"), other: ("from sparse_bo.runs import one", "sparse_bo.runs")}
     assert set(circle(graph_of(sources)) or []) == {one, other}
 
 
-def test_the_package_was_found() -> None:
+def test_the_package_and_its_tests_were_found():
     assert len(FILES) >= 100
+    assert len(TEST_FILES) >= 100

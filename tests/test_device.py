@@ -1,11 +1,10 @@
 """Everything numeric on a second device: nothing stays on the CPU by accident, and results and draws are the same."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
@@ -23,37 +22,33 @@ from sparse_bo.policies import (
     max_variance_design,
 )
 from tests.arms.builders import random_problem
-from tests.pretend_device import PRETEND, PretendTensor, Waits, pretend_device
+from tests.builders import arms, rbf_kernel, unit_box, waves
+from tests.pretend_device import PRETEND, PretendTensor, pretend_device
 
 CPU = torch.device("cpu")
 NOISE = 0.05
 
 
-def rbf(lengthscale: float = 0.3) -> RBFKernel:
-    kernel = RBFKernel().double()
-    kernel.lengthscale = lengthscale
-    return kernel
+PRIOR = {"covar_module": rbf_kernel(0.3), "regularization": NOISE}
 
 
-PRIOR = {"covar_module": rbf(), "regularization": NOISE}
-
-
-def arms(device: torch.device, a: int = 60) -> Tensor:
-    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+def in_memory(device: torch.device) -> Tensor:
+    return arms(device=device)
 
 
 def grid(device: torch.device) -> ProductGrid:
-    corners = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64, device=device)
-    return ProductGrid.linspace(corners, [140, 140])
+    return ProductGrid.linspace(unit_box(device=device), [140, 140])
 
 
 def objective(X: Tensor) -> Tensor:
     """Values on the device of the arms, as a user's own function gives them."""
     noise = torch.randn(len(X), generator=torch.Generator().manual_seed(len(X)), dtype=torch.float64)
-    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, -1]) + 0.1 * noise.to(X)
+    return waves(X) + 0.1 * noise.to(X)
 
 
-def loop(policy, *, n: int = 20, domain: Callable[[torch.device], object] = arms) -> Callable[[torch.device], list[Tensor]]:
+def loop(
+    policy, *, n: int = 20, domain: Callable[[torch.device], object] = in_memory
+) -> Callable[[torch.device], list[Tensor]]:
     """Return what runs a policy by ask and tell, and gives its picks, values and estimate."""
 
     def run(device: torch.device) -> list[Tensor]:
@@ -66,7 +61,7 @@ def loop(policy, *, n: int = 20, domain: Callable[[torch.device], object] = arms
 
 def design(device: torch.device) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    chosen = max_variance_design(12, arms=arms(device), generator=generator, **PRIOR)
+    chosen = max_variance_design(12, arms=in_memory(device), generator=generator, **PRIOR)
     return [chosen.indices, chosen.points, torch.tensor([chosen.largest_sd, chosen.variance_factor])]
 
 
@@ -102,7 +97,7 @@ def test_a_run_is_the_same_on_another_device(run):
 
 
 @pytest.fixture
-def waits() -> Iterator[Waits]:
+def waits():
     with pretend_device() as counted:
         yield counted
 
@@ -170,7 +165,7 @@ def test_a_resparsification_waits_a_fixed_number_of_times(waits):
     pulls (2); the dictionary's rows, to look up their columns (2), and where those are (2); whether the dictionary is well
     conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``, ``sup k(x, x)``, d_eff (3)."""
     for a, pulls, m in ((100, 20, 10), (1000, 200, 40)):
-        problem = random_problem(0, a=a, pulls=pulls, m=m, device=PRETEND, kernel=rbf(0.1))
+        problem = random_problem(0, a=a, pulls=pulls, m=m, device=PRETEND, kernel=rbf_kernel(0.1))
         waits.reset()
         problem.posterior()
         assert waits.total() <= 12, waits.where

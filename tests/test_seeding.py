@@ -11,6 +11,7 @@ from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 
 from sparse_bo.seeding import seeded
+from tests.builders import unit_box
 
 
 def _global_states():
@@ -49,7 +50,7 @@ def test_what_was_drawn_before_does_not_matter(generator):
 def test_the_global_generators_stay_untouched_by_botorch(generator, device):
     X = torch.rand(8, 2, generator=generator, dtype=torch.float64).to(device)
     model = SingleTaskGP(X, (X * X).sum(-1, keepdim=True))
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64, device=device)
+    bounds = unit_box(device=device)
 
     def candidate(seed):
         with seeded(torch.Generator().manual_seed(seed)):

@@ -11,10 +11,11 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.models import SparseGP
+from tests.builders import unit_box
 from tests.oracles import exact_gp, nystrom
 
 N, D = 30, 2
-BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+BOUNDS = unit_box()
 
 
 def data(*, n: int = N, seed: int = 0, noise: float = 0.3) -> tuple[Tensor, Tensor]:

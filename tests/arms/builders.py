@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
@@ -14,14 +14,8 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, no_observations, repeated_rows
+from tests.builders import rbf_kernel
 from tests.oracles import DenseArms
-
-
-def rbf_kernel(*, lengthscale: float = 0.4, scale: float = 1.0) -> Kernel:
-    kernel = ScaleKernel(RBFKernel()).double()
-    kernel.base_kernel.lengthscale = lengthscale
-    kernel.outputscale = scale
-    return kernel
 
 
 def make_prior(
@@ -33,7 +27,7 @@ def make_prior(
     sweep_dtype: torch.dtype = torch.float64,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> ArmPrior:
-    covariance = covariance_function(kernel or rbf_kernel(), like=arms)
+    covariance = covariance_function(kernel or rbf_kernel(scale=1.0), like=arms)
     return ArmPrior(
         arms, covariance, covariance.diagonal(arms), prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms)
     )

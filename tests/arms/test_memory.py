@@ -9,8 +9,9 @@ from gpytorch.kernels import RBFKernel
 from sparse_bo import BBKB, AskTell, ProductGrid
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import MemoryWarning
+from tests.builders import unit_box
 
-GRID = ProductGrid.linspace(torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64), [400, 400])
+GRID = ProductGrid.linspace(unit_box(), [400, 400])
 ROOM = {"in memory": (2**25, 140_000), "streamed": (2**21, 30_000)}
 """The budget of a run, and numbers of the largest block for which there is room: half the budget is needed."""
 
@@ -44,7 +45,7 @@ def picks(arms: ArmSet, most: int, memory_bytes: int, error: RuntimeError | None
 
 
 @pytest.mark.parametrize("where", ["in memory", "streamed"])
-def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_tiles(where: str, device: torch.device) -> None:
+def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_tiles(where, device):
     arms = (GRID if where == "streamed" else GRID[:]).to(device)
     memory, most = ROOM[where]
     expected, _ = picks(arms, 10**9, memory)
@@ -56,7 +57,7 @@ def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_tiles(where: str, de
     assert loop.state.posterior.prior.memory_bytes == memory // 2  # what did fit is kept for the next rounds
 
 
-def test_the_allocator_of_the_cpu_counts_as_well() -> None:
+def test_the_allocator_of_the_cpu_counts_as_well():
     def allocation() -> RuntimeError:
         with pytest.raises(RuntimeError) as caught:
             torch.empty(10**16)
@@ -69,11 +70,11 @@ def test_the_allocator_of_the_cpu_counts_as_well() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.MemoryWarning")  # halved on the way to the error
-def test_what_does_not_fit_in_the_smallest_tiles_is_an_error() -> None:
+def test_what_does_not_fit_in_the_smallest_tiles_is_an_error():
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         picks(GRID[:], 100, 2**25)
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
     with pytest.raises(RuntimeError, match="a broken kernel"):
         picks(GRID[:], 100, 2**25, RuntimeError("a broken kernel"))

@@ -1,7 +1,6 @@
 """Streamed arm sets: the contenders hold every pick, and picks are those of the arms in memory."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from sparse_bo.arms import ArmPosterior, StopRule, StreamedPosterior, arm_fit, p
 from sparse_bo.arms.conditioning import fixed_dictionary
 from sparse_bo.arms.prior import LazyVariances
 from sparse_bo.domains.lazy import LazyArms
-from tests.arms.builders import Problem, random_problem, rbf_kernel
+from tests.arms.builders import Problem, random_problem
+from tests.builders import rbf_kernel, unit_box
 
 UPDATES = ["fixed", "process"]
 WIDTH = 1.5
@@ -68,12 +68,12 @@ def _pick(posterior: ArmPosterior, kind: str, threshold: float, in_batch: str, w
 
 def _problem(seed: int, device: torch.device | str = "cpu", **changes: object) -> Problem:
     settings = {"a": 150, "pulls": 20, "m": [5, 2, 9][seed % 3], "external": seed % 3 == 0, "noise": [2.0, 10.0, 0.5][seed % 3]}
-    return random_problem(seed, device=device, kernel=rbf_kernel(lengthscale=0.3), **{**settings, **changes})
+    return random_problem(seed, device=device, kernel=rbf_kernel(0.3, scale=1.0), **{**settings, **changes})
 
 
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
-def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch: str, threshold: float) -> None:
+def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold):
     sizes = []
     for seed in range(9):
         p = _problem(seed)
@@ -88,9 +88,7 @@ def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch: str, thre
 @pytest.mark.parametrize("kind", ["global", "gp-bucb", "single"])
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("capacity", [1, 3, 20, 1000])
-def test_picks_are_those_of_the_arms_in_memory(
-    kind: str, in_batch: str, capacity: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device, monkeypatch):
     monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: capacity)
     monkeypatch.setattr(streaming, "TILE_ROWS", 13)
     lengths = set()
@@ -105,7 +103,7 @@ def test_picks_are_those_of_the_arms_in_memory(
 
 @pytest.mark.parametrize("precision", [torch.float32, "tf32"], ids=str)
 @pytest.mark.parametrize("capacity", [5, 1000])
-def test_low_precision_streams_pick_alike(precision: object, capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
     monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: capacity)
     for seed in range(6):
         p = _problem(seed)
@@ -114,7 +112,7 @@ def test_low_precision_streams_pick_alike(precision: object, capacity: int, monk
         assert _pick(low, "global", 3.0, "fixed") == expected, seed
 
 
-def test_a_bar_of_the_wrong_ratio_would_lose_picks() -> None:
+def test_a_bar_of_the_wrong_ratio_would_lose_picks():
     """The bound is not slack everywhere: pruning as if variances did not shrink inside a batch drops arms that are picked."""
     lost = 0
     for seed in range(9):
@@ -124,7 +122,7 @@ def test_a_bar_of_the_wrong_ratio_would_lose_picks() -> None:
     assert lost >= 3
 
 
-def test_a_refill_is_needed_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refill_is_needed_and_used(monkeypatch):
     calls = []
     refill = StreamedPosterior.contenders_after
 
@@ -139,7 +137,7 @@ def test_a_refill_is_needed_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls
 
 
-def test_of_equal_arms_the_first_is_picked() -> None:
+def test_of_equal_arms_the_first_is_picked():
     for seed in range(6):
         base = _problem(seed, a=30)
         arms = base.prior.arms.repeat(3, 1)
@@ -149,7 +147,7 @@ def test_of_equal_arms_the_first_is_picked() -> None:
         assert got == _pick(base.posterior(), "global", 6.0, "fixed"), seed
 
 
-def test_best_mean_and_leverages_are_those_of_the_arms_in_memory(device: torch.device) -> None:
+def test_best_mean_and_leverages_are_those_of_the_arms_in_memory(device):
     for seed in range(4):
         p = _problem(seed, device)
         held, lazy = p.posterior(), _swept(streamed(p), "global", 2.0)
@@ -164,15 +162,13 @@ def test_best_mean_and_leverages_are_those_of_the_arms_in_memory(device: torch.d
 
 
 @pytest.mark.parametrize("kernel", [rbf_kernel(scale=2.0), LinearKernel().double()], ids=["stationary", "linear"])
-def test_the_largest_prior_variance_is_that_of_the_arms_in_memory(
-    kernel: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_prior_variance_is_that_of_the_arms_in_memory(kernel, monkeypatch):
     monkeypatch.setattr("sparse_bo.arms.prior.CHECK_ROWS", 17)
     p = random_problem(1, a=150, kernel=kernel)
     assert streamed(p).prior.kappa_squared == p.prior.kappa_squared
 
 
-def test_the_local_rule_is_refused() -> None:
+def test_the_local_rule_is_refused():
     with pytest.raises(ValueError, match="stop_rule='local' keeps a ratio for every arm"):
         _swept(streamed(_problem(1)), "local", 2.0)
     posterior = _swept(streamed(_problem(1)), "global", 2.0)
@@ -186,7 +182,7 @@ def test_the_local_rule_is_refused() -> None:
     [(WIDTH + 0.5, StopRule("global", 2.0)), (WIDTH, StopRule("gp-bucb", 2.5))],
     ids=["width", "ratio"],
 )
-def test_contenders_of_another_batch_are_refused(width: float, rule: StopRule) -> None:
+def test_contenders_of_another_batch_are_refused(width, rule):
     """They could miss an arm that this batch would pick."""
     posterior = _swept(streamed(_problem(1)), "global", 2.0)
     for given in (None, torch.tensor([3])):
@@ -196,7 +192,7 @@ def test_contenders_of_another_batch_are_refused(width: float, rule: StopRule) -
         assert len(pick_batch(posterior, width=WIDTH, stop_rule=stricter, max_q=5).indices)
 
 
-def test_in_memory_no_arm_is_left_out_of_the_contenders() -> None:
+def test_in_memory_no_arm_is_left_out_of_the_contenders():
     """So the bounds at the batch start hold after any picks."""
     posterior, rule, where = _problem(1).posterior(), StopRule("global", 2.0), torch.tensor([3, 77])
     start = posterior.contenders_at_start(width=WIDTH, stop_rule=rule)
@@ -211,12 +207,12 @@ def test_in_memory_no_arm_is_left_out_of_the_contenders() -> None:
     torch.testing.assert_close(start.upper, after.upper, rtol=0, atol=0)
 
 
-def test_a_tile_that_cannot_fit_is_refused() -> None:
+def test_a_tile_that_cannot_fit_is_refused():
     with pytest.raises(MemoryError, match="raise memory_bytes or use a smaller dictionary"):
         _swept(streamed(_problem(2), memory_bytes=64), "global", 2.0)
 
 
-def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch):
     p = _problem(1)
     lazy = _swept(streamed(p), "global", 6.0)
     conditioner = fixed_dictionary(lazy)
@@ -229,8 +225,8 @@ def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch: pytest.Monk
 
 
 # Whole runs: 17,576 arms do not fit into 2^20 bytes, so they are streamed there and held with the default budget.
-GRID = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [26, 26, 26])
-SETTINGS = {"covar_module": rbf_kernel(lengthscale=0.5), "regularization": 0.1, "width": 3.0}
+GRID = ProductGrid.linspace(unit_box(3), [26, 26, 26])
+SETTINGS = {"covar_module": rbf_kernel(0.5, scale=1.0), "regularization": 0.1, "width": 3.0}
 
 
 def _objective(X: torch.Tensor) -> torch.Tensor:
@@ -252,7 +248,7 @@ def _run(arms: object, policy: object, budget: int) -> AskTell:
     ],
     ids=["bbkb", "bbkb process float32", "bkb"],
 )
-def test_runs_on_a_grid_are_those_in_memory(policy: object) -> None:
+def test_runs_on_a_grid_are_those_in_memory(policy):
     budget = 12 if policy().name == "bkb" else 60
     held, lazy = _run(GRID, policy(), budget), _run(GRID, policy(memory_bytes=2**20), budget)
     assert isinstance(held.state.arms, torch.Tensor)
@@ -267,7 +263,7 @@ def test_runs_on_a_grid_are_those_in_memory(policy: object) -> None:
     assert lazy.certificate().factor == pytest.approx(held.certificate().factor, rel=1e-6)
 
 
-def test_a_learned_kernel_on_a_file(tmp_path: Path, generator: torch.Generator) -> None:
+def test_a_learned_kernel_on_a_file(tmp_path, generator):
     X = torch.rand(15_000, 3, generator=generator, dtype=torch.float64)
     np.save(tmp_path / "x.npy", torch.cat([X, X[:500]]).numpy())
     arms = MemmapArms(tmp_path / "x.npy")
@@ -277,7 +273,7 @@ def test_a_learned_kernel_on_a_file(tmp_path: Path, generator: torch.Generator) 
     assert "sweep" in lazy.history.rows[-1].seconds
 
 
-def test_a_policy_refuses_the_local_rule_before_any_work() -> None:
+def test_a_policy_refuses_the_local_rule_before_any_work():
     with pytest.raises(ValueError, match="17,576 arms do not fit into memory_bytes = 1,048,576"):
         AskTell(GRID, BBKB(**SETTINGS, stop_rule="local", memory_bytes=2**20))
     AskTell(GRID, BBKB(**SETTINGS, stop_rule="local"))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gpytorch
 import torch
 from torch import Tensor
 
 from sparse_bo.dictionary import Candidates
 from sparse_bo.kernels import CovarianceFunction, covariance_function
+from tests.builders import rbf_kernel
 
 
 def rbf(X: Tensor, lengthscale: float = 0.3) -> CovarianceFunction:
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = lengthscale
-    return covariance_function(kernel, like=X.double())
-
-
-def uniform(n: int, d: int = 2, *, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
+    return covariance_function(rbf_kernel(lengthscale), like=X.double())
 
 
 def candidates(

@@ -14,7 +14,8 @@ from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.dictionary.certificate import Certificate, certify
 from sparse_bo.observations import add_observations, no_observations
-from tests.arms.builders import Problem, all_pulled, make_prior, random_problem, rbf_kernel
+from tests.arms.builders import Problem, all_pulled, make_prior, random_problem
+from tests.builders import rbf_kernel
 from tests.oracles import certificate_factor, exact_gp, residual_ratio
 
 
@@ -37,7 +38,7 @@ def _ratio(problem: Problem) -> float:
 
 
 @pytest.mark.parametrize("external", [False, True], ids=["arms", "external points"])
-def test_the_ratio_is_the_largest_eigenvalue_over_pulls(external: bool, device: torch.device) -> None:
+def test_the_ratio_is_the_largest_eigenvalue_over_pulls(external, device):
     for seed in range(4):
         p = random_problem(seed, pulls=30, m=3, external=external, device=device)
         got = _certify(p)
@@ -46,15 +47,15 @@ def test_the_ratio_is_the_largest_eigenvalue_over_pulls(external: bool, device: 
         assert got.factor == pytest.approx(certificate_factor(_ratio(p)), rel=1e-6), seed
 
 
-def test_few_steps_enclose_the_ratio() -> None:
-    p = random_problem(0, a=80, pulls=150, m=3, kernel=rbf_kernel(lengthscale=0.1))
+def test_few_steps_enclose_the_ratio():
+    p = random_problem(0, a=80, pulls=150, m=3, kernel=rbf_kernel(0.1, scale=1.0))
     for steps in (1, 3, 10, 30):
         got = _certify(p, steps=steps)
         assert got.ratio_lower <= _ratio(p) * (1 + 1e-9)
         assert got.ratio >= _ratio(p) * (1 - 1e-9)
 
 
-def test_a_dictionary_of_all_pulled_arms_is_exact(device: torch.device) -> None:
+def test_a_dictionary_of_all_pulled_arms_is_exact(device):
     got = _certify(all_pulled(random_problem(1, device=device)))
     assert got.factor == pytest.approx(1.0, abs=1e-5)
     assert got.ratio == pytest.approx(0.0, abs=1e-10)
@@ -68,10 +69,8 @@ def test_a_dictionary_of_all_pulled_arms_is_exact(device: torch.device) -> None:
     lengthscale=st.sampled_from([0.05, 0.3, 2.0]),
 )
 @settings(deadline=None, max_examples=25, derandomize=True)
-def test_the_factor_bounds_the_leverage_of_every_arm(
-    seed: int, m: int, external: bool, noise: float, lengthscale: float
-) -> None:
-    kernel = rbf_kernel(lengthscale=lengthscale)
+def test_the_factor_bounds_the_leverage_of_every_arm(seed, m, external, noise, lengthscale):
+    kernel = rbf_kernel(lengthscale, scale=1.0)
     p = random_problem(seed, m=m, pulls=15, external=external, noise=noise, kernel=kernel)
     factor = _certify(p).factor * (1 + 1e-6)
     exact, sparse = p.dense().exact().variance, p.posterior().leverages * noise
@@ -80,7 +79,7 @@ def test_the_factor_bounds_the_leverage_of_every_arm(
 
 
 @pytest.mark.parametrize("kind", ["constant kernel", "identical arms", "repeated dictionary"])
-def test_singular_problems_are_certified(kind: str) -> None:
+def test_singular_problems_are_certified(kind):
     p = random_problem(2, m=4)
     if kind == "constant kernel":
         p = random_problem(2, m=4, kernel=ConstantKernel())
@@ -92,24 +91,24 @@ def test_singular_problems_are_certified(kind: str) -> None:
     assert 1.0 <= _certify(p).factor <= certificate_factor(_ratio(p)) * (1 + 1e-4) + 1e-4
 
 
-def test_the_memory_budget_changes_nothing() -> None:
+def test_the_memory_budget_changes_nothing():
     p = random_problem(3, pulls=30, m=5)
     few = p.with_prior(memory_bytes=5 * 8 * 20 * 2)
     assert _certify(few).ratio == pytest.approx(_certify(p).ratio, rel=1e-9)
 
 
-def test_the_start_comes_from_the_generator_alone() -> None:
+def test_the_start_comes_from_the_generator_alone():
     before = torch.get_rng_state()
     p = random_problem(4, a=60, pulls=100, m=3)
     assert _certify(p, steps=4) == _certify(p, steps=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_failure_probability_is_reported() -> None:
+def test_the_failure_probability_is_reported():
     assert _certify(random_problem(5), failure_probability=0.01).failure_probability == 0.01
 
 
-def test_theory_oversampling_keeps_the_variances_within_the_bound_of_bkb_theorem_1() -> None:
+def test_theory_oversampling_keeps_the_variances_within_the_bound_of_bkb_theorem_1():
     """``σ²/α ≤ σ̃² ≤ α σ²`` for every arm and round, and ``m ≤ 3(1+κ²/λ) α q̄ d_eff``, on at least ``1 − δ`` of the runs.
 
     λ is large, so that ``q̄`` times a leverage is below 1 and points are left to chance at all.
@@ -121,7 +120,7 @@ def test_theory_oversampling_keeps_the_variances_within_the_bound_of_bkb_theorem
     for seed in range(runs):
         g = torch.Generator().manual_seed(seed)
         arms = torch.rand(200, 2, generator=g, dtype=torch.float64)
-        prior = make_prior(arms, noise=noise, kernel=rbf_kernel(lengthscale=1.0))
+        prior = make_prior(arms, noise=noise, kernel=rbf_kernel(1.0, scale=1.0))
         K = prior.covariance.kernel(arms, arms).to_dense()
         observations, pulled, leverages = no_observations(arms), torch.zeros(0, dtype=torch.long), None
         posterior, good = None, True

@@ -8,7 +8,8 @@ import torch
 from sparse_bo.dictionary import GreedyVarianceSampler, KDPPSampler
 from sparse_bo.dictionary import dpp as module
 from sparse_bo.dictionary.gram import kernel_gram
-from tests.dictionary.builders import candidates, kernel_matrix, tabulated, uniform
+from tests.builders import arms
+from tests.dictionary.builders import candidates, kernel_matrix, tabulated
 
 
 def _marginals(A: torch.Tensor, size: int) -> torch.Tensor:
@@ -22,9 +23,9 @@ def _marginals(A: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("n", "size", "repeats"), [(12, 4, False), (8, 3, True)], ids=["12 choose 4", "counts"])
-def test_marginals_are_the_exact_ones(n: int, size: int, repeats: bool) -> None:
+def test_marginals_are_the_exact_ones(n, size, repeats):
     counts = torch.tensor([1.0, 6.0] * (n // 2), dtype=torch.float64) if repeats else torch.ones(n, dtype=torch.float64)
-    X = torch.cat([0.2 * uniform(n - 3, seed=5), 0.2 + uniform(3, seed=6)])
+    X = torch.cat([0.2 * arms(n - 3, seed=5), 0.2 + arms(3, seed=6)])
     of = candidates(X, lengthscale=0.3, counts=counts)
     exact = _marginals(kernel_matrix(of) * counts.sqrt() * counts.sqrt().unsqueeze(-1), size)
     assert float(exact.max() - exact.min()) > 0.4, "the marginals must differ for this test to say anything"
@@ -35,9 +36,9 @@ def test_marginals_are_the_exact_ones(n: int, size: int, repeats: bool) -> None:
     torch.testing.assert_close(hits / rounds, exact, rtol=0, atol=4.5 * (0.25 / rounds) ** 0.5)
 
 
-def test_a_swap_is_accepted_by_the_ratio_of_determinants() -> None:
+def test_a_swap_is_accepted_by_the_ratio_of_determinants():
     """One proposal at a time, on a smooth kernel whose determinants are small: nothing is added to them that would count."""
-    of = candidates(uniform(14), lengthscale=1.0)
+    of = candidates(arms(14), lengthscale=1.0)
     gram, A = kernel_gram(of, needed_by="test"), kernel_matrix(of)
     start = torch.tensor([0, 3, 7, 11])
     law = module._proposal(gram, gram.diagonal(), start)
@@ -62,9 +63,9 @@ def test_a_swap_is_accepted_by_the_ratio_of_determinants() -> None:
     assert 10 < undecided < 40
 
 
-def test_a_long_chain_keeps_its_inverse(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+def test_a_long_chain_keeps_its_inverse(monkeypatch, generator):
     """After many swaps, refreshed or not, the chain is where exact arithmetic would have taken it."""
-    of = candidates(uniform(200), lengthscale=0.2)
+    of = candidates(arms(200), lengthscale=0.2)
     refreshed = KDPPSampler(size=20, steps=400).sample(of, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(module, "_REFRESH", 1)
     always = KDPPSampler(size=20, steps=400).sample(of, generator=torch.Generator().manual_seed(1))
@@ -76,16 +77,16 @@ def test_a_long_chain_keeps_its_inverse(monkeypatch: pytest.MonkeyPatch, generat
     assert len(set(start.indices.tolist()) & set(refreshed.indices.tolist())) < 15
 
 
-def test_without_steps_it_is_greedy_variance(generator: torch.Generator) -> None:
-    of = candidates(uniform(50))
+def test_without_steps_it_is_greedy_variance(generator):
+    of = candidates(arms(50))
     expected = GreedyVarianceSampler(size=6).sample(of, generator=generator).indices
     assert torch.equal(KDPPSampler(size=6, steps=0).sample(of, generator=generator).indices, expected)
 
 
-def test_three_numbers_per_proposal_are_drawn_from_the_generator_alone(device: torch.device) -> None:
+def test_three_numbers_per_proposal_are_drawn_from_the_generator_alone(device):
     generator, twin = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     before = torch.get_rng_state()
-    dictionary = KDPPSampler(size=7).sample(candidates(uniform(40, device=device)), generator=generator)
+    dictionary = KDPPSampler(size=7).sample(candidates(arms(40, device=device)), generator=generator)
     torch.rand(3, 70, generator=twin, dtype=torch.float64)
     assert torch.equal(generator.get_state(), twin.get_state())
     assert torch.equal(torch.get_rng_state(), before)
@@ -93,8 +94,8 @@ def test_three_numbers_per_proposal_are_drawn_from_the_generator_alone(device: t
     assert dictionary.probabilities.tolist() == [7 / 40] * 7
 
 
-def test_sets_are_no_larger_than_the_rank(generator: torch.Generator) -> None:
-    of = candidates(uniform(4).repeat(5, 1))
+def test_sets_are_no_larger_than_the_rank(generator):
+    of = candidates(arms(4).repeat(5, 1))
     dictionary = KDPPSampler(size=10).sample(of, generator=generator)
     assert dictionary.m == 4
     assert len(torch.unique(dictionary.points, dim=0)) == 4
@@ -102,16 +103,16 @@ def test_sets_are_no_larger_than_the_rank(generator: torch.Generator) -> None:
     assert KDPPSampler(size=10).sample(same, generator=generator).m == 1
 
 
-def test_all_are_taken_while_there_are_no_more(generator: torch.Generator) -> None:
+def test_all_are_taken_while_there_are_no_more(generator):
     before = generator.get_state()
-    assert KDPPSampler(size=9).sample(candidates(uniform(9)), generator=generator).m == 9
+    assert KDPPSampler(size=9).sample(candidates(arms(9)), generator=generator).m == 9
     assert torch.equal(generator.get_state(), before)
 
 
-def test_bad_input_is_refused(generator: torch.Generator) -> None:
+def test_bad_input_is_refused(generator):
     with pytest.raises(ValueError, match="size >= 1"):
         KDPPSampler(size=0)
     with pytest.raises(ValueError, match="steps >= 0"):
         KDPPSampler(size=2, steps=-1)
     with pytest.raises(ValueError, match="KDPPSampler needs the prior covariance"):
-        KDPPSampler(size=2).sample(candidates(uniform(5))._replace(covariance=None), generator=generator)
+        KDPPSampler(size=2).sample(candidates(arms(5))._replace(covariance=None), generator=generator)

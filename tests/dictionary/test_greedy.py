@@ -9,20 +9,21 @@ import torch
 from botorch.models import SingleTaskGP
 from botorch.models.utils.inducing_point_allocators import GreedyImprovementReduction, GreedyVarianceReduction
 
-from sparse_bo.dictionary import Candidates, GreedyVarianceSampler, IPASampler, IVMSampler
+from sparse_bo.dictionary import GreedyVarianceSampler, IPASampler, IVMSampler
 from sparse_bo.dictionary.greedy import log_improvement
-from tests.dictionary.builders import candidates, kernel_matrix, uniform
+from tests.builders import arms
+from tests.dictionary.builders import candidates, kernel_matrix
 
 SAMPLERS = [GreedyVarianceSampler, IPASampler, IVMSampler]
 
 
 @pytest.fixture
-def fitted() -> tuple[SingleTaskGP, Candidates]:
+def fitted():
     """A BoTorch model on 60 observations, and 500 candidates with its kernel and its posterior at them."""
-    train = uniform(60, 3, seed=7)
+    train = arms(60, 3, seed=7)
     y = torch.sin(4.0 * train).sum(dim=-1, keepdim=True)
     model = SingleTaskGP(train, y, outcome_transform=None).eval()
-    X = uniform(500, 3, seed=8)
+    X = arms(500, 3, seed=8)
     with torch.no_grad():
         posterior = model.posterior(X)
     noise = 0.3
@@ -58,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.mark.parametrize("size", [1, 5, 40])
-def test_greedy_variance_is_botorchs(size: int, fitted: tuple[SingleTaskGP, Candidates]) -> None:
+def test_greedy_variance_is_botorchs(size, fitted):
     model, of = fitted
     expected = GreedyVarianceReduction().allocate_inducing_points(of.X, model.covar_module, size, torch.Size([]))
     got = GreedyVarianceSampler(size=size).sample(of, generator=torch.Generator())
@@ -67,7 +68,7 @@ def test_greedy_variance_is_botorchs(size: int, fitted: tuple[SingleTaskGP, Cand
 
 @pytest.mark.parametrize("maximize", [True, False], ids=["maximize", "minimize"])
 @pytest.mark.parametrize("size", [1, 5, 40])
-def test_ipa_is_botorchs(size: int, maximize: bool, fitted: tuple[SingleTaskGP, Candidates]) -> None:
+def test_ipa_is_botorchs(size, maximize, fitted):
     model, of = fitted
     allocator = GreedyImprovementReduction(model, maximize=maximize)
     expected = allocator.allocate_inducing_points(of.X, model.covar_module, size, torch.Size([]))
@@ -77,7 +78,7 @@ def test_ipa_is_botorchs(size: int, maximize: bool, fitted: tuple[SingleTaskGP, 
     assert got.indices.tolist() != variance.indices.tolist()
 
 
-def test_the_logarithm_of_the_improvement_is_that_of_its_integral() -> None:
+def test_the_logarithm_of_the_improvement_is_that_of_its_integral():
     """``E max(0, f − best)`` by quadrature, and by its tail where that underflows."""
     u = torch.tensor([0.0, -0.5, -0.999, -1.001, -3.0, -8.0], dtype=torch.float64)
     t = torch.linspace(0.0, 12.0, 200_001, dtype=torch.float64)
@@ -92,26 +93,26 @@ def test_the_logarithm_of_the_improvement_is_that_of_its_integral() -> None:
     assert bool((log_improvement(far, torch.ones_like(far)).diff() < 0).all())
 
 
-def test_ipa_chooses_sensibly_where_improvements_underflow() -> None:
+def test_ipa_chooses_sensibly_where_improvements_underflow():
     """All but one candidate are thousands of standard deviations below the best: those nearer the best still come first."""
-    of = candidates(uniform(30), lengthscale=0.01, regularization=1.0)
+    of = candidates(arms(30), lengthscale=0.01, regularization=1.0)
     means = -torch.arange(30, dtype=torch.float64)
     of = of._replace(leverages=torch.full((30,), 1e-8, dtype=torch.float64), means=means)
     assert IPASampler(size=4).sample(of, generator=torch.Generator()).indices.tolist() == [0, 1, 2, 3]
 
 
-def test_ipa_without_a_posterior_is_greedy_variance() -> None:
-    of = candidates(uniform(60))
+def test_ipa_without_a_posterior_is_greedy_variance():
+    of = candidates(arms(60))
     generator = torch.Generator()
     expected = GreedyVarianceSampler(size=9).sample(of, generator=generator).indices.tolist()
     assert IPASampler(size=9).sample(of, generator=generator).indices.tolist() == expected
 
 
-def test_ivm_is_the_greedy_maximum_of_the_information() -> None:
+def test_ivm_is_the_greedy_maximum_of_the_information():
     """½ log det(I + N^{-1/2} K N^{-1/2}) over pulls of each set one larger, by brute force."""
     counts = torch.tensor([1.0, 5.0, 2.0, 1.0, 9.0, 3.0, 1.0, 1.0, 2.0, 4.0], dtype=torch.float64)
     noise = torch.linspace(0.05, 2.0, 10, dtype=torch.float64)
-    of = candidates(uniform(10, seed=3), counts=counts, regularization=noise)
+    of = candidates(arms(10, seed=3), counts=counts, regularization=noise)
     K = kernel_matrix(of)
 
     def information(rows: list[int]) -> float:
@@ -130,9 +131,9 @@ def test_ivm_is_the_greedy_maximum_of_the_information() -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.__name__)
-def test_nothing_is_drawn_and_all_are_taken_while_there_are_no_more(sampler, device, generator) -> None:
+def test_nothing_is_drawn_and_all_are_taken_while_there_are_no_more(sampler, device, generator):
     before = generator.get_state()
-    of = candidates(uniform(8, device=device))
+    of = candidates(arms(8, device=device))
     for size in (8, 20):
         dictionary = sampler(size=size).sample(of, generator=generator)
         assert dictionary.indices.tolist() == list(range(8))
@@ -144,21 +145,21 @@ def test_nothing_is_drawn_and_all_are_taken_while_there_are_no_more(sampler, dev
 
 
 @pytest.mark.parametrize("sampler", [GreedyVarianceSampler, IPASampler], ids=lambda s: s.__name__)
-def test_repeated_inputs_are_taken_once(sampler) -> None:
-    of = candidates(uniform(4).repeat(5, 1))
+def test_repeated_inputs_are_taken_once(sampler):
+    of = candidates(arms(4).repeat(5, 1))
     assert sampler(size=10).sample(of, generator=torch.Generator()).indices.tolist() == [0, 1, 2, 3]
     same = candidates(torch.ones(20, 2, dtype=torch.float64))
     assert sampler(size=10).sample(same, generator=torch.Generator()).m == 1
 
 
-def test_ivm_takes_repeated_inputs_as_repeated_observations() -> None:
+def test_ivm_takes_repeated_inputs_as_repeated_observations():
     same = candidates(torch.ones(20, 2, dtype=torch.float64))
     assert IVMSampler(size=3).sample(same, generator=torch.Generator()).m == 3
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.__name__)
-def test_candidates_without_covariance_are_refused(sampler) -> None:
-    of = candidates(uniform(5))._replace(covariance=None)
+def test_candidates_without_covariance_are_refused(sampler):
+    of = candidates(arms(5))._replace(covariance=None)
     with pytest.raises(ValueError, match=f"{sampler.__name__} needs the prior covariance"):
         sampler(size=3).sample(of, generator=torch.Generator())
 
@@ -174,15 +175,15 @@ def test_candidates_without_covariance_are_refused(sampler) -> None:
     ],
     ids=["noise", "means", "length", "nan", "scale"],
 )
-def test_candidates_without_what_it_needs_are_refused(sampler, change: dict, message: str) -> None:
+def test_candidates_without_what_it_needs_are_refused(sampler, change, message):
     ones = torch.ones(5, dtype=torch.float64)
-    of = candidates(uniform(5), leverages=ones, means=ones)._replace(**change)
+    of = candidates(arms(5), leverages=ones, means=ones)._replace(**change)
     with pytest.raises(ValueError, match=re.escape(message)):
         sampler(size=3).sample(of, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.__name__)
 @pytest.mark.parametrize(("size", "error"), [(0, ValueError), (1.5, TypeError)])
-def test_sizes_that_make_no_sense_are_refused(sampler, size, error: type[Exception]) -> None:
+def test_sizes_that_make_no_sense_are_refused(sampler, size, error):
     with pytest.raises(error, match="expected size"):
         sampler(size=size)

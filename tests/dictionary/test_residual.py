@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from sparse_bo.dictionary import Dictionary, UniformSampler, residual_bound
-from tests.dictionary.builders import candidates, kernel_matrix, pulls_matrix, uniform
+from tests.builders import arms
+from tests.dictionary.builders import candidates, kernel_matrix, pulls_matrix
 from tests.oracles import nystrom
 
 
@@ -17,9 +18,9 @@ def _dense(of, points: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("memory_bytes", [2**12, 2**28], ids=["streamed", "kept"])
-def test_bound_encloses_the_dense_value_with_counts_and_noise(memory_bytes: int, generator: torch.Generator) -> None:
+def test_bound_encloses_the_dense_value_with_counts_and_noise(memory_bytes, generator):
     counts = torch.tensor([1.0, 4.0, 2.0] * 15, dtype=torch.float64)
-    of = candidates(uniform(45), counts=counts, regularization=torch.linspace(0.1, 2.0, 45, dtype=torch.float64))
+    of = candidates(arms(45), counts=counts, regularization=torch.linspace(0.1, 2.0, 45, dtype=torch.float64))
     of = of._replace(indices=3 * torch.arange(45))
     dictionary = UniformSampler(size=8).sample(of, generator=generator)
     bound = residual_bound(of, dictionary, memory_bytes=memory_bytes, generator=generator)
@@ -29,33 +30,33 @@ def test_bound_encloses_the_dense_value_with_counts_and_noise(memory_bytes: int,
     assert bound.lower == pytest.approx(exact, rel=1e-6)
 
 
-def test_the_trace_that_caps_the_bound_is_that_of_what_is_left_out(generator: torch.Generator) -> None:
+def test_the_trace_that_caps_the_bound_is_that_of_what_is_left_out(generator):
     """After one step from a random start Lanczos' own bound is far above the trace, which here is twice the eigenvalue."""
     of = candidates(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64))
     alone = Dictionary(of.X[:1], torch.ones(1, dtype=torch.float64), torch.tensor([0]))
     assert residual_bound(of, alone, steps=1, generator=generator).upper == pytest.approx(2.0 * _dense(of, of.X[:1]))
 
 
-def test_external_points_and_full_dictionaries(generator: torch.Generator) -> None:
-    of = candidates(uniform(20))
-    points = uniform(5, seed=9)
+def test_external_points_and_full_dictionaries(generator):
+    of = candidates(arms(20))
+    points = arms(5, seed=9)
     external = Dictionary(points, torch.ones(5, dtype=torch.float64))
     assert residual_bound(of, external, generator=generator).lower == pytest.approx(_dense(of, points), rel=1e-6)
     everything = Dictionary(of.X, torch.ones(20, dtype=torch.float64), torch.arange(20))
     assert residual_bound(of, everything, generator=generator).upper < 1e-8
 
 
-def test_inputs_of_their_own_are_used_for_rows_and_refused_for_points(generator: torch.Generator) -> None:
-    of = candidates(uniform(20))
+def test_inputs_of_their_own_are_used_for_rows_and_refused_for_points(generator):
+    of = candidates(arms(20))
     scaled = of._replace(X=100.0 * of.X, inputs=of.X)
     rows = Dictionary(scaled.X[[2, 7]], torch.ones(2, dtype=torch.float64), torch.tensor([2, 7]))
     assert residual_bound(scaled, rows, generator=generator).lower == pytest.approx(_dense(of, of.X[[2, 7]]), rel=1e-6)
     with pytest.raises(ValueError, match="rows of these candidates"):
-        residual_bound(scaled, Dictionary(uniform(2, seed=1), torch.ones(2)), generator=generator)
+        residual_bound(scaled, Dictionary(arms(2, seed=1), torch.ones(2)), generator=generator)
 
 
-def test_the_kernel_matrix_is_needed(generator: torch.Generator) -> None:
-    of = candidates(uniform(4))
+def test_the_kernel_matrix_is_needed(generator):
+    of = candidates(arms(4))
     dictionary = UniformSampler(size=2).sample(of, generator=generator)
     with pytest.raises(ValueError, match="residual_bound needs the prior covariance"):
         residual_bound(of._replace(covariance=None), dictionary, generator=generator)

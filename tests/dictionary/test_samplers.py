@@ -16,7 +16,8 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
-from tests.dictionary.builders import candidates, uniform
+from tests.builders import arms
+from tests.dictionary.builders import candidates
 
 SIZED = [
     UniformSampler,
@@ -46,16 +47,16 @@ def _check(dictionary, of) -> None:
 @everyone
 @pytest.mark.parametrize("regularization", [1e-8, 1.0, 1e6])
 @pytest.mark.parametrize("size", [1, 39])
-def test_extreme_noise_and_sizes_work(sampler, regularization: float, size: int, dtype, device, generator) -> None:
-    of = _told(candidates(uniform(40, device=device).to(dtype), lengthscale=0.05, regularization=regularization))
+def test_extreme_noise_and_sizes_work(sampler, regularization, size, dtype, device, generator):
+    of = _told(candidates(arms(40, device=device).to(dtype), lengthscale=0.05, regularization=regularization))
     dictionary = sampler(size=size).sample(of, generator=generator)
     assert dictionary.m == size
     _check(dictionary, of)
 
 
 @everyone
-def test_equal_and_far_apart_inputs_work(sampler, generator) -> None:
-    for X in (torch.zeros(30, 2).double(), 1e6 * uniform(30), 1e-12 * uniform(30)):
+def test_equal_and_far_apart_inputs_work(sampler, generator):
+    for X in (torch.zeros(30, 2).double(), 1e6 * arms(30), 1e-12 * arms(30)):
         of = _told(candidates(X))
         dictionary = sampler(size=7).sample(of, generator=generator)
         assert 1 <= dictionary.m <= 7
@@ -68,8 +69,8 @@ def test_equal_and_far_apart_inputs_work(sampler, generator) -> None:
     [*(s(size=3) for s in (*SIZED, FirstSampler)), RecursiveRLSSampler(), LeverageSampler(), AllSampler()],
     ids=lambda s: type(s).__name__,
 )
-def test_no_candidates_are_refused(sampler, told: bool, generator) -> None:
-    of = candidates(uniform(0))
+def test_no_candidates_are_refused(sampler, told, generator):
+    of = candidates(arms(0))
     with pytest.raises(ValueError, match=f"{type(sampler).__name__} expected at least one candidate to choose from, got none"):
         sampler.sample(_told(of) if told else of, generator=generator)
 
@@ -89,9 +90,9 @@ class _Rank:
 
 @everyone
 @pytest.mark.parametrize(("scale", "rank"), [(1.0, 2), (0.0, 0)], ids=["rank two", "no variance"])
-def test_singular_kernel_matrices_work(sampler, scale: float, rank: int, generator) -> None:
+def test_singular_kernel_matrices_work(sampler, scale, rank, generator):
     """Those that stop where nothing is left to explain stop there; none comes back empty or with a point twice."""
-    of = _told(candidates(uniform(30)))._replace(covariance=_Rank(scale))
+    of = _told(candidates(arms(30)))._replace(covariance=_Rank(scale))
     dictionary = sampler(size=7).sample(of, generator=generator)
     _check(dictionary, of)
     if sampler in (GreedyVarianceSampler, IPASampler, KDPPSampler):
@@ -101,20 +102,20 @@ def test_singular_kernel_matrices_work(sampler, scale: float, rank: int, generat
 
 
 @everyone
-def test_a_single_candidate_is_taken(sampler, generator) -> None:
-    of = _told(candidates(uniform(1)))
+def test_a_single_candidate_is_taken(sampler, generator):
+    of = _told(candidates(arms(1)))
     assert sampler(size=3).sample(of, generator=generator).indices.tolist() == [0]
 
 
 @pytest.mark.parametrize("regularization", [1e-8, 1e6])
-def test_sampling_with_confidence_survives_extreme_noise(regularization: float, generator) -> None:
-    of = candidates(uniform(750), lengthscale=1.0, regularization=regularization)
+def test_sampling_with_confidence_survives_extreme_noise(regularization, generator):
+    of = candidates(arms(750), lengthscale=1.0, regularization=regularization)
     _check(RecursiveRLSSampler(failure_probability=0.03).sample(of, generator=generator), of)
 
 
 @everyone
-def test_randomness_comes_from_the_generator_alone(sampler) -> None:
-    of, before = _told(candidates(uniform(80))), torch.get_rng_state()
+def test_randomness_comes_from_the_generator_alone(sampler):
+    of, before = _told(candidates(arms(80))), torch.get_rng_state()
     once, twice = (sampler(size=12).sample(of, generator=torch.Generator().manual_seed(4)) for _ in range(2))
     assert torch.equal(once.indices, twice.indices)
     assert torch.equal(torch.get_rng_state(), before)
@@ -122,9 +123,9 @@ def test_randomness_comes_from_the_generator_alone(sampler) -> None:
 
 
 @everyone
-def test_the_whole_kernel_matrix_is_never_asked_for(sampler, generator) -> None:
+def test_the_whole_kernel_matrix_is_never_asked_for(sampler, generator):
     n, size, asked = 2000, 10, []
-    of = _told(candidates(uniform(n)))
+    of = _told(candidates(arms(n)))
     kernel = of.covariance
 
     class Watched:

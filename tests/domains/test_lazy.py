@@ -13,6 +13,7 @@ from sparse_bo.domains import Arms, LazyArms
 from sparse_bo.domains.lazy import digest, in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
+from tests.builders import unit_box
 
 
 def axes(device="cpu", dtype=torch.float64):
@@ -118,8 +119,7 @@ def test_linspace_spans_the_box():
 
 
 def test_a_billion_arms_take_no_memory():
-    bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
-    grid = ProductGrid.linspace(bounds, [1000] * 3)
+    grid = ProductGrid.linspace(unit_box(3), [1000] * 3)
     assert grid.shape == (10**9, 3)
     steps = torch.linspace(0.0, 1.0, 1000, dtype=torch.float64)
     assert torch.equal(grid[torch.tensor([123_456_789])], steps[[123, 456, 789]].unsqueeze(0))

@@ -6,15 +6,15 @@ import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
-import gpytorch
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, Workers, maximize
+from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
 from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.worker import Evaluate
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.records import read_run
+from tests.builders import arms, bbkb, unit_box
 from tests.evaluations import flaky, light
 
 distributed = pytest.importorskip("distributed")
@@ -26,16 +26,6 @@ pytestmark = [
     # Python 3.12+: processes are started by a fork server that runs no threads.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
-
-
-def arms(a: int = 60) -> torch.Tensor:
-    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def policy(**changes) -> BBKB:
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = 0.4
-    return BBKB(**{"covar_module": kernel, "regularization": 0.02, "ratio_threshold": 3.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,7 @@ def executor(request):
 
 
 def run(objective, **settings):
-    chosen = {"arms": arms(), "policy": policy(), "budget": 50, "seed": 2, **settings}
+    chosen = {"arms": arms(), "policy": bbkb(), "budget": 50, "seed": 2, **settings}
     return maximize(objective, **chosen)
 
 
@@ -127,7 +117,7 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
             arrays="list",
             storage=tmp_path / "run.db",
             budget=52,
-            policy=policy(ratio_threshold=1e6, max_batch_size=26),
+            policy=bbkb(ratio_threshold=1e6, max_batch_size=26),
         )
     finally:
         if name == "dask":
@@ -148,9 +138,7 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
 def test_dask_workers_that_die_are_replaced_and_their_evaluations_repeated(dask_client, tmp_path):
     objective = light.Flaky(str(tmp_path), exits="process", hang_seconds=0.0)
     workers = Workers(executor=dask_client.get_executor(), retries=4, on_error="drop")
-    result = run(
-        objective, executor=workers, call_with="batch", budget=30, policy=policy(ratio_threshold=1e6, max_batch_size=15)
-    )
+    result = run(objective, executor=workers, call_with="batch", budget=30, policy=bbkb(ratio_threshold=1e6, max_batch_size=15))
     dropped = [t for t in range(30) if objective.kind(t) in ("nan", "always raises")]
     assert result.state.pulls == 30 - len(dropped)
 
@@ -340,7 +328,7 @@ class Counting(ThreadPoolExecutor):
 
 
 def test_short_evaluations_travel_in_chunks_and_long_ones_alone():
-    big = policy(ratio_threshold=1e6, max_batch_size=500)
+    big = bbkb(ratio_threshold=1e6, max_batch_size=500)
     with Counting(2) as pool:
         result = run(flaky.smooth, executor=pool, policy=big, budget=1001)
     assert sum(pool.sizes) == result.state.pulls == 1001
@@ -402,7 +390,7 @@ def test_callbacks_see_every_row_once():
 
 
 def test_random_search_on_a_box_with_an_executor():
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float32)
+    bounds = unit_box(dtype=torch.float32)
     result = maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(batch_size=5), budget=20, executor="threads")
     assert result.state.pulls == 20
     with pytest.raises(ValueError, match="call_with='indices' needs arms"):

@@ -5,14 +5,13 @@ import threading
 import time
 from concurrent.futures import CancelledError, wait
 
-import gpytorch
 import pytest
-import torch
 
-from sparse_bo import BBKB, ObjectiveError, Workers, maximize
+from sparse_bo import ObjectiveError, Workers, maximize
 from sparse_bo.evaluations.pools import check_executor
 from sparse_bo.evaluations.ray import RayExecutor
 from sparse_bo.runs.records import read_run
+from tests.builders import arms, bbkb
 from tests.evaluations import flaky, light
 
 ray = pytest.importorskip("ray", reason="Ray is not in the tested environment; pip install 'sparse-bo[ray]'")
@@ -38,15 +37,8 @@ def executor():
         yield pool
 
 
-def arms(a: int = 60) -> torch.Tensor:
-    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
 def run(objective, **settings):
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = 0.4
-    policy = BBKB(covar_module=kernel, regularization=0.02, ratio_threshold=3.0)
-    return maximize(objective, **{"arms": arms(), "policy": policy, "budget": 30, "seed": 2, **settings})
+    return maximize(objective, **{"arms": arms(), "policy": bbkb(), "budget": 30, "seed": 2, **settings})
 
 
 def test_results_and_exceptions_are_those_of_the_function(executor):

@@ -15,11 +15,11 @@ from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, Recursi
 from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
+from tests.builders import unit_box
 from tests.models.sparse_problems import data, points
 from tests.policies.builders import keep_parameters
 from tests.pretend_device import PRETEND, pretend_device
 
-BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 Run = Callable[[torch.device], list[Tensor]]
 
 
@@ -75,14 +75,14 @@ def subset(device: torch.device) -> list[Tensor]:
 
 def batch(device: torch.device) -> list[Tensor]:
     options = {"ratio_threshold": 2.0, "max_q": 4, "num_restarts": 2, "raw_samples": 8}
-    X, values = optimize_batch(model(device), BOX.to(device), generator=torch.Generator().manual_seed(0), **options)
+    X, values = optimize_batch(model(device), unit_box(device=device), generator=torch.Generator().manual_seed(0), **options)
     return [X, values]
 
 
 def thompson(policy: type) -> Run:
     def run(device: torch.device) -> list[Tensor]:
         chosen = policy(initial_design=4, num_restarts=1, raw_samples=8, fitter=keep_parameters)
-        result = AskTell(policy=chosen, bounds=BOX.to(device), seed=0).run(lambda X: X[:, 0] - X[:, 1].square(), 5)
+        result = AskTell(policy=chosen, bounds=unit_box(device=device), seed=0).run(lambda X: X[:, 0] - X[:, 1].square(), 5)
         return [torch.tensor(result.history.points)]
 
     return run

@@ -39,6 +39,7 @@ from botorch.utils.multi_objective.box_decompositions import FastNondominatedPar
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
+from tests.builders import unit_box
 from tests.models.sparse_problems import CONFIGURATIONS, D, pair, points
 
 pytestmark = pytest.mark.filterwarnings(
@@ -52,7 +53,7 @@ DETACHED = ("qNIPV", "multi-step")
 """Look-ahead where GPyTorch's exact fantasies drop a part of the gradient with respect to X; ours are complete."""
 
 ROWS = torch.tensor([2, 11, 25])
-BOUNDS = torch.tensor([[0.0] * D, [1.0] * D], dtype=torch.float64)
+BOUNDS = unit_box(D)
 
 WEIGHTS = torch.ones(D, dtype=torch.float64)
 FIRST = LinearMCObjective(torch.tensor([1.0, 0.0], dtype=torch.float64))

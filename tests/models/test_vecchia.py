@@ -10,6 +10,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import VecchiaGP
+from tests.builders import unit_box
 
 
 def _data(n=25, device="cpu"):
@@ -86,7 +87,7 @@ def test_it_fits_and_optimises_as_a_botorch_model():
         torch.manual_seed(0)
         best, _ = optimize_acqf(
             qLogExpectedImprovement(vecchia, best_f=float(Y.max())),
-            torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64),
+            unit_box(),
             q=2,
             num_restarts=2,
             raw_samples=8,

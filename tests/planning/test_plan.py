@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
 from typer.testing import CliRunner
 
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
@@ -15,25 +14,19 @@ from sparse_bo.planning.forecast import _default_kernel
 from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.runs.records import about_of
+from tests.builders import rbf_kernel, unit_box
 
-
-def kernel(lengthscale=0.4):
-    rbf = RBFKernel().double()
-    rbf.lengthscale = lengthscale
-    return rbf
-
-
-DENSE = BBKB(covar_module=kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0)
+DENSE = BBKB(covar_module=rbf_kernel(0.1), regularization=0.01, oversampling=10.0, width=10.0)
 """Explores, and keeps all that it has seen."""
 
 
 def quick(arms=500, dims=2, *, budget=60, **settings):
-    return plan(arms, dims, budget=budget, **{"kernel": kernel(), "pilot_seconds": 100.0, **settings})
+    return plan(arms, dims, budget=budget, **{"kernel": rbf_kernel(), "pilot_seconds": 100.0, **settings})
 
 
 def test_a_plan_of_a_small_run_is_near_the_run(generator):
     X = torch.rand(900, 3, generator=generator, dtype=torch.float64)
-    policy = BBKB(covar_module=kernel(), regularization=0.05)
+    policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)
     made = plan(X, budget=400, policy=policy, pilot_seconds=100.0)
     assert (made.arms, made.dims) == (900, 3)
     loop = AskTell(X, policy, seed=5)
@@ -49,8 +42,8 @@ def test_a_plan_of_a_small_run_is_near_the_run(generator):
 
 
 def test_a_local_rule_on_streamed_arms_is_refused_as_the_run_refuses_it():
-    grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [26, 26, 26])
-    policy = BBKB(covar_module=kernel(), regularization=0.1, stop_rule="local", memory_bytes=2**20)
+    grid = ProductGrid.linspace(unit_box(3), [26, 26, 26])
+    policy = BBKB(covar_module=rbf_kernel(), regularization=0.1, stop_rule="local", memory_bytes=2**20)
     with pytest.raises(ValueError, match="stop_rule='local' keeps a ratio for every arm"):
         plan(grid, budget=20, policy=policy, pilot_seconds=0.1)
 
@@ -66,7 +59,7 @@ def test_longer_and_larger_runs_take_more():
 
 
 def test_rougher_kernels_have_larger_dictionaries():
-    assert quick(kernel=kernel(0.1)).dictionary_size > 1.5 * quick(kernel=kernel(1.0)).dictionary_size
+    assert quick(kernel=rbf_kernel(0.1)).dictionary_size > 1.5 * quick(kernel=rbf_kernel(1.0)).dictionary_size
 
 
 def test_the_default_kernel_follows_the_ranges(generator):
@@ -83,13 +76,13 @@ def test_the_planned_policy_learns_what_the_given_one_learns(generator):
         assert made.covar_module is None
         assert made.regularization == (None if policy is None else policy.regularization)
         assert made.oversampling == (BBKB() if policy is None else policy).oversampling
-    assert plan(X, budget=20, kernel=kernel(), pilot_seconds=100.0).policy.regularization == 0.01
+    assert plan(X, budget=20, kernel=rbf_kernel(), pilot_seconds=100.0).policy.regularization == 0.01
 
 
 def test_tiles_shrink_before_the_dictionary_does():
-    free = quick(200_000, kernel=kernel(0.2))
+    free = quick(200_000, kernel=rbf_kernel(0.2))
     vectors = free.memory["arms"] + free.memory["vectors"]
-    tight = quick(200_000, kernel=kernel(0.2), memory=vectors + 2**24)
+    tight = quick(200_000, kernel=rbf_kernel(0.2), memory=vectors + 2**24)
     assert tight.memory_bytes <= vectors + 2**24
     assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
     assert tight.settings["max_dictionary"] is None
@@ -116,7 +109,7 @@ def test_what_cannot_fit_is_said_aloud():
 
 
 def test_a_billion_lazy_arms_fit():
-    grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [1000] * 3)
+    grid = ProductGrid.linspace(unit_box(3), [1000] * 3)
     made = quick(grid, None, memory=2**28)
     assert made.fits
     assert made.streamed
@@ -135,7 +128,7 @@ def test_a_short_time_caps_the_dictionary():
 
 def test_a_run_takes_its_settings_from_the_plan(generator):
     X = torch.rand(800, 3, generator=generator, dtype=torch.float64)
-    policy = BBKB(covar_module=kernel(0.1), regularization=0.05, max_dictionary=10)
+    policy = BBKB(covar_module=rbf_kernel(0.1), regularization=0.05, max_dictionary=10)
     made = plan(X, budget=150, policy=policy, pilot_seconds=100.0)
     assert 8 <= made.dictionary_size <= 10
     loop = AskTell(X, made.policy, seed=0)
@@ -226,7 +219,7 @@ def test_a_pilot_with_fewer_arms_has_the_same_function(generator, monkeypatch):
 
     monkeypatch.setattr(ArmUCB, "tell", spying)
     X = torch.rand(40, 2, generator=generator, dtype=torch.float64)
-    policy = BBKB(covar_module=kernel(), regularization=1e-6, initial_design=10)
+    policy = BBKB(covar_module=rbf_kernel(), regularization=1e-6, initial_design=10)
     traces = _pilots(X, [10, 40], policy, 30, 100.0, generator)
     assert [len(of_draw) for of_draw in traces] == [2] * 8
     first_draw = seen[: sum(len(trace.rows) for trace in traces[0])]

@@ -11,29 +11,30 @@ from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.baselines import ArmsWithoutModel
 
 
-def arms(a: int = 50) -> torch.Tensor:
+def line(a: int = 50) -> torch.Tensor:
+    """Arms in the order of their values, where these are the coordinates."""
     return torch.linspace(0, 1, a, dtype=torch.float64).unsqueeze(-1)
 
 
 def test_random_search_repeats_no_arm_while_there_are_others():
-    history = AskTell(arms(), RandomSearch(batch_size=7), seed=0).run(lambda X: X[:, 0], 50).history
+    history = AskTell(line(), RandomSearch(batch_size=7), seed=0).run(lambda X: X[:, 0], 50).history
     assert sorted(history.indices) == list(range(50))
 
 
 def test_random_search_goes_on_when_every_arm_is_known():
-    history = AskTell(arms(5), RandomSearch(batch_size=4), seed=0).run(lambda X: X[:, 0], 12).history
+    history = AskTell(line(5), RandomSearch(batch_size=4), seed=0).run(lambda X: X[:, 0], 12).history
     assert len(history.indices) == 12
 
 
 def test_epsilon_zero_stays_with_the_first_arm_and_one_explores():
-    greedy = AskTell(arms(), EpsilonGreedy(epsilon=0.0), seed=0).run(lambda X: X[:, 0], 20).history
+    greedy = AskTell(line(), EpsilonGreedy(epsilon=0.0), seed=0).run(lambda X: X[:, 0], 20).history
     assert len(set(greedy.indices)) == 1
-    explorer = AskTell(arms(), EpsilonGreedy(epsilon=1.0), seed=0).run(lambda X: X[:, 0], 60).history
+    explorer = AskTell(line(), EpsilonGreedy(epsilon=1.0), seed=0).run(lambda X: X[:, 0], 60).history
     assert len(set(explorer.indices)) > 25
 
 
 def test_the_greedy_arm_is_that_of_the_highest_mean_not_of_the_highest_sum(generator):
-    policy = EpsilonGreedy(epsilon=0.0, batch_size=3).on(Arms(arms()))
+    policy = EpsilonGreedy(epsilon=0.0, batch_size=3).on(Arms(line()))
     state = policy.init()
     y = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
     state = policy.tell(state, torch.tensor([3, 3, 3, 5]), y, generator=generator)
@@ -41,7 +42,7 @@ def test_the_greedy_arm_is_that_of_the_highest_mean_not_of_the_highest_sum(gener
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():
-    X = arms(10_000)
+    X = line(10_000)
     history = AskTell(X, EpsilonGreedy(epsilon=0.3, batch_size=2000), seed=0).run(lambda X: X[:, 0], 6000).history
     values = [i for row in history.rows[1:] for i in row.indices]
     top = max(set(values), key=values.count)
@@ -50,11 +51,11 @@ def test_epsilon_greedy_explores_as_often_as_it_says():
 
 
 def test_a_policy_without_a_model_reports_the_best_mean_observation():
-    result = AskTell(arms(), RandomSearch(), seed=0).run(lambda X: X[:, 0], 20)
+    result = AskTell(line(), RandomSearch(), seed=0).run(lambda X: X[:, 0], 20)
     assert result.best_index == result.best_observed_index == max(result.history.indices)
     assert result.best_sd is None
     assert result.state.dictionary is None
-    assert AskTell(arms(), RandomSearch()).certificate() is None
+    assert AskTell(line(), RandomSearch()).certificate() is None
 
 
 @pytest.mark.parametrize("policy", [RandomSearch(batch_size=3), EpsilonGreedy(epsilon=0.5)], ids=lambda p: p.name)

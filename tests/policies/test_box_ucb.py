@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from sparse_bo import BBKB, BKB, GPBUCB, GPUCB, AskTell, maximize
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import Wait
+from tests.builders import rbf_kernel
 from tests.oracles import exact_gp, rbf
 
 BOUNDS = torch.tensor([[-1.0], [3.0]], dtype=torch.float64)
@@ -19,13 +19,7 @@ LENGTHSCALE, SCALE, NOISE = 0.5, 2.0, 0.1
 NOTHING = BOUNDS[:0]
 
 
-def kernel(d=1):
-    covar = ScaleKernel(RBFKernel(ard_num_dims=d)).double()
-    covar.base_kernel.lengthscale, covar.outputscale = LENGTHSCALE, SCALE
-    return covar
-
-
-GIVEN = {"covar_module": kernel(), "regularization": NOISE, "prior_mean": 0.3}
+GIVEN = {"covar_module": rbf_kernel(LENGTHSCALE, scale=SCALE, ard_num_dims=1), "regularization": NOISE, "prior_mean": 0.3}
 
 
 def objective(X):
@@ -231,7 +225,7 @@ def test_float32_bounds_are_computed_with_in_float64():
     [
         (BBKB(stop_rule="local"), "on a box use stop_rule='global'"),
         (BBKB(sweep_dtype=torch.float32), "on a box leave it at torch.float64"),
-        (BBKB(covar_module=kernel(3)), "ard_num_dims"),
+        (BBKB(covar_module=rbf_kernel(LENGTHSCALE, scale=SCALE, ard_num_dims=3)), "ard_num_dims"),
     ],
 )
 def test_what_does_not_work_on_a_box_is_refused(policy, match):

@@ -16,27 +16,9 @@ from sparse_bo.policies import EpsilonGreedy, MiniMETA, PosteriorEpsilonGreedy, 
 from sparse_bo.policies.baselines import with_exploration
 from sparse_bo.widths import BBKBAuthors, BBKBTheory
 from tests import oracles
+from tests.builders import arms, noisy, rbf_kernel, unit_box, waves
 
 NOISE = 0.05
-
-
-def rbf(lengthscale: float = 0.3) -> gpytorch.kernels.Kernel:
-    kernel = RBFKernel().double()
-    kernel.lengthscale = lengthscale
-    return kernel
-
-
-def arms(a: int = 60, d: int = 2, seed: int = 0) -> torch.Tensor:
-    return torch.rand(a, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def values(X: torch.Tensor) -> torch.Tensor:
-    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, -1])
-
-
-def noisy(X: torch.Tensor, seed: int = 1, sd: float = 0.1):
-    truth, generator = values(X), torch.Generator().manual_seed(seed)
-    return lambda i: truth[i] + sd * torch.randn(len(i), generator=generator, dtype=torch.float64).to(truth)
 
 
 def dense_posterior(X: torch.Tensor, history, *, scale: float = 1.0) -> oracles.Gaussian:
@@ -46,7 +28,7 @@ def dense_posterior(X: torch.Tensor, history, *, scale: float = 1.0) -> oracles.
     return oracles.exact_gp(*K, y, noise=NOISE)
 
 
-SETTINGS = {"covar_module": rbf(), "regularization": NOISE}
+SETTINGS = {"covar_module": rbf_kernel(0.3), "regularization": NOISE}
 POLICIES = [
     MiniMETA(**SETTINGS),
     BBKB(stop_rule="repeat", **SETTINGS),
@@ -61,7 +43,7 @@ IDS = [policy.name for policy in POLICIES]
 def test_every_policy_finds_a_near_best_arm(policy, device):
     X = arms(200).to(device)
     result = AskTell(X, policy, seed=0).run(noisy(X), 120, call_with="indices")
-    assert float(values(X).max() - values(X)[result.best_index]) < 0.1
+    assert float(waves(X).max() - waves(X)[result.best_index]) < 0.1
     assert len(result.history.indices) == 120
 
 
@@ -77,7 +59,7 @@ def test_same_seed_same_picks_for_any_memory_budget_and_the_global_generator_is_
 
 
 def scaled(outputscale: float) -> gpytorch.kernels.Kernel:
-    kernel = ScaleKernel(rbf()).double()
+    kernel = ScaleKernel(rbf_kernel(0.3)).double()
     kernel.outputscale = outputscale
     return kernel.requires_grad_(False)
 
@@ -131,7 +113,7 @@ def test_thompson_sampling_works_with_matern_scaled_and_learned_kernels():
     matern.base_kernel.lengthscale, matern.outputscale = 0.5, 2.0
     for policy in (SGPTSArms(covar_module=matern, regularization=NOISE), SGPTSArms(batch_size=5), QFFTSArms(batch_size=5)):
         result = AskTell(X, policy, seed=0).run(noisy(X), 40, call_with="indices")
-        assert float(values(X).max() - values(X)[result.best_index]) < 0.3
+        assert float(waves(X).max() - waves(X)[result.best_index]) < 0.3
 
 
 def test_mini_meta_with_threshold_one_is_gp_ucb():
@@ -248,8 +230,8 @@ def test_bad_settings(make, error, message):
         (QFFTSArms(covar_module=MaternKernel()), 2, "Gaussian kernel over all inputs, got MaternKernel"),
         (QFFTSArms(covar_module=RBFKernel(active_dims=[0])), 2, "Gaussian kernel over all inputs"),
         (QFFTSArms(), 4, "arms of d <= 3, got d = 4; use SGPTSArms"),
-        (QFFTSArms(covar_module=rbf(0.02)), 1, "64 quadrature nodes per dimension miss the kernel by up to"),
-        (QFFTSArms(covar_module=rbf(0.3), order=2), 2, "raise order, use a longer lengthscale"),
+        (QFFTSArms(covar_module=rbf_kernel(0.02)), 1, "64 quadrature nodes per dimension miss the kernel by up to"),
+        (QFFTSArms(covar_module=rbf_kernel(0.3), order=2), 2, "raise order, use a longer lengthscale"),
     ],
 )
 def test_kernels_and_arms_that_a_policy_does_not_support_are_named_before_any_work(policy, dims, message):
@@ -267,4 +249,4 @@ def test_a_learned_kernel_that_the_quadrature_misses_is_reported():
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_boxes_are_refused(policy):
     with pytest.raises((TypeError, ValueError), match="got a box|repeats an arm; on a box use"):
-        AskTell(bounds=torch.tensor([[0.0], [1.0]], dtype=torch.float64), policy=policy)
+        AskTell(bounds=unit_box(1), policy=policy)

@@ -22,20 +22,10 @@ from sparse_bo.policies import Policy, Wait
 from sparse_bo.policies.elimination import mechanism
 from sparse_bo.policies.elimination.mechanism import Elimination
 from sparse_bo.widths import GaussianBounds, SBPEOnBox, SBPETheory
-from tests.arms.test_design import dense_exact
-from tests.oracles import exact_gp, rbf
+from tests.builders import arms, rbf_kernel, unit_box
+from tests.oracles import exact_design, exact_gp, rbf
 
 LENGTHSCALE, NOISE = 0.25, 0.01
-
-
-def kernel(lengthscale: float = LENGTHSCALE) -> gpytorch.kernels.Kernel:
-    made = gpytorch.kernels.RBFKernel().double()
-    made.lengthscale = lengthscale
-    return made
-
-
-def arms(a: int = 150, d: int = 2, seed: int = 0) -> Tensor:
-    return torch.rand(a, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 class Member:
@@ -57,7 +47,12 @@ class Member:
 
 
 def settings(member: Member, **changes: Any) -> dict[str, Any]:
-    common = {"covar_module": kernel(), "regularization": NOISE, "noise_variance": NOISE, "rkhs_norm": member.norm}
+    common = {
+        "covar_module": rbf_kernel(LENGTHSCALE),
+        "regularization": NOISE,
+        "noise_variance": NOISE,
+        "rkhs_norm": member.norm,
+    }
     return {"horizon": 200, **common, **changes}
 
 
@@ -69,7 +64,7 @@ def dense_bpe(
     active, picks, survivors = list(range(len(X))), [], []
     for n in sizes:
         local = K[active][:, active]
-        chosen = dense_exact(local, policy.regularization, n)[0]
+        chosen = exact_design(local, policy.regularization, n)[0]
         observed = torch.tensor([results[active[i]].pop(0) for i in chosen], dtype=torch.float64)
         posterior = exact_gp(local[chosen][:, chosen], local[chosen], local, observed, noise=policy.regularization)
         delta = policy.failure_probability / (4 * len(sizes) * len(X))
@@ -83,7 +78,7 @@ def dense_bpe(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bpe_and_sbpe_with_every_pick_are_the_dense_algorithm(seed: int) -> None:
+def test_bpe_and_sbpe_with_every_pick_are_the_dense_algorithm(seed):
     X, member = arms(80, seed=seed), Member(seed)
     exact = BPE(**settings(member))
     runs = []
@@ -104,8 +99,8 @@ def test_bpe_and_sbpe_with_every_pick_are_the_dense_algorithm(seed: int) -> None
 
 
 @pytest.mark.parametrize("policy", [SBPE, BPE])
-def test_a_policy_is_one_and_finds_the_best_arm(policy: type) -> None:
-    X, member = arms(), Member()
+def test_a_policy_is_one_and_finds_the_best_arm(policy):
+    X, member = arms(150), Member()
     chosen = policy(**settings(member, horizon=400))
     assert isinstance(chosen, Policy)
     result = AskTell(X, chosen).run(member.evaluate, 400)
@@ -119,8 +114,8 @@ def test_a_policy_is_one_and_finds_the_best_arm(policy: type) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_that_is_left(seed: int) -> None:
-    X, member = arms(seed=seed), Member(seed)
+def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_that_is_left(seed):
+    X, member = arms(150, seed=seed), Member(seed)
     loop = AskTell(X, BPE(**settings(member, noise_variance=1e-4)))
     result = loop.run(member.evaluate, 200)
     assert loop.state.sizes == (15, 55, 105, 25)
@@ -133,7 +128,7 @@ def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_th
     assert result.best_sd == pytest.approx(float(finding.marginals.deviations[position]))
 
 
-def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatch):
     asked: list[int] = []
 
     def everything(policy: SBPE, batches: int) -> Resampling:
@@ -141,7 +136,7 @@ def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatc
         return Resampling(sampler=lambda picks: AllSampler())
 
     monkeypatch.setattr(SBPE, "resampling", everything)
-    AskTell(arms(), SBPE(**settings(Member()))).run(Member().evaluate, 200)
+    AskTell(arms(150), SBPE(**settings(Member()))).run(Member().evaluate, 200)
     assert asked == [4]
 
 
@@ -152,14 +147,14 @@ class TestEdges:
 
     @POLICIES
     @pytest.mark.parametrize("horizon", [1, 20])
-    def test_one_arm_is_evaluated_and_never_eliminated(self, policy: type, horizon: int) -> None:
+    def test_one_arm_is_evaluated_and_never_eliminated(self, policy, horizon):
         result = AskTell(arms(1), policy(**settings(Member(), horizon=horizon))).run(Member().evaluate, horizon)
         assert result.history.indices == [0] * horizon
         assert result.survivors.tolist() == [0]
         assert result.best_sd == pytest.approx(math.sqrt(NOISE / (NOISE + max(result.history.column("batch_size")))), rel=1e-6)
 
     @POLICIES
-    def test_repeated_arms_are_one_arm(self, policy: type) -> None:
+    def test_repeated_arms_are_one_arm(self, policy):
         """None of the copies is ever picked, and a copy of an arm that is left is left."""
         X, member = arms(6), Member()
         result = AskTell(X.repeat(3, 1), policy(**settings(member, horizon=120))).run(member.evaluate, 120)
@@ -169,7 +164,7 @@ class TestEdges:
         assert int(member.values(X).argmax()) in left
 
     @POLICIES
-    def test_a_constant_kernel_leaves_every_arm(self, policy: type) -> None:
+    def test_a_constant_kernel_leaves_every_arm(self, policy):
         constant = gpytorch.kernels.ConstantKernel().double()
         result = AskTell(arms(20), policy(**settings(Member(), horizon=30, covar_module=constant))).run(
             lambda X: X.new_zeros(len(X)), 30
@@ -178,7 +173,7 @@ class TestEdges:
         assert result.survivors.tolist() == list(range(20))
 
     @POLICIES
-    def test_an_arm_without_prior_variance_is_known_from_the_start(self, policy: type) -> None:
+    def test_an_arm_without_prior_variance_is_known_from_the_start(self, policy):
         """A linear kernel at x = 0: f = 0 there, never worth an evaluation, eliminated once another arm is surely higher."""
         X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), arms(10) + 0.5])
         linear = gpytorch.kernels.LinearKernel().double()
@@ -192,7 +187,7 @@ class TestEdges:
         assert result.best_index == int(X.sum(dim=-1).argmax())
 
     @POLICIES
-    def test_float32_arms_are_computed_with_in_float64(self, policy: type) -> None:
+    def test_float32_arms_are_computed_with_in_float64(self, policy):
         X, member = arms(40).float(), Member()
         runs = []
         for domain in (X, X.double()):
@@ -203,8 +198,8 @@ class TestEdges:
         assert torch.equal(runs[0].best_x, X[runs[0].best_index]), "and are given back as they came"
 
 
-def test_a_batch_is_handed_out_at_once_and_depends_on_no_result() -> None:
-    X, member = arms(), Member()
+def test_a_batch_is_handed_out_at_once_and_depends_on_no_result():
+    X, member = arms(150), Member()
     first = AskTell(X, SBPE(**settings(member)), seed=1)
     other = AskTell(X, SBPE(**settings(member)), seed=1)
     batch, same = first.ask(), other.ask()
@@ -219,9 +214,9 @@ def test_a_batch_is_handed_out_at_once_and_depends_on_no_result() -> None:
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(size=10)], ids=["rls", "random"])
-def test_a_plan_cut_into_pieces_is_the_same_plan(sampler: Any) -> None:
+def test_a_plan_cut_into_pieces_is_the_same_plan(sampler):
     """Also where the plan needs random numbers: the rest of it is handed out, not another one."""
-    X, member = arms(), Member()
+    X, member = arms(150), Member()
     policy = SBPE(**settings(member, dictionary=sampler, width="tight"))
     whole, pieces = AskTell(X, policy, seed=3), AskTell(X, policy, seed=3)
     whole.run(member.values, 200)
@@ -231,8 +226,8 @@ def test_a_plan_cut_into_pieces_is_the_same_plan(sampler: Any) -> None:
     assert torch.equal(pieces.state.survivors, whole.state.survivors)
 
 
-def test_ask_is_pure_and_leaves_out_what_is_pending() -> None:
-    X, member = arms(), Member()
+def test_ask_is_pure_and_leaves_out_what_is_pending():
+    X, member = arms(150), Member()
     policy, generator = SBPE(**settings(member)), torch.Generator().manual_seed(0)
     bound = policy.on(Arms(X))
     state = bound.init()
@@ -261,7 +256,7 @@ class TestPlanning:
 
     def told(self, fresh: Callable[[], Elimination]) -> list[Any]:
         """Picks and state of a run in pieces, told out of order and with failures, each call by the mechanism of ``fresh``."""
-        X, member, generator, seen = arms(), Member(), torch.Generator().manual_seed(7), []
+        X, member, generator, seen = arms(150), Member(), torch.Generator().manual_seed(7), []
         state, pending, failed = fresh().init(), torch.empty(0, dtype=torch.long), False
         while len(state.findings) < 3:
             proposal = fresh().ask(state, max_q=9, pending=pending, generator=generator)
@@ -278,11 +273,11 @@ class TestPlanning:
                 pending = torch.cat([pending, proposal.picks])
         return [seen, state.survivors.tolist(), state.picks.tolist(), generator.get_state().tolist()]
 
-    def test_one_that_remembers_plans_as_one_that_does_not(self) -> None:
-        kept = self.POLICY.on(Arms(arms()))
-        assert self.told(lambda: kept) == self.told(lambda: self.POLICY.on(Arms(arms())))
+    def test_one_that_remembers_plans_as_one_that_does_not(self):
+        kept = self.POLICY.on(Arms(arms(150)))
+        assert self.told(lambda: kept) == self.told(lambda: self.POLICY.on(Arms(arms(150))))
 
-    def test_a_run_plans_every_batch_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_plans_every_batch_once(self, monkeypatch):
         planned: list[int] = []
 
         def counted(surrogate: Any, q: int, **how: Any) -> Any:
@@ -290,7 +285,7 @@ class TestPlanning:
             return design(surrogate, q, **how)
 
         monkeypatch.setattr(mechanism, "design", counted)
-        loop = AskTell(arms(), self.POLICY, seed=2)
+        loop = AskTell(arms(150), self.POLICY, seed=2)
         while loop.asked < 200:
             batch = loop.ask(4)
             loop.tell(batch.tickets[:2], Member().values(batch.X[:2]))
@@ -298,8 +293,8 @@ class TestPlanning:
         assert planned == list(loop.state.sizes) == [15, 55, 105, 25]
 
     @pytest.mark.parametrize("complete", [0, 1])
-    def test_a_snapshot_before_any_result_of_a_batch_gives_the_same_batch(self, complete: int) -> None:
-        X, generator = arms(), torch.Generator().manual_seed(7)
+    def test_a_snapshot_before_any_result_of_a_batch_gives_the_same_batch(self, complete):
+        X, generator = arms(150), torch.Generator().manual_seed(7)
         running, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
         state = running.init()
         for _ in range(complete):
@@ -313,9 +308,9 @@ class TestPlanning:
         assert torch.equal(rest, whole[5:])
         assert len(late.findings) == complete
 
-    def test_snapshots_of_early_versions_name_batches_without_results(self) -> None:
+    def test_snapshots_of_early_versions_name_batches_without_results(self):
         """They have the plan's batch and seed, of which the generator is evidence enough."""
-        X, generator = arms(), torch.Generator().manual_seed(7)
+        X, generator = arms(150), torch.Generator().manual_seed(7)
         policy, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
         state = policy.init().without_results()
         whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
@@ -325,7 +320,7 @@ class TestPlanning:
         assert thawed.round == 1
 
 
-def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan() -> None:
+def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan():
     X, member = arms(400), Member()
     policy = SBPE(**settings(member, dictionary=UniformSampler(size=5)))
     before = torch.random.get_rng_state()
@@ -334,7 +329,7 @@ def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan() -> No
     assert picks[0] == picks[1] != picks[2]
 
 
-def test_failed_evaluations_are_tried_again_once_and_then_left_out() -> None:
+def test_failed_evaluations_are_tried_again_once_and_then_left_out():
     X, member = arms(60), Member()
     broken = int(AskTell(X, SBPE(**settings(member))).ask().indices[2])
 
@@ -351,8 +346,8 @@ def test_failed_evaluations_are_tried_again_once_and_then_left_out() -> None:
     assert loop.state.findings[0].confidence.pulls == 15 - rows[0].failed
 
 
-def test_a_horizon_cut_short_leaves_the_last_batch_without_elimination() -> None:
-    X, member = arms(), Member()
+def test_a_horizon_cut_short_leaves_the_last_batch_without_elimination():
+    X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member)))
     result = loop.run(member.evaluate, 40)
     assert len(loop.state.findings) == 1
@@ -360,16 +355,16 @@ def test_a_horizon_cut_short_leaves_the_last_batch_without_elimination() -> None
     assert result.history.column("batch_size") == [15, 25]
 
 
-def test_nothing_can_be_asked_after_the_last_batch() -> None:
-    X, member = arms(), Member()
+def test_nothing_can_be_asked_after_the_last_batch():
+    X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member, horizon=30)))
     loop.run(member.evaluate, 30)
     with pytest.raises(ScheduleComplete, match=r"all \d batches \(30 evaluations\) of the horizon 30 are complete"):
         loop.ask()
 
 
-def test_one_batch_is_the_regression_design() -> None:
-    X, member = arms(), Member()
+def test_one_batch_is_the_regression_design():
+    X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member, schedule=(60,))))
     loop.run(member.evaluate, 60)
     assert loop.history.column("batch_size") == [60]
@@ -377,9 +372,9 @@ def test_one_batch_is_the_regression_design() -> None:
 
 
 @pytest.mark.parametrize("arms_or_box", ["arms", "box"])
-def test_a_learned_prior_comes_from_the_initial_design(arms_or_box: str) -> None:
-    X, member = arms(), Member()
-    domain = {"arms": X} if arms_or_box == "arms" else {"bounds": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)}
+def test_a_learned_prior_comes_from_the_initial_design(arms_or_box):
+    X, member = arms(150), Member()
+    domain = {"arms": X} if arms_or_box == "arms" else {"bounds": unit_box()}
     policy = SBPE(horizon=150, width=4.0, initial_design=25, candidates=256)
     loop = AskTell(policy=policy, seed=0, **domain)
     result = loop.run(member.evaluate, 150)
@@ -390,8 +385,8 @@ def test_a_learned_prior_comes_from_the_initial_design(arms_or_box: str) -> None
     assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.15
 
 
-def test_initial_observations_are_told_but_not_used_in_the_bounds() -> None:
-    X, member = arms(), Member()
+def test_initial_observations_are_told_but_not_used_in_the_bounds():
+    X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member, schedule=(30,), horizon=30)), initial=(torch.arange(20), 1e3 * torch.ones(20)))
     result = loop.run(member.evaluate, 30)
     assert loop.state.pulls == 50
@@ -400,8 +395,8 @@ def test_initial_observations_are_told_but_not_used_in_the_bounds() -> None:
     assert result.best_observed_mean > 100.0
 
 
-def test_results_at_planned_picks_count_if_they_are_told_and_not_if_they_were_observed_before() -> None:
-    X, generator = arms(), torch.Generator().manual_seed(0)
+def test_results_at_planned_picks_count_if_they_are_told_and_not_if_they_were_observed_before():
+    X, generator = arms(150), torch.Generator().manual_seed(0)
     bound = SBPE(**settings(Member())).on(Arms(X))
     start, nothing = bound.init(), torch.empty(0, dtype=torch.long)
     whole = bound.ask(start, max_q=10**9, pending=nothing, generator=generator).picks
@@ -414,13 +409,11 @@ def test_results_at_planned_picks_count_if_they_are_told_and_not_if_they_were_ob
 
 
 class TestBox:
-    BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-
-    def test_a_box_is_searched_ever_closer_to_its_maximum(self) -> None:
+    def test_a_box_is_searched_ever_closer_to_its_maximum(self):
         member = Member()
         policy = SBPE(**settings(member, horizon=600, width=SBPETheory(rkhs_norm=member.norm, bias="tight"), candidates=512))
         policy = replace(policy, width=GaussianBounds())
-        loop = AskTell(bounds=self.BOUNDS, policy=policy)
+        loop = AskTell(bounds=unit_box(), policy=policy)
         result = loop.run(member.evaluate, 600)
         best = float(member.values(arms(20_000, seed=3)).max())
         assert best - float(member.values(result.best_x.unsqueeze(0))) < 0.02
@@ -430,36 +423,36 @@ class TestBox:
         assert volume[1] < 0.3 * volume[0]
         assert float(member.values(last).max()) >= best - 0.01
 
-    def test_the_theory_on_a_box_is_corollary_3_7(self) -> None:
+    def test_the_theory_on_a_box_is_corollary_3_7(self):
         member = Member()
-        loop = AskTell(bounds=self.BOUNDS, policy=SBPE(**settings(member, horizon=50, candidates=64)))
+        loop = AskTell(bounds=unit_box(), policy=SBPE(**settings(member, horizon=50, candidates=64)))
         loop.run(member.evaluate, 50)
         assert isinstance(loop.state.width, SBPEOnBox)
         assert loop.state.width.bounds(loop.state.findings[0].confidence).slack > 2 / math.sqrt(8)
         assert "64 of 64 candidates of the last batch" in loop.state.describe()
 
-    def test_the_default_candidate_set_is_the_discretisation_up_to_a_limit(self) -> None:
+    def test_the_default_candidate_set_is_the_discretisation_up_to_a_limit(self):
         sizes = []
         for constant in (1e-4, 0.1, 1.0, 10.0):
             policy = SBPE(**settings(Member(), horizon=4, discretization_constant=constant))
-            loop = AskTell(bounds=self.BOUNDS, policy=policy)
+            loop = AskTell(bounds=unit_box(), policy=policy)
             loop.run(Member().evaluate, 2)
             sizes.append(len(loop.state.findings[0].members))
         gamma = sizes[2]
         assert 1000 < gamma < 16_384
         assert sizes == [1, math.ceil(gamma / 10), gamma, 16_384]
 
-    def test_float32_bounds(self) -> None:
+    def test_float32_bounds(self):
         member = Member()
-        loop = AskTell(bounds=self.BOUNDS.float(), policy=SBPE(**settings(member, horizon=100, candidates=128, width=3.0)))
+        loop = AskTell(bounds=unit_box().float(), policy=SBPE(**settings(member, horizon=100, candidates=128, width=3.0)))
         result = loop.run(lambda X: member.evaluate(X.double()), 100)
         assert len(loop.state.findings) == len(loop.state.sizes)
         assert result.best_x.dtype == torch.float32
 
-    def test_points_cut_into_pieces(self) -> None:
+    def test_points_cut_into_pieces(self):
         member = Member()
         policy = SBPE(**settings(member, horizon=60, candidates=128, width=3.0))
-        whole, pieces = (AskTell(bounds=self.BOUNDS, policy=policy, seed=2) for _ in range(2))
+        whole, pieces = (AskTell(bounds=unit_box(), policy=policy, seed=2) for _ in range(2))
         whole.run(member.values, 60)
         for size in (3, 5, 20, 32):
             pieces.run(member.values, size)
@@ -467,8 +460,8 @@ class TestBox:
 
 
 class TestContradiction:
-    def test_a_norm_that_is_too_small_is_named(self) -> None:
-        X, member = arms(), Member(scale=3.0)
+    def test_a_norm_that_is_too_small_is_named(self):
+        X, member = arms(150), Member(scale=3.0)
         loop = AskTell(X, SBPE(**settings(member, rkhs_norm=0.05)))
         with pytest.raises(ContradictionError, match=r"RKHS norm in this kernel is larger than rkhs_norm=0\.05") as caught:
             loop.run(member.evaluate, 200)
@@ -477,22 +470,22 @@ class TestContradiction:
         assert "before the results contradicted the bounds" in loop.state.describe()
         assert loop.result().best_index is not None
 
-    def test_noise_that_is_too_small_is_named(self) -> None:
+    def test_noise_that_is_too_small_is_named(self):
         X, member = arms(40), Member()
         loud = lambda X: member.values(X) + torch.randn(len(X), generator=member.noise, dtype=torch.float64)  # noqa: E731
         policy = SBPE(**settings(member, horizon=600, noise_variance=1e-4, regularization=1e-2, on_contradiction="double"))
         with pytest.raises(ContradictionError, match="noise is larger than noise_variance=0.0001"):
             AskTell(X, policy).run(loud, 600)
 
-    def test_a_prior_that_does_not_fit_is_named(self) -> None:
-        X, member = arms(), Member(scale=30.0)
+    def test_a_prior_that_does_not_fit_is_named(self):
+        X, member = arms(150), Member(scale=30.0)
         with pytest.raises(ContradictionError, match="does not look like a draw of the prior"):
             AskTell(X, SBPE(**settings(member, rkhs_norm=None, width="gaussian"))).run(
                 lambda X: member.evaluate(X) * torch.sign(torch.sin(40 * X[:, 0])), 200
             )
 
-    def test_doubling_finds_a_norm_that_fits_and_takes_back_what_the_smaller_one_eliminated(self) -> None:
-        X, member = arms(), Member(scale=3.0)
+    def test_doubling_finds_a_norm_that_fits_and_takes_back_what_the_smaller_one_eliminated(self):
+        X, member = arms(150), Member(scale=3.0)
         policy = BPE(**settings(member, horizon=400, rkhs_norm=0.01, on_contradiction="double"))
         loop = AskTell(X, policy)
         result = loop.run(member.evaluate, 400)
@@ -500,8 +493,8 @@ class TestContradiction:
         assert loop.state.doublings == round(math.log2(norm / 0.01)) >= 1
         assert int(member.values(X).argmax()) in result.survivors
 
-    def test_eliminated_arms_come_back_with_the_larger_norm(self) -> None:
-        X, member = arms(), Member(scale=3.0)
+    def test_eliminated_arms_come_back_with_the_larger_norm(self):
+        X, member = arms(150), Member(scale=3.0)
         left: list[int] = []
         policy = BPE(**settings(member, horizon=400, rkhs_norm=0.6, on_contradiction="double"))
         loop = AskTell(X, policy, seed=1)
@@ -511,8 +504,8 @@ class TestContradiction:
         assert len(loop.state.findings) == 4
         assert wide.ask().indices.equal(torch.tensor(loop.history.rows[0].indices))
 
-    def test_a_constant_width_is_never_contradicted(self) -> None:
-        X, member = arms(), Member(scale=30.0)
+    def test_a_constant_width_is_never_contradicted(self):
+        X, member = arms(150), Member(scale=30.0)
         loop = AskTell(X, SBPE(**settings(member, width=0.1)))
         loop.run(member.evaluate, 200)
         assert "promises nothing" in loop.state.describe()
@@ -546,29 +539,29 @@ class TestContradiction:
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
 )
-def test_bad_settings_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_settings_are_named(changes, error, message):
     with pytest.raises(error, match=re.escape(message)):
         SBPE(**settings(Member(), **changes))
 
 
-def test_a_box_with_lower_not_below_upper_is_named() -> None:
+def test_a_box_with_lower_not_below_upper_is_named():
     with pytest.raises(ValueError, match="lower < upper"):
         AskTell(bounds=torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64), policy=SBPE(**settings(Member())))
 
 
-def test_an_initial_design_that_eats_the_horizon_is_named() -> None:
+def test_an_initial_design_that_eats_the_horizon_is_named():
     with pytest.raises(ValueError, match="leaves nothing of the horizon of 20"):
-        AskTell(arms(), SBPE(horizon=20, initial_design=20))
+        AskTell(arms(150), SBPE(horizon=20, initial_design=20))
 
 
-def test_a_kernel_that_does_not_fit_the_arms_is_named() -> None:
+def test_a_kernel_that_does_not_fit_the_arms_is_named():
     wide = gpytorch.kernels.RBFKernel(ard_num_dims=5).double()
     with pytest.raises(ValueError, match="ard_num_dims"):
-        AskTell(arms(), SBPE(**settings(Member(), covar_module=wide)))
+        AskTell(arms(150), SBPE(**settings(Member(), covar_module=wide)))
 
 
-def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much() -> None:
-    X, member = arms(), Member()
+def test_one_call_with_a_sampler_that_is_too_small_certifies_how_much():
+    X, member = arms(150), Member()
     result = maximize(member.evaluate, arms=X, budget=200, policy=SBPE(**settings(member, dictionary=FirstSampler(size=4))))
     state = result.state
     assert state.ratio > 0.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo import BPE, SBPE, AskTell
@@ -21,6 +20,7 @@ from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.policies.elimination.findings import interval
 from sparse_bo.widths import GaussianBounds
+from tests.builders import matern_kernel, rbf_kernel
 from tests.oracles import certificate_factor, exact_gp, nystrom, rbf
 
 Record = Callable[[str, object], None]
@@ -29,8 +29,7 @@ SEEDS, BUDGET = int(os.environ.get("THEORY_SEEDS", "6")), 150
 
 
 def kernel(nu: float | None = None) -> Any:
-    made = (RBFKernel() if nu is None else MaternKernel(nu=nu)).double()
-    made.lengthscale = LENGTHSCALE
+    made = rbf_kernel(LENGTHSCALE) if nu is None else matern_kernel(LENGTHSCALE, nu=nu)
     return made.requires_grad_(False)
 
 
@@ -82,7 +81,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("nu", [None, 2.5], ids=["rbf", "matern"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_best_arm_is_never_eliminated_and_all_bounds_hold(name: str, nu: float | None, record_property: Record) -> None:
+def test_the_best_arm_is_never_eliminated_and_all_bounds_hold(name, nu, record_property):
     """Invariant 9 with the true F and ξ, and three laws of noise: on at least 1 − δ of the seeds."""
     policy, changes = POLICIES[name]
     seeds = range(SEEDS // 3 if name == "sbpe-sparse" else SEEDS)
@@ -103,7 +102,7 @@ def test_the_best_arm_is_never_eliminated_and_all_bounds_hold(name: str, nu: flo
         assert eliminated > len(seeds), "bounds that never eliminate prove nothing"
 
 
-def test_bounds_that_are_too_narrow_do_eliminate_the_best_arm(record_property: Record) -> None:
+def test_bounds_that_are_too_narrow_do_eliminate_the_best_arm(record_property):
     """The test above can fail."""
     lost = 0
     for seed in range(SEEDS):
@@ -113,7 +112,7 @@ def test_bounds_that_are_too_narrow_do_eliminate_the_best_arm(record_property: R
     assert lost >= 0.1 * SEEDS
 
 
-def test_draws_of_the_prior_stay_within_the_gaussian_bounds(record_property: Record) -> None:
+def test_draws_of_the_prior_stay_within_the_gaussian_bounds(record_property):
     survived = held = 0
     for seed in range(SEEDS):
         member = Member(seed)
@@ -130,7 +129,7 @@ def test_draws_of_the_prior_stay_within_the_gaussian_bounds(record_property: Rec
     assert held >= (1.0 - DELTA) * SEEDS
 
 
-def test_the_certificate_of_every_batch_holds_at_every_arm(record_property: Record) -> None:
+def test_the_certificate_of_every_batch_holds_at_every_arm(record_property):
     """Invariant 2 on the dictionaries that S-BPE draws: ``1/(1+t) ≤ DTC/exact ≤ 1+t`` with the certified ρ."""
     checked, widest = 0, 1.0
     for seed in range(max(SEEDS // 2, 2)):
@@ -159,7 +158,7 @@ def test_the_certificate_of_every_batch_holds_at_every_arm(record_property: Reco
     assert widest > 1.2, "dictionaries that hold everything prove nothing"
 
 
-def test_theory_oversampling_keeps_the_variance_ratio(record_property: Record) -> None:
+def test_theory_oversampling_keeps_the_variance_ratio(record_property):
     """Invariant 7 (BKB Thm 1): ``σ²/α ≤ σ̃² ≤ α σ²`` everywhere on at least 1 − δ of the seeds, with real sampling."""
     eps, noise, n, seeds = 0.6, 100.0, 1500, 2
     alpha = (1.0 + eps) / (1.0 - eps)

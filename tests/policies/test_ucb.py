@@ -20,42 +20,23 @@ from sparse_bo.dictionary import (
     UniformSampler,
 )
 from sparse_bo.widths import ConstantWidth
-
-
-def rbf(lengthscale: float = 0.3) -> gpytorch.kernels.Kernel:
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = lengthscale
-    return kernel
-
-
-def arms(a: int = 60, d: int = 2, seed: int = 0) -> torch.Tensor:
-    return torch.rand(a, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def values(X: torch.Tensor) -> torch.Tensor:
-    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, -1])
-
-
-def noisy(X: torch.Tensor, seed: int = 1, sd: float = 0.1):
-    truth, generator = values(X), torch.Generator().manual_seed(seed)
-    return lambda i: truth[i] + sd * torch.randn(len(i), generator=generator, dtype=torch.float64)
-
+from tests.builders import arms, noisy, rbf_kernel, waves
 
 SETTINGS = {"regularization": 0.05, "width": 2.0}
 POLICIES = [
-    BKB(covar_module=rbf(), **SETTINGS),
-    BBKB(covar_module=rbf(), **SETTINGS),
-    BBKB(covar_module=rbf(), stop_rule="local", **SETTINGS),
-    BBKB(covar_module=rbf(), stop_rule="gp-bucb", in_batch="process", **SETTINGS),
-    GPUCB(covar_module=rbf(), **SETTINGS),
-    GPBUCB(covar_module=rbf(), **SETTINGS),
+    BKB(covar_module=rbf_kernel(0.3), **SETTINGS),
+    BBKB(covar_module=rbf_kernel(0.3), **SETTINGS),
+    BBKB(covar_module=rbf_kernel(0.3), stop_rule="local", **SETTINGS),
+    BBKB(covar_module=rbf_kernel(0.3), stop_rule="gp-bucb", in_batch="process", **SETTINGS),
+    GPUCB(covar_module=rbf_kernel(0.3), **SETTINGS),
+    GPBUCB(covar_module=rbf_kernel(0.3), **SETTINGS),
 ]
 IDS = ["bkb", "bbkb", "bbkb-local", "bbkb-gp-bucb-process", "gp-ucb", "gp-bucb"]
 
 
 def test_the_local_rule_takes_the_update_that_shrinks_what_it_watches():
     """One dictionary point far from everything: the fixed update leaves every variance, and one arm fills the batch."""
-    chosen = BBKB(covar_module=rbf(0.02), stop_rule="local", regularization=0.5, ratio_threshold=4.0)
+    chosen = BBKB(covar_module=rbf_kernel(0.02), stop_rule="local", regularization=0.5, ratio_threshold=4.0)
     assert (chosen.parts.in_batch, replace(chosen, stop_rule="global").parts.in_batch) == ("process", "fixed")
     distinct = {}
     for in_batch in (None, "process", "fixed"):
@@ -71,7 +52,7 @@ def test_the_local_rule_takes_the_update_that_shrinks_what_it_watches():
 def test_every_policy_finds_a_near_best_arm(policy):
     X = arms(200)
     result = AskTell(X, policy, seed=0).run(noisy(X), 150, call_with="indices")
-    assert values(X).max() - values(X)[result.best_index] < 0.1
+    assert waves(X).max() - waves(X)[result.best_index] < 0.1
     assert len(result.history.indices) == 150
 
 
@@ -92,7 +73,7 @@ def test_same_seed_gives_the_same_picks_for_any_memory_budget_and_thread_count(p
 @pytest.mark.parametrize("in_batch", ["fixed", "process"])
 def test_a_float32_sweep_gives_the_same_picks(in_batch):
     X = arms(300)
-    policy = BBKB(covar_module=rbf(), in_batch=in_batch, **SETTINGS)
+    policy = BBKB(covar_module=rbf_kernel(0.3), in_batch=in_batch, **SETTINGS)
     reference = AskTell(X, policy, seed=3).run(noisy(X), 120, call_with="indices").history
     single = AskTell(X, replace(policy, sweep_dtype=torch.float32), seed=3).run(noisy(X), 120, call_with="indices").history
     assert single.indices == reference.indices
@@ -108,7 +89,7 @@ def test_global_generator_is_untouched():
 
 def test_bbkb_with_threshold_one_is_bkb():
     X = arms(100)
-    common = {"covar_module": rbf(), "regularization": 0.05, "width": ConstantWidth(2.0)}
+    common = {"covar_module": rbf_kernel(0.3), "regularization": 0.05, "width": ConstantWidth(2.0)}
     one = AskTell(X, BBKB(ratio_threshold=1.0, **common), seed=5).run(noisy(X), 60, call_with="indices").history
     assert set(one.column("batch_size")) == {1}
     assert one.indices == AskTell(X, BKB(**common), seed=5).run(noisy(X), 60, call_with="indices").history.indices
@@ -116,7 +97,7 @@ def test_bbkb_with_threshold_one_is_bkb():
 
 def test_bbkb_with_every_pulled_arm_process_and_product_rule_is_gp_bucb():
     X = arms(100)
-    common = {"covar_module": rbf(), "regularization": 0.05, "width": 2.0, "ratio_threshold": 3.0}
+    common = {"covar_module": rbf_kernel(0.3), "regularization": 0.05, "width": 2.0, "ratio_threshold": 3.0}
     everything = BBKB(stop_rule="gp-bucb", in_batch="process", oversampling=1e12, **common)
     sparse = AskTell(X, everything, seed=5).run(noisy(X), 90, call_with="indices").history
     assert sparse.indices == AskTell(X, GPBUCB(**common), seed=5).run(noisy(X), 90, call_with="indices").history.indices
@@ -126,7 +107,7 @@ def test_bbkb_with_every_pulled_arm_process_and_product_rule_is_gp_bucb():
 def test_gp_ucb_picks_are_those_of_the_dense_exact_gp():
     X, lam, width = arms(80), 0.05, 2.0
     history = (
-        AskTell(X, GPUCB(covar_module=rbf(), regularization=lam, width=width), seed=2)
+        AskTell(X, GPUCB(covar_module=rbf_kernel(0.3), regularization=lam, width=width), seed=2)
         .run(noisy(X), 40, call_with="indices")
         .history
     )
@@ -144,7 +125,7 @@ def test_gp_ucb_picks_are_those_of_the_dense_exact_gp():
 def test_published_settings_are_accepted_and_give_the_authors_width():
     X = arms(50)
     policy = BBKB(
-        covar_module=rbf(5**0.5),
+        covar_module=rbf_kernel(5**0.5),
         regularization=0.2,
         noise_variance=0.01,
         rkhs_norm=20.0,
@@ -162,14 +143,14 @@ def test_published_settings_are_accepted_and_give_the_authors_width():
 
 def test_information_sums_the_leverages_at_the_start_of_each_batch():
     X = arms(50)
-    loop = AskTell(X, BBKB(covar_module=rbf(), regularization=0.05, rkhs_norm=1.0, width="authors"), seed=0)
+    loop = AskTell(X, BBKB(covar_module=rbf_kernel(0.3), regularization=0.05, rkhs_norm=1.0, width="authors"), seed=0)
     expected = math.log1p(1.0 / 0.05)
     loop.run(noisy(X), 1, call_with="indices")
     for _ in range(4):
         start = loop.state.posterior.leverages
         batch = loop.ask()
         expected += float(torch.log1p(start[batch.indices]).sum())
-        loop.tell(batch.tickets, values(X)[batch.indices])
+        loop.tell(batch.tickets, waves(X)[batch.indices])
     assert loop.state.fitted.information == pytest.approx(expected)
 
 
@@ -191,7 +172,7 @@ def test_information_sums_the_leverages_at_the_start_of_each_batch():
 def test_other_dictionaries_can_take_the_place_of_leverage_sampling(sampler):
     X = arms(100)
     for kind in (BKB, BBKB):
-        policy = kind(covar_module=rbf(), dictionary=sampler, max_batch_size=10, **SETTINGS)
+        policy = kind(covar_module=rbf_kernel(0.3), dictionary=sampler, max_batch_size=10, **SETTINGS)
         loop = AskTell(X, policy, seed=0)
         loop.run(noisy(X), 40, call_with="indices")
         assert loop.state.dictionary.m == (4 if isinstance(sampler, FixedSampler) else 5)
@@ -213,11 +194,11 @@ class Spy:
 @pytest.mark.parametrize("sweep_dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_samplers_see_the_posterior_before_the_newest_batch(sweep_dtype):
     X, spy = arms(100), Spy()
-    loop = AskTell(X, BBKB(covar_module=rbf(), dictionary=spy, sweep_dtype=sweep_dtype, **SETTINGS), seed=0)
+    loop = AskTell(X, BBKB(covar_module=rbf_kernel(0.3), dictionary=spy, sweep_dtype=sweep_dtype, **SETTINGS), seed=0)
     loop.run(noisy(X), 30, call_with="indices")
     before = loop.state.posterior
     batch = loop.ask()
-    loop.tell(batch.tickets, values(X)[batch.indices])
+    loop.tell(batch.tickets, waves(X)[batch.indices])
     seen = spy.seen[-1]
     assert torch.equal(seen.X, X[seen.indices])
     assert torch.equal(seen.indices, loop.state.observations.indices)
@@ -233,9 +214,9 @@ def test_samplers_see_the_posterior_before_the_newest_batch(sweep_dtype):
 def test_prior_mean_shifts_the_posterior_exactly():
     X, shift = arms(50), 7.5
     index = torch.arange(10)
-    common = {"covar_module": rbf(), "regularization": 0.05, "dictionary": UniformSampler(size=6)}
-    plain = AskTell(X, BBKB(**common), initial=(index, values(X)[index])).state.posterior
-    moved = AskTell(X, BBKB(prior_mean=shift, **common), initial=(index, values(X)[index] + shift)).state.posterior
+    common = {"covar_module": rbf_kernel(0.3), "regularization": 0.05, "dictionary": UniformSampler(size=6)}
+    plain = AskTell(X, BBKB(**common), initial=(index, waves(X)[index])).state.posterior
+    moved = AskTell(X, BBKB(prior_mean=shift, **common), initial=(index, waves(X)[index] + shift)).state.posterior
     assert torch.allclose(moved.means, plain.means + shift, atol=1e-10)
     assert torch.allclose(moved.leverages, plain.leverages, atol=1e-12)
 
@@ -243,7 +224,7 @@ def test_prior_mean_shifts_the_posterior_exactly():
 def test_many_initial_observations_start_from_a_small_dictionary():
     X = arms(2000)
     index = torch.arange(0, 2000, 2)
-    loop = AskTell(X, BBKB(covar_module=rbf(), regularization=0.05), initial=(index, values(X)[index]))
+    loop = AskTell(X, BBKB(covar_module=rbf_kernel(0.3), regularization=0.05), initial=(index, waves(X)[index]))
     assert loop.state.observations.n == 1000
     assert 10 < loop.state.dictionary.m < 500
     assert loop.certificate().factor < 3.0
@@ -254,7 +235,7 @@ def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_
     loop = AskTell(X, seed=0)
     learned = []
     loop.run(noisy(X), 100, call_with="indices", callback=lambda loop, row: learned.append("learn" in row.seconds))
-    truth = values(X)
+    truth = waves(X)
     assert truth.max() - truth[loop.result().best_index] < 0.05
     assert 2 <= sum(learned) <= 5
     assert 0.1**2 / 4 < loop.state.posterior.prior.regularization < 4 * 0.1**2
@@ -282,7 +263,7 @@ def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_
 )
 def test_bad_settings_are_named_before_any_work(settings, message):
     with pytest.raises(ValueError, match=message):
-        BBKB(covar_module=rbf(), **{"regularization": 0.1, **settings})
+        BBKB(covar_module=rbf_kernel(0.3), **{"regularization": 0.1, **settings})
 
 
 def test_a_setting_of_the_wrong_kind_is_a_type_error():
@@ -317,15 +298,15 @@ def test_identical_arms_and_a_constant_kernel_work(policy):
 
 def test_repeated_arms_work_and_ties_go_to_the_lowest_index():
     X = arms(30).repeat(4, 1)
-    result = AskTell(X, BBKB(covar_module=rbf(), **SETTINGS), seed=0).run(noisy(X), 100, call_with="indices")
+    result = AskTell(X, BBKB(covar_module=rbf_kernel(0.3), **SETTINGS), seed=0).run(noisy(X), 100, call_with="indices")
     assert max(result.history.indices[1:]) < 30
 
 
 def test_float32_arms_are_computed_with_in_float64():
     X = arms(80)
-    exact = AskTell(X.float().double(), BBKB(covar_module=rbf(), **SETTINGS), seed=1)
-    single = AskTell(X.float(), BBKB(covar_module=rbf(), **SETTINGS), seed=1)
-    truth = values(X)
+    exact = AskTell(X.float().double(), BBKB(covar_module=rbf_kernel(0.3), **SETTINGS), seed=1)
+    single = AskTell(X.float(), BBKB(covar_module=rbf_kernel(0.3), **SETTINGS), seed=1)
+    truth = waves(X)
     for loop in (exact, single):
         loop.run(lambda i: truth[i], 40, call_with="indices")
     assert single.history.indices == exact.history.indices
@@ -334,7 +315,7 @@ def test_float32_arms_are_computed_with_in_float64():
 
 def test_the_sweep_of_streamed_arms_is_a_phase_of_the_history():
     axis = torch.linspace(0.0, 1.0, 200, dtype=torch.float64)
-    settings = {"covar_module": rbf(), "regularization": 0.05}
+    settings = {"covar_module": rbf_kernel(0.3), "regularization": 0.05}
     streamed = AskTell(ProductGrid([axis, axis]), BBKB(memory_bytes=2**20, **settings), seed=0)
     held = AskTell(arms(50), BBKB(**settings), seed=0)
     for loop in (streamed, held):

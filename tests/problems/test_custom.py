@@ -144,7 +144,7 @@ def test_an_objective_that_cannot_be_called_is_named(folder):
 @pytest.mark.parametrize(
     "arms", [["--arms-file", "arms.npy"], ["--grid", "0:1:21,0:1:11"], ["--grid", "21x11"]], ids=lambda a: a[1]
 )
-def test_own_arms_run_with_an_own_objective(arms, folder):
+def test_a_users_arms_run_with_a_users_objective(arms, folder):
     done = invoke(*RUN, *arms, "--out", "out")
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in Path("out").iterdir()) == ["measure-bbkb-seed1.jsonl", "measure-bbkb-seed1.png"]
@@ -293,7 +293,7 @@ def test_bad_input_is_named_and_nothing_is_written(arguments, message, folder):
     assert not Path("out").exists()
 
 
-def test_help_tells_how_to_bring_an_own_objective():
+def test_help_tells_how_to_bring_an_objective():
     text = invoke("run", "--help").output
     for part in ("--objective", "--arms-file", "--grid", "0:1:100,-5:5:50", "experiment:measure"):
         assert part in text

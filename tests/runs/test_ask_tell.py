@@ -2,7 +2,6 @@
 
 import math
 
-import gpytorch
 import pytest
 import torch
 
@@ -11,10 +10,7 @@ from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, maximize
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.ucb.arms import ArmUCB
-
-
-def arms(a: int = 40) -> torch.Tensor:
-    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+from tests.builders import arms, bbkb, rbf_kernel
 
 
 def f(X: torch.Tensor) -> torch.Tensor:
@@ -22,14 +18,12 @@ def f(X: torch.Tensor) -> torch.Tensor:
 
 
 def policy() -> BBKB:
-    kernel = gpytorch.kernels.RBFKernel().double()
-    kernel.lengthscale = 0.5
-    return BBKB(covar_module=kernel, regularization=0.01, ratio_threshold=3.0)
+    return bbkb(covar_module=rbf_kernel(0.5), regularization=0.01)
 
 
 def loop_with_a_batch(size: int = 4) -> tuple[AskTell, sparse_bo.Batch]:
     """A loop whose second batch, of at least ``size``, is out."""
-    loop = AskTell(arms(), policy(), seed=0)
+    loop = AskTell(arms(40), policy(), seed=0)
     loop.run(f, 30)
     batch = loop.ask()
     assert len(batch) >= size
@@ -37,15 +31,15 @@ def loop_with_a_batch(size: int = 4) -> tuple[AskTell, sparse_bo.Batch]:
 
 
 def test_maximize_needs_no_setting_but_the_arms_and_the_budget():
-    result = maximize(f, arms=arms(), budget=30)
-    assert result.best_index == int(f(arms()).argmax())
-    assert torch.equal(result.best_x, arms()[result.best_index])
+    result = maximize(f, arms=arms(40), budget=30)
+    assert result.best_index == int(f(arms(40)).argmax())
+    assert torch.equal(result.best_x, arms(40)[result.best_index])
     assert result.best_observed_count >= 1
 
 
 def test_a_batch_carries_the_arms_and_fresh_tickets():
     loop, batch = loop_with_a_batch()
-    assert torch.equal(batch.X, arms()[batch.indices])
+    assert torch.equal(batch.X, arms(40)[batch.indices])
     assert batch.tickets == list(range(30, 30 + len(batch)))
     assert loop.pending == batch.tickets
 
@@ -63,7 +57,7 @@ def test_results_may_come_in_parts_and_in_any_order():
 
 
 def test_values_may_be_on_the_device_of_the_arms_or_have_gradients(device):
-    loop = AskTell(arms().to(device), policy(), seed=0)
+    loop = AskTell(arms(40).to(device), policy(), seed=0)
     batch = loop.ask()
     loop.tell(batch.tickets, f(batch.X).requires_grad_())
     assert loop.history.rows[0].values == f(batch.X).tolist()
@@ -140,9 +134,9 @@ def test_the_objective_is_called_with_what_was_asked(call_with):
 
     def objective(argument):
         seen.append(argument)
-        return f(arms()[argument] if call_with == "indices" else argument)
+        return f(arms(40)[argument] if call_with == "indices" else argument)
 
-    AskTell(arms(), policy(), seed=0).run(objective, 10, call_with=call_with)
+    AskTell(arms(40), policy(), seed=0).run(objective, 10, call_with=call_with)
     assert all((s.dim() == 2) == (call_with == "X") for s in seen)
 
 
@@ -156,23 +150,23 @@ def test_an_objective_that_raises_loses_nothing():
         return f(X)
 
     with pytest.raises(ObjectiveError, match="the oven exploded") as caught:
-        AskTell(arms(), policy(), seed=0).run(objective, 60)
+        AskTell(arms(40), policy(), seed=0).run(objective, 60)
     error = caught.value
     told = sum(calls[:4])
     assert error.result.state.observations.pulls == told
     assert len(error.loop.pending) == calls[4]
     error.loop.run(f, 60 - error.loop.asked)
-    uninterrupted = AskTell(arms(), policy(), seed=0).run(f, 60)
+    uninterrupted = AskTell(arms(40), policy(), seed=0).run(f, 60)
     assert error.loop.history.indices == uninterrupted.history.indices
 
 
 def test_an_objective_with_the_wrong_number_of_values_is_named():
     with pytest.raises(ObjectiveError, match="one value for each of 1 tickets"):
-        AskTell(arms(), policy(), seed=0).run(lambda X: torch.zeros(len(X) + 1), 5)
+        AskTell(arms(40), policy(), seed=0).run(lambda X: torch.zeros(len(X) + 1), 5)
 
 
 def test_an_objective_that_always_fails_ends_with_the_budget():
-    result = AskTell(arms(), policy(), seed=0).run(lambda X: torch.full((len(X),), math.nan), 12)
+    result = AskTell(arms(40), policy(), seed=0).run(lambda X: torch.full((len(X),), math.nan), 12)
     assert sum(result.history.column("failed")) == 12
     assert result.best_index is None
 
@@ -187,10 +181,12 @@ def test_ctrl_c_keeps_what_was_told_and_the_run_can_go_on():
         return f(X)
 
     with pytest.raises(RunInterrupted) as caught:
-        maximize(objective, arms=arms(), budget=40, policy=policy())
+        maximize(objective, arms=arms(40), budget=40, policy=policy())
     assert caught.value.result.state.observations.pulls == sum(calls[:3])
     loop = caught.value.loop
-    assert loop.run(f, 40 - loop.asked).history.indices == maximize(f, arms=arms(), budget=40, policy=policy()).history.indices
+    assert (
+        loop.run(f, 40 - loop.asked).history.indices == maximize(f, arms=arms(40), budget=40, policy=policy()).history.indices
+    )
 
 
 def test_an_update_that_fails_keeps_the_answers_for_the_next_try(monkeypatch):
@@ -212,7 +208,7 @@ def test_an_update_that_fails_keeps_the_answers_for_the_next_try(monkeypatch):
 
 def test_initial_observations_count_and_start_the_run():
     index = torch.tensor([3, 3, 8])
-    loop = AskTell(arms(), policy(), seed=0, initial=(index, f(arms()[index])))
+    loop = AskTell(arms(40), policy(), seed=0, initial=(index, f(arms(40)[index])))
     assert loop.state.observations.pulls == 3
     assert loop.state.posterior is not None
     assert loop.history.rows[0].indices == [3, 3, 8]
@@ -230,7 +226,7 @@ def test_initial_observations_count_and_start_the_run():
 )
 def test_bad_initial_observations_are_named(initial, message):
     with pytest.raises(ValueError, match=message):
-        AskTell(arms(), policy(), initial=initial)
+        AskTell(arms(40), policy(), initial=initial)
 
 
 @pytest.mark.parametrize(
@@ -251,19 +247,19 @@ def test_bad_arms_are_named(bad, error, message):
 
 def test_other_bad_arguments_are_named():
     with pytest.raises(TypeError, match="expected a policy such as"):
-        AskTell(arms(), "bbkb")
+        AskTell(arms(40), "bbkb")
     with pytest.raises(ValueError, match="seed >= 0"):
-        AskTell(arms(), seed=-1)
+        AskTell(arms(40), seed=-1)
     with pytest.raises(ValueError, match="budget >= 0"):
-        maximize(f, arms=arms(), budget=-1)
+        maximize(f, arms=arms(40), budget=-1)
     with pytest.raises(TypeError, match="budget to be an integer"):
-        maximize(f, arms=arms(), budget=1e3)
+        maximize(f, arms=arms(40), budget=1e3)
     with pytest.raises(ValueError, match="max_q >= 1"):
-        AskTell(arms()).ask(max_q=0)
+        AskTell(arms(40)).ask(max_q=0)
 
 
 def test_a_budget_of_zero_does_nothing():
-    result = maximize(f, arms=arms(), budget=0)
+    result = maximize(f, arms=arms(40), budget=0)
     assert result.best_index is None
     assert len(result.history.rows) == 0
 
@@ -271,15 +267,15 @@ def test_a_budget_of_zero_does_nothing():
 def test_max_q_cuts_a_batch_to_its_first_picks():
     loop, batch = loop_with_a_batch()
     again, _ = loop_with_a_batch()
-    again = AskTell(arms(), policy(), seed=0)
+    again = AskTell(arms(40), policy(), seed=0)
     again.run(f, 30)
     assert again.ask(max_q=2).indices.tolist() == batch.indices[:2].tolist()
     assert loop.pending == batch.tickets
 
 
 def test_certificates_are_reported_as_often_as_asked_and_change_no_pick():
-    plain = AskTell(arms(), policy(), seed=0).run(f, 40).history
-    certified = AskTell(arms(), policy(), seed=0, certify_every=2).run(f, 40).history
+    plain = AskTell(arms(40), policy(), seed=0).run(f, 40).history
+    certified = AskTell(arms(40), policy(), seed=0, certify_every=2).run(f, 40).history
     assert certified.indices == plain.indices
     factors = certified.column("variance_factor")
     assert [factor is not None for factor in factors] == [(i + 1) % 2 == 0 for i in range(len(factors))]
@@ -287,7 +283,7 @@ def test_certificates_are_reported_as_often_as_asked_and_change_no_pick():
 
 
 def test_history_rows_add_up():
-    history = AskTell(arms(), policy(), seed=0).run(f, 60).history
+    history = AskTell(arms(40), policy(), seed=0).run(f, 60).history
     assert sum(history.column("batch_size")) == history.rows[-1].pulls == 60
     assert history.column("round") == list(range(1, len(history.rows) + 1))
     assert all(row.dictionary_size >= row.rank >= 1 for row in history.rows)

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import gpytorch
 import pytest
 import torch
 
-from sparse_bo import BBKB, BKB, GPBUCB, AskTell
+from sparse_bo import BKB, GPBUCB, AskTell
 from sparse_bo.arms import pick_batch
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.policies.ucb.arms import ArmUCB
-
-
-def arms(a: int = 60) -> torch.Tensor:
-    return torch.rand(a, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def f(X: torch.Tensor) -> torch.Tensor:
-    return torch.sin(5.0 * X[:, 0]) + torch.cos(3.0 * X[:, 1])
-
-
-def kernel() -> gpytorch.kernels.Kernel:
-    chosen = gpytorch.kernels.RBFKernel().double()
-    chosen.lengthscale = 0.4
-    return chosen
-
-
-def bbkb(**changes) -> BBKB:
-    return BBKB(**{"covar_module": kernel(), "regularization": 0.02, "ratio_threshold": 3.0, **changes})
-
+from tests.builders import arms, bbkb, rbf_kernel, waves
 
 POLICIES = {
     "global": bbkb(),
     "local": bbkb(stop_rule="local"),
     "process": bbkb(in_batch="process"),
     "gp-bucb rule": bbkb(stop_rule="gp-bucb"),
-    "gp-bucb": GPBUCB(covar_module=kernel(), regularization=0.02, ratio_threshold=3.0),
+    "gp-bucb": GPBUCB(covar_module=rbf_kernel(), regularization=0.02, ratio_threshold=3.0),
     "float32": bbkb(sweep_dtype=torch.float32),
 }
 
@@ -44,7 +25,7 @@ POLICIES = {
 def started(policy: Policy, told: int = 20) -> AskTell:
     """A loop after some synchronous batches, with nothing out."""
     loop = AskTell(arms(), policy, seed=0)
-    loop.run(f, told)
+    loop.run(waves, told)
     return loop
 
 
@@ -73,7 +54,7 @@ def test_results_inside_a_batch_change_neither_its_picks_nor_the_state(policy):
     loop = started(policy)
     first = loop.ask(2)
     before = loop.state
-    loop.tell(first.tickets[1:], f(first.X[1:]))
+    loop.tell(first.tickets[1:], waves(first.X[1:]))
     loop.ask(1)
     loop.fail(first.tickets[:1])
     assert [*first.indices.tolist(), whole[2], *loop.ask().indices.tolist()] == whole
@@ -84,13 +65,13 @@ def test_results_inside_a_batch_change_neither_its_picks_nor_the_state(policy):
 def test_a_batch_in_pieces_told_in_any_order_ends_like_the_synchronous_one(order):
     reference = started(bbkb())
     batch = reference.ask()
-    reference.tell(batch.tickets, f(batch.X))
+    reference.tell(batch.tickets, waves(batch.X))
     loop = started(bbkb())
     pieces = []
     while sum(map(len, pieces)) < len(batch):
         pieces.append(loop.ask(2))
     for piece in pieces if order == "forwards" else reversed(pieces):
-        loop.tell(piece.tickets, f(piece.X))
+        loop.tell(piece.tickets, waves(piece.X))
     assert torch.equal(loop.state.posterior.means, reference.state.posterior.means)
     assert loop.ask().indices.tolist() == reference.ask().indices.tolist()
 
@@ -99,7 +80,7 @@ def test_a_full_batch_with_some_results_resparsifies_and_goes_on_from_what_is_st
     loop = started(bbkb())
     batch = loop.ask()
     told = len(batch) - 2
-    loop.tell(batch.tickets[:told], f(batch.X[:told]))
+    loop.tell(batch.tickets[:told], waves(batch.X[:told]))
     assert loop.state.pulls == 20
     more = loop.ask(3)
     assert loop.state.pulls == 20 + told
@@ -113,11 +94,11 @@ def test_a_full_batch_with_some_results_resparsifies_and_goes_on_from_what_is_st
 def test_late_results_of_an_earlier_batch_are_taken_in():
     loop = started(bbkb())
     batch = loop.ask()
-    loop.tell(batch.tickets[1:], f(batch.X[1:]))
+    loop.tell(batch.tickets[1:], waves(batch.X[1:]))
     more = loop.ask()
     assert loop.pending == [batch.tickets[0], *more.tickets]
-    loop.tell(more.tickets, f(more.X))
-    loop.tell(batch.tickets[:1], f(batch.X[:1]))
+    loop.tell(more.tickets, waves(more.X))
+    loop.tell(batch.tickets[:1], waves(batch.X[:1]))
     assert loop.pending == []
     assert loop.state.pulls == loop.asked == 20 + len(batch) + len(more)
     assert sorted(loop.history.rows[-1].indices) == sorted([int(batch.indices[0]), *more.indices.tolist()])
@@ -129,7 +110,7 @@ def test_one_result_that_never_comes_does_not_stop_the_run(policy):
     lost = loop.ask(1)
     while loop.asked < 60:
         batch = loop.ask(60 - loop.asked)
-        loop.tell(batch.tickets, f(batch.X))
+        loop.tell(batch.tickets, waves(batch.X))
     assert loop.pending == lost.tickets
     # The results of the last batch wait for the next ask.
     assert loop.state.pulls + len(batch) + len(lost) == 60
@@ -156,7 +137,7 @@ def test_the_rule_holds_for_all_that_is_out_whatever_comes_back(kind):
         else:
             ticket = loop.pending[int(torch.randint(len(loop.pending), (), generator=generator))]
             before = loop.state
-            loop.tell([ticket], f(arms()[[out[ticket]]]))
+            loop.tell([ticket], waves(arms()[[out[ticket]]]))
             if loop.state is not before or not loop.pending:
                 out = {}
     assert refused > 5
@@ -168,12 +149,12 @@ def test_how_many_results_are_needed_is_enough_here():
     with pytest.raises(PendingBatchError) as caught:
         loop.ask()
     needed = caught.value.needed
-    loop.tell(batch.tickets[-needed:], f(batch.X[-needed:]))
+    loop.tell(batch.tickets[-needed:], waves(batch.X[-needed:]))
     assert len(loop.ask(1)) == 1
 
 
 def test_bkb_keeps_one_evaluation_out_and_says_so():
-    loop = started(BKB(covar_module=kernel(), regularization=0.02))
+    loop = started(BKB(covar_module=rbf_kernel(), regularization=0.02))
     loop.ask(8)
     with pytest.raises(PendingBatchError, match="1 evaluations are still out.*needs about 1 of"):
         loop.ask(8)
@@ -186,7 +167,7 @@ def test_the_initial_design_counts_what_is_out():
     assert len({*first.indices.tolist(), *second.indices.tolist()}) == 6
     with pytest.raises(PendingBatchError, match="needs about 6"):
         loop.ask()
-    loop.tell(first.tickets, f(first.X))
+    loop.tell(first.tickets, waves(first.X))
     with pytest.raises(PendingBatchError, match="needs about 2") as caught:
         loop.ask()
     assert caught.value.pending == 2
@@ -207,7 +188,7 @@ def test_max_batch_size_bounds_what_is_out():
 def test_policies_without_batches_take_results_in_before_every_ask(policy):
     loop = AskTell(arms(), policy, seed=0)
     first, second = loop.ask(), loop.ask()
-    loop.tell(first.tickets, f(first.X))
+    loop.tell(first.tickets, waves(first.X))
     assert loop.state.pulls == 0
     third = loop.ask()
     assert loop.state.pulls == len(first)
@@ -226,7 +207,7 @@ def test_a_lost_evaluation_can_be_issued_again():
     assert again.indices.tolist() == batch.indices[1:3].tolist()
     assert torch.equal(again.X, batch.X[1:3])
     assert again.tickets == batch.tickets[1:3]
-    loop.tell(again.tickets, f(again.X))
+    loop.tell(again.tickets, waves(again.X))
     with pytest.raises(TicketError, match="unknown or already answered"):
         loop.tell(batch.tickets[1:2], [0.0])
     assert loop.reissue().tickets == loop.pending == [batch.tickets[0], batch.tickets[3]]
