@@ -20,11 +20,11 @@ from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers
-from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.journal import Event, Journal, pack
 from sparse_bo.policies import BBKB, Policy, State
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.records import about_run, domain_of, evaluations_of, history_rows, policy_of, row_of, run_info
+from sparse_bo.runs.records import about_run, domain_of, evaluations_of, policy_of, row_of, run_info, start_of
 from sparse_bo.runs.result import Result, make_result
 from sparse_bo.validation import check_count, check_finite
 
@@ -87,12 +87,9 @@ class AskTell:
         self._journal: Journal | None = None
         self._snapshot_bytes = 0
         if storage is not None:
-            self._journal = Journal.create(storage, self._about, _kept(self._domain))
+            self._journal = Journal.create(storage, self._about, _kept(self._domain), _initial_event(observed))
         if observed is not None:
-            picks, y = observed
-            if self._journal is not None:
-                self._journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
-            self._engine.observe(picks, y)
+            self._engine.observe(*observed)
             self._save()
 
     @classmethod
@@ -361,15 +358,13 @@ class AskTell:
 
     def _replay(self, journal: Journal) -> None:
         """Bring the engine to where the journal ends."""
-        engine, rows, evaluations = self._engine, journal.rows(), evaluations_of(journal)
-        done, snapshot = -1, journal.snapshot()
-        if snapshot is not None:
-            done, data = snapshot
-            self._snapshot_bytes = len(data)
-            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
-        for event in journal.events(after=done):
+        engine, start = self._engine, start_of(journal, evaluations_of(journal))
+        if start.frozen is not None:
+            self._snapshot_bytes = start.size
+            engine.thaw(start.frozen, start.rows, start.tickets)
+        for event in journal.events(after=start.after):
             engine.redo(event)
-        for number in range(len(rows), len(engine.rows)):
+        for number in range(len(start.rows), len(engine.rows)):
             journal.queue_row(number, row_of(engine.rows[number], engine.row_tickets[number]))
 
 
@@ -398,6 +393,11 @@ def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Te
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values
+
+
+def _initial_event(observed: tuple[Tensor, Tensor] | None) -> Event | None:
+    """Return what was observed before the run as a journal keeps it."""
+    return None if observed is None else Event("initial", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
 
 
 def _kept(domain: Domain) -> Tensor | None:
