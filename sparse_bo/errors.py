@@ -18,7 +18,7 @@ class SamplerError(ValueError):
 
 
 class ResumeWarning(UserWarning):
-    """A resumed run made other picks than those recorded; the recorded ones stay."""
+    """A resumed run made other picks than those recorded (these stay), or a damaged part of its history is computed again."""
 
 
 class TicketError(ValueError):

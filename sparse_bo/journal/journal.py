@@ -1,9 +1,10 @@
 """The journal of a run: an SQLite file that loses nothing.
 
 Tables (schema 1): ``about`` (what the run is, as JSON), ``events`` (asked, told, updated: one transaction each, before
-anything changes in memory), ``rows`` (the history, one row per update of the state) and ``snapshots`` (the last two states
-as arrays, so that a resume need not replay the whole run). Rows and snapshots follow from the events and are written with the
-next one; numbers are stored as little-endian 8-byte arrays; every record carries a checksum. Nothing is pickled.
+anything changes in memory), ``rows`` (the history, one row per update of the state), ``snapshots`` (the last two states as
+arrays, so that a resume need not replay the whole run) and ``log`` (whose the write-ahead log is, see
+:mod:`sparse_bo.journal.log`). Rows and snapshots follow from the events and are written with the next one; numbers are stored
+as little-endian 8-byte arrays; every record carries a checksum. Nothing is pickled.
 
 WAL mode with ``synchronous = NORMAL``: a killed process loses nothing; a power failure may lose the last moments, and never
 damages the rest. One process writes, any number read.
@@ -13,61 +14,50 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
-import zlib
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import StorageError
-from sparse_bo.journal.files import APPLICATION, PAGE_BYTES, SCHEMA, checked, connect, existing, locked, storage_errors
-from sparse_bo.journal.packing import pack, unpack
+from sparse_bo.journal.files import (
+    beside,
+    check_nothing_left,
+    check_schema,
+    connect,
+    existing,
+    locked,
+    remove,
+    resolved,
+    storage_errors,
+    write_new,
+)
+from sparse_bo.journal.log import Log, check_log
+from sparse_bo.journal.packing import unpack
+from sparse_bo.journal.tables import (
+    Event,
+    Row,
+    Statement,
+    crc,
+    event_checksum,
+    floats,
+    insert_event,
+    insert_row,
+    insert_snapshot,
+    integers,
+    size_in_log,
+)
 
 logger = logging.getLogger(__name__)
 
-STORED_ARMS_BYTES = 8 * 2**20
-"""Arms up to this size are kept in the journal; of larger ones only a hash is."""
-SNAPSHOTS = 2
-
-_TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, first INTEGER, max_q INTEGER,
-    picks BLOB, tickets BLOB, results BLOB, checksum INTEGER NOT NULL);
-CREATE TABLE rows (number INTEGER PRIMARY KEY, tickets BLOB NOT NULL, summary TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL);
-"""
-
-Kind = Literal["initial", "ask", "tell", "update"]
-
-
-class Event(NamedTuple):
-    """Something that happened to a run."""
-
-    kind: Kind
-    """``initial``: observations made before; ``ask``; ``tell`` (failures included); ``update``: an ask took results in."""
-    first: int | None = None
-    """``ask``: first ticket."""
-    max_q: int | None = None
-    """``ask``: how many were wanted."""
-    picks: NDArray[Any] | None = None
-    """``ask``, ``initial``: ``q`` arms (int64) or ``q x d`` points (float64)."""
-    tickets: NDArray[np.int64] | None = None
-    """``tell``: ``q``."""
-    results: NDArray[np.float64] | None = None
-    """``tell``, ``initial``: ``q``, NaN where the evaluation failed."""
-
-
-class Row(NamedTuple):
-    """A row of the history, without what the events say already."""
-
-    tickets: NDArray[np.int64]
-    summary: Mapping[str, Any]
+READ_AT_A_TIME = 1000
 
 
 class Evaluated(NamedTuple):
@@ -83,49 +73,76 @@ class Evaluated(NamedTuple):
     """Handed out by ``ask``."""
 
 
-class Journal:
-    """An open journal, for writing or for reading."""
+class _At(NamedTuple):
+    """Where a journal is. Replaced in one assignment, so that an exception leaves the one or the other."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection | None) -> None:
+    written: int
+    """Number of the last event in the file."""
+    last: int
+    """And of the last one queued."""
+    queue: tuple[Statement, ...]
+    attempt: _At | None
+    """Where it is if the transaction that was begun is in the file, which only the file knows; ``None`` if there is none."""
+
+
+class Journal:
+    """An open journal, for writing or for reading.
+
+    One object can be used by several threads: calls take turns, those that iterate a thousand records at a time. After any
+    exception, :class:`KeyboardInterrupt` and :class:`MemoryError` included, an event is in the file and counted in
+    :attr:`last`, or neither, and the journal can be used further. A journal that nobody closes is closed when it is no longer
+    referenced, and at the end of the program; what was queued is then not written.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, log: Log | None) -> None:
         self.path = path
-        self._connection, self._lock = connection, lock
+        self._connection, self._log = connection, log
         self._cursor = connection.cursor()
-        self._queue: list[tuple[str, tuple[Any, ...]]] = []
-        with self._readable():
+        self._guard = threading.RLock()
+        with storage_errors(path, "read"):
             self.about: dict[str, Any] = json.loads(self._about("run") or b"{}")
-            (self.last,) = connection.execute("SELECT coalesce(max(seq), -1) FROM events").fetchone()
+            last = _last(connection)
+        self._at = _At(last, last, (), None)
+        if not isinstance(self.about, dict):
+            raise StorageError(f"the description of the run in {path} is damaged")
+        self._left = None if log is None else weakref.finalize(self, _close_left, log, os.getpid())
 
     @staticmethod
-    def create(path: str | Path, about: Mapping[str, Any], arms: Tensor | None) -> Journal:
-        """Create a journal; the file appears complete or not at all.
+    def create(path: str | Path, about: Mapping[str, Any], arms: Tensor | None, initial: Event | None = None) -> Journal:
+        """Create a journal; the file appears complete, with what was observed before the run, or not at all.
 
         Args:
             path: Of a file that does not exist yet.
             about: What identifies the run, for ``json``.
-            arms: Kept in the journal up to :data:`STORED_ARMS_BYTES`.
+            arms: Kept in the journal up to :data:`sparse_bo.journal.files.STORED_ARMS_BYTES`.
+            initial: The first event: observations made before the run.
 
         Raises:
             FileExistsError: If the file exists.
-            StorageError: If it cannot be written, or another process has it open for writing.
+            StorageError: If it cannot be written, another process has it open for writing, or the log of another journal lies
+                beside it.
         """
-        path = Path(path)
+        path = resolved(path)
         lock = locked(path)
+        partial, made = beside(path, ".partial"), False
         try:
             if path.exists():
                 raise FileExistsError(
                     f"{path} exists; go on with it by AskTell.resume({str(path)!r}), or choose another path for a new run"
                 )
-            partial = path.with_name(path.name + ".partial")
-            partial.unlink(missing_ok=True)
+            check_nothing_left(path)
             try:
+                remove(partial)  # of a killed attempt: SQLite would replay its log
                 with storage_errors(path, "create"):
-                    _write_new(partial, about, arms)
+                    write_new(partial, about, arms, initial)
                 partial.replace(path)
+                made = True
             finally:
-                for end in ("", "-wal", "-shm"):  # of a failed attempt
-                    partial.with_name(partial.name + end).unlink(missing_ok=True)
-            return Journal(path, connect(path, "rw"), lock)
+                remove(partial)
+            return _writing(path, lock)
         except BaseException:
+            if made:
+                remove(path)
             lock.close()
             raise
 
@@ -135,64 +152,82 @@ class Journal:
 
         Raises:
             FileNotFoundError: If there is none.
-            StorageError: If it is no journal, damaged, of a newer version, read-only, or open for writing elsewhere.
+            StorageError: If it is no journal, damaged, of a newer version, read-only, or open for writing elsewhere; if its log
+                is missing, or another's.
         """
         path = existing(path)
         lock = locked(path)
         try:
-            connection = checked(path, connect(path, "rw"))
-            with storage_errors(path, "write"):
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")  # fails on a read-only file
-                connection.execute("ROLLBACK")
-            return Journal(path, connection, lock)
+            return _writing(path, lock)
         except BaseException:
             lock.close()
             raise
 
     @staticmethod
     def read(path: str | Path) -> Journal:
-        """Open a journal to read, whether or not it is being written.
+        """Open a journal to read, whether or not it is being written. What is seen stays the same until it is closed.
 
         Raises:
             FileNotFoundError: If there is none.
-            StorageError: If it is no journal, damaged, or of a newer version.
+            StorageError: If it is no journal, damaged, or of a newer version; if its log is missing, or another's.
         """
         path = existing(path)
-        connection = checked(path, connect(path, "ro"))
-        connection.execute("BEGIN")  # one consistent view, however much is written meanwhile
-        return Journal(path, connection, None)
+        connection = connect(path, "read")
+        try:
+            check_schema(path, connection)
+            with storage_errors(path, "read"):
+                connection.execute("BEGIN")  # one consistent view, however much is written meanwhile
+            check_log(path, connection)
+            return Journal(path, connection, None)
+        except BaseException:
+            connection.close()
+            raise
 
     def close(self) -> None:
-        """Write what is queued and release the file. A closed journal can be closed again."""
-        if self._lock is not None:
-            self.append()
-        self._connection.close()
-        if self._lock is not None:
-            self._lock.close()
+        """Write what is queued and release the file. A closed journal can be closed again.
+
+        Raises:
+            StorageError: If it cannot be written; the journal stays open.
+        """
+        with self._guard:
+            if self._left is None:
+                self._connection.close()
+            elif self._left.alive:
+                self.append()
+                assert self._log is not None
+                self._log.close()
+                self._left.detach()
+
+    @property
+    def last(self) -> int:
+        """Number of the last event, written or queued; −1 if there is none."""
+        with self._guard:
+            return self._settled().last
 
     def queue(self, event: Event) -> None:
         """Record an event together with the next one."""
-        self.last += 1
-        self._queue.append((_INSERT_EVENT, _event_values(self.last, event)))
+        with self._guard:
+            at = self._settled()
+            statement = insert_event(at.last + 1, event)
+            self._at = at._replace(last=at.last + 1, queue=(*at.queue, statement))
 
     def unqueue(self) -> None:
         """Take back what was queued last, an event."""
-        self._queue.pop()
-        self.last -= 1
+        with self._guard:
+            at = self._settled()
+            self._at = at._replace(last=at.last - 1, queue=at.queue[:-1])
 
     def queue_row(self, number: int, row: Row) -> None:
         """Record a row of the history together with the next event."""
-        tickets, summary = _bytes(row.tickets), json.dumps(row.summary)
-        values = (number, tickets, summary, _crc(tickets, summary))
-        self._queue.append(("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values))
+        with self._guard:
+            at = self._settled()
+            self._at = at._replace(queue=(*at.queue, insert_row(number, row)))
 
     def queue_snapshot(self, data: bytes) -> None:
         """Record the state after the last event together with the next event; older states are dropped."""
-        insert = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)"
-        self._queue.append((insert, (self.last, data, _crc(data))))
-        drop = "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)"
-        self._queue.append((drop, (SNAPSHOTS,)))
+        with self._guard:
+            at = self._settled()
+            self._at = at._replace(queue=(*at.queue, *insert_snapshot(at.last, data)))
 
     def append(self, event: Event | None = None) -> None:
         """Write an event and what is queued, in one transaction.
@@ -200,36 +235,59 @@ class Journal:
         Raises:
             StorageError: If it cannot be written; then nothing is, and what is queued stays so.
         """
-        if event is None and not self._queue:
-            return
-        execute = self._cursor.execute
-        with storage_errors(self.path, "write"):
-            if event is not None and not self._queue:
-                execute(_INSERT_EVENT, _event_values(self.last + 1, event))  # a transaction of its own
-                self.last += 1
+        with self._guard:
+            at = self._settled()
+            if event is None and not at.queue:
                 return
-            execute("BEGIN")
+            log = self._log
+            if log is None:
+                raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
+            statements = [*log.due(), *at.queue]
+            after = _At(at.last, at.last, (), None)
+            if event is not None:
+                statements.append(insert_event(at.last + 1, event))
+                after = _At(at.last + 1, at.last + 1, (), None)
+            self._at = _At(at.written, at.last, at.queue, after)
             try:
-                for statement, values in self._queue:
-                    execute(statement, values)
-                if event is not None:
-                    execute(_INSERT_EVENT, _event_values(self.last + 1, event))
-                execute("COMMIT")
+                with storage_errors(self.path, "write"):
+                    self._write(statements)
             except BaseException:
-                if self._connection.in_transaction:
-                    execute("ROLLBACK")
+                self._settled()
                 raise
-        self._queue.clear()
-        self.last += event is not None
+            self._at = after
+            log.written(size_in_log(statements))
+
+    def _write(self, statements: list[Statement]) -> None:
+        execute = self._cursor.execute
+        if len(statements) == 1:  # a transaction of its own
+            execute(*statements[0])
+            return
+        execute("BEGIN")
+        for statement in statements:
+            execute(*statement)
+        execute("COMMIT")
+
+    def _settled(self) -> _At:
+        """Return where the journal is: if an exception came in between, as the file says."""
+        at = self._at
+        if at.attempt is None:
+            return at
+        with storage_errors(self.path, "write"):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            last = _last(self._connection)
+        # Without an event in it there is no telling whether it was written; rows and snapshots can be written again.
+        self._at = at.attempt if last == at.attempt.written > at.written else at._replace(attempt=None)
+        return self._at
 
     def events(self, *, after: int = -1) -> Iterator[Event]:
-        """Yield the events with a number above ``after``, in order.
+        """Yield the events with a number above ``after``, in order; those queued are not among them.
 
         Raises:
             StorageError: If one is damaged or missing.
         """
         for kind, first, max_q, picks, tickets, results in self._records(after):
-            yield Event(kind, first, max_q, self._points(picks), _integers(tickets), _floats(results))
+            yield Event(kind, first, max_q, self._points(picks), integers(tickets), floats(results))
 
     def evaluations(self) -> Evaluated:
         """Return everything asked and told. About 4 µs per event.
@@ -256,16 +314,22 @@ class Journal:
         return Evaluated(every, told, values, len(every) - before)
 
     def _records(self, after: int) -> Iterator[tuple[Any, ...]]:
-        with self._readable():
-            expected = after
-            for record in self._connection.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (after,)):
+        with self._guard, storage_errors(self.path, "read"):
+            end, expected = self._settled().written, after
+            query = "SELECT * FROM events WHERE seq > ? AND seq <= ? ORDER BY seq"
+            cursor = self._connection.execute(query, (after, end))
+        while True:
+            with self._guard, storage_errors(self.path, "read"):
+                records = cursor.fetchmany(READ_AT_A_TIME)
+            if not records:
+                break
+            for seq, *parts, checksum in records:
                 expected += 1
-                seq, *parts, checksum = record
-                if seq != expected or checksum != _checksum(seq, *parts):
+                if seq != expected or checksum != event_checksum(seq, *parts):
                     raise StorageError(f"event {expected} of {self.path} is damaged or missing")
                 yield tuple(parts)
-            if expected != self.last and self._lock is not None:
-                raise StorageError(f"the events of {self.path} after {expected} are missing")
+        if expected < end:
+            raise StorageError(f"the events of {self.path} after {expected} are missing")
 
     def rows(self) -> list[Row]:
         """Return the history that has been written.
@@ -273,26 +337,37 @@ class Journal:
         Raises:
             StorageError: If a row is damaged or missing.
         """
-        found: list[Row] = []
-        with self._readable():
-            for number, tickets, summary, checksum in self._connection.execute("SELECT * FROM rows ORDER BY number"):
-                if number != len(found) or checksum != _crc(tickets, summary):
-                    raise StorageError(f"row {len(found)} of the history in {self.path} is damaged or missing")
-                found.append(Row(np.frombuffer(tickets, "<i8"), json.loads(summary)))
+        found, whole = self.leading_rows()
+        if not whole:
+            raise StorageError(
+                f"row {len(found)} of the history in {self.path} is damaged or missing; it follows from the events: resuming "
+                "the run computes it again"
+            )
         return found
 
-    def snapshot(self) -> tuple[int, bytes] | None:
-        """Return the number of the last event in the latest readable snapshot, and the snapshot; ``None`` if there is none."""
-        with self._readable():
-            for seq, data, checksum in self._connection.execute("SELECT * FROM snapshots ORDER BY seq DESC"):
-                if checksum == _crc(data):
-                    return seq, data
+    def leading_rows(self) -> tuple[list[Row], bool]:
+        """Return the history up to the first row that is damaged or missing, and whether there is none such."""
+        found: list[Row] = []
+        with self._guard, storage_errors(self.path, "read"):
+            for number, tickets, summary, checksum in self._connection.execute("SELECT * FROM rows ORDER BY number"):
+                if number != len(found) or checksum != crc(tickets, summary):
+                    return found, False
+                found.append(Row(np.frombuffer(tickets, "<i8"), json.loads(summary)))
+        return found, True
+
+    def snapshots(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of the last event in a readable snapshot, and the snapshot, from the latest on."""
+        with self._guard, storage_errors(self.path, "read"):
+            records = self._connection.execute("SELECT * FROM snapshots ORDER BY seq DESC").fetchall()
+        for seq, data, checksum in records:
+            if checksum == crc(data):
+                yield seq, data
+            else:
                 logger.warning("a snapshot in %s is damaged; resuming from an earlier one", self.path)
-        return None
 
     def arms(self) -> Tensor | None:
         """Return the arms, ``a x d``, or ``None`` if they were too large to be kept."""
-        with self._readable():
+        with self._guard, storage_errors(self.path, "read"):
             data = self._about("arms")
         return None if data is None else unpack(data)["arms"]
 
@@ -301,7 +376,7 @@ class Journal:
         if record is None:
             return None
         value, checksum = record
-        if checksum != _crc(value):
+        if checksum != crc(value):
             raise StorageError(f"the description of the run in {self.path} is damaged")
         return bytes(value)
 
@@ -311,64 +386,30 @@ class Journal:
         dims = self.about.get("dims")
         return np.frombuffer(picks, "<i8") if dims is None else np.frombuffer(picks, "<f8").reshape(-1, dims)
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        with storage_errors(self.path, "read"):
-            yield
 
-
-_INTEGER, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
-_INSERT_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-def _event_values(seq: int, event: Event) -> tuple[Any, ...]:
-    blobs = tuple(None if part is None else _bytes(part) for part in (event.picks, event.tickets, event.results))
-    checksum = _checksum(seq, event.kind, event.first, event.max_q, *blobs)
-    return (seq, event.kind, event.first, event.max_q, *blobs, checksum)
-
-
-def _checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs: bytes | None) -> int:
-    return _crc(f"{seq},{kind},{first},{max_q}", *blobs)
-
-
-def _crc(*parts: bytes | str | None) -> int:
-    """Return a checksum; −1, which no record has, if a part is not even of the right kind."""
+def _writing(path: Path, lock: sqlite3.Connection) -> Journal:
+    """Return a journal that is there, open for writing; if its log is not its own, nothing has been changed."""
+    looking = connect(path, "read")  # a connection for writing would put the log into the file when it is closed
     try:
-        return zlib.crc32(b"".join([_encoded(part) for part in parts]))
-    except TypeError:
-        return -1
-
-
-def _encoded(part: Any) -> Any:
-    if part is None:
-        return b""
-    return part.encode(errors="surrogatepass") if isinstance(part, str) else part
-
-
-def _bytes(array: NDArray[Any]) -> bytes:
-    return array.astype(_INTEGER if array.dtype.kind == "i" else _FLOAT, copy=False).tobytes()
-
-
-def _integers(blob: bytes | None) -> NDArray[np.int64] | None:
-    return None if blob is None else np.frombuffer(blob, "<i8")
-
-
-def _floats(blob: bytes | None) -> NDArray[np.float64] | None:
-    return None if blob is None else np.frombuffer(blob, "<f8")
-
-
-def _write_new(path: Path, about: Mapping[str, Any], arms: Tensor | None) -> None:
-    parts = {"run": json.dumps(about).encode()}
-    if arms is not None and arms.numel() * arms.element_size() <= STORED_ARMS_BYTES:
-        parts["arms"] = pack({"arms": arms})
-    connection = connect(path, "rwc")
-    try:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        connection.executescript("BEGIN;" + _TABLES + "COMMIT;")
-        for name, value in parts.items():
-            connection.execute("INSERT INTO about VALUES (?, ?, ?)", (name, value, _crc(value)))
+        check_schema(path, looking)
+        with storage_errors(path, "read"):
+            looking.execute("BEGIN")
+        seen = check_log(path, looking)
     finally:
-        connection.close()
+        looking.close()
+    log = Log(path, connect(path, "write"), lock, seen)
+    try:
+        return Journal(path, log.connection, log)
+    except BaseException:
+        log.abandon()
+        raise
+
+
+def _close_left(log: Log, process: int) -> None:
+    if os.getpid() == process:  # a forked child has the object, not the file
+        log.close()
+
+
+def _last(connection: sqlite3.Connection) -> int:
+    (last,) = connection.execute("SELECT coalesce(max(seq), -1) FROM events").fetchone()
+    return int(last)

@@ -80,7 +80,16 @@ def rebuild(description: Description) -> Any:
 
 def fingerprint(description: Description) -> str:
     """Return a hash of a description: equal for equal settings, whichever version described them."""
-    return hashlib.sha256(json.dumps(up_to_date(description), sort_keys=True).encode()).hexdigest()
+    return _hash(up_to_date(description))
+
+
+def has_fingerprint(description: Description, recorded: str) -> bool:
+    """Return whether a recorded fingerprint is that of a description, as this version or the one that wrote it hashes it."""
+    return recorded in (fingerprint(description), _hash(description))
+
+
+def _hash(description: Description) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def up_to_date(description: Description) -> Description:

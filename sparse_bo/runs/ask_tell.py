@@ -82,9 +82,8 @@ class AskTell:
         observed = None if initial is None else _checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
         self._lock = threading.RLock()
-        self._recorder = Recorder.create(storage, self._about, self._domain)
+        self._recorder = Recorder.create(storage, self._about, self._domain, observed)
         if observed is not None:
-            self._recorder.given(*observed)
             self._engine.take(self._engine.observed(*observed))
             self._recorder.updated(self._engine)
 

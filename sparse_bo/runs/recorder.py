@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +13,17 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.errors import StorageError
-from sparse_bo.journal import Event, Journal, pack, unpack
+from sparse_bo.journal import Event, Journal, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
-from sparse_bo.runs.records import evaluations_of, history_rows, row_of
+from sparse_bo.runs.records import evaluations_of, row_of, start_of
 
 SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
 """The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
 and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -54,8 +58,16 @@ class Recorder:
             self._released = True
 
     @staticmethod
-    def create(path: str | Path | None, about: Mapping[str, Any], domain: Domain) -> Recorder:
+    def create(
+        path: str | Path | None, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
+    ) -> Recorder:
         """Return the recorder of a new journal, or one without a journal.
+
+        Args:
+            path: Of the journal, or ``None``.
+            about: What identifies the run.
+            domain: Whose arms are kept if they are in memory and few.
+            observed: Picks and results from before the run; they are in the journal from its creation on.
 
         Raises:
             FileExistsError: If the file exists.
@@ -64,7 +76,10 @@ class Recorder:
         if path is None:
             return Recorder()
         kept = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
-        return Recorder(Journal.create(path, about, kept))
+        initial = None
+        if observed is not None:
+            initial = Event("initial", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
+        return Recorder(Journal.create(path, about, kept, initial))
 
     def asked(self, handing: Handing, limit: int) -> None:
         """Write that evaluations are handed out.
@@ -72,9 +87,9 @@ class Recorder:
         Raises:
             StorageError: If that fails; then nothing is written.
         """
-        if self.journal is not None:
+        if self._journal is not None:
             wanted = None if limit == UNLIMITED else limit
-            self.journal.append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
+            self._append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
 
     def told(self, answers: Mapping[int, float]) -> None:
         """Write results.
@@ -82,17 +97,8 @@ class Recorder:
         Raises:
             StorageError: If that fails; then nothing is written.
         """
-        if self.journal is not None:
-            self.journal.append(Event("tell", tickets=np.array(list(answers)), results=np.array(list(answers.values()))))
-
-    def given(self, picks: Tensor, y: Tensor) -> None:
-        """Write observations made before the run.
-
-        Raises:
-            StorageError: If that fails; then nothing is written.
-        """
-        if self.journal is not None:
-            self.journal.append(Event("initial", picks=picks.cpu().numpy(), results=y.cpu().numpy()))
+        if self._journal is not None:
+            self._append(Event("tell", tickets=np.array(list(answers)), results=np.array(list(answers.values()))))
 
     @contextmanager
     def updating(self, *, by_ask: bool) -> Iterator[None]:
@@ -102,14 +108,15 @@ class Recorder:
             by_ask: Whether an ask takes results in while others are out: that is an event of its own. An update by the last
                 result that was out follows from the event before it.
         """
-        noted = by_ask and self.journal is not None
-        if self.journal is not None and noted:
-            self.journal.queue(Event("update"))
+        journal = self.journal if by_ask else None
+        before = -1 if journal is None else journal.last
         try:
+            if journal is not None:
+                journal.queue(Event("update"))
             yield
         except BaseException:
-            if self.journal is not None and noted:
-                self.journal.unqueue()
+            if journal is not None and journal.last > before:
+                journal.unqueue()
             raise
 
     def updated(self, engine: Engine) -> None:
@@ -147,16 +154,26 @@ class Recorder:
         """Bring a new engine to where the journal ends."""
         journal = self.journal
         assert journal is not None
-        rows, evaluations = journal.rows(), evaluations_of(journal)
-        done, snapshot = -1, journal.snapshot()
-        if snapshot is not None:
-            done, data = snapshot
-            self._snapshot_bytes = len(data)
-            engine.thaw(unpack(data), history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
-        for event in journal.events(after=done):
+        start = start_of(journal, evaluations_of(journal))
+        if start.frozen is not None:
+            self._snapshot_bytes = start.size
+            engine.thaw(start.frozen, start.rows, start.tickets)
+        for event in journal.events(after=start.after):
             engine.redo(event)
-        self._rows = len(rows)
+        self._rows = len(start.rows)
         self._queue_rows(engine)
+
+    def _append(self, event: Event) -> None:
+        """Write an event: it is in the file when this returns, and not if it raises."""
+        journal = self.journal
+        assert journal is not None
+        before = journal.last
+        try:
+            journal.append(event)
+        except Exception as error:
+            if journal.last == before:
+                raise
+            logger.warning("%s was written, although it ended in %s", event.kind, type(error).__name__)
 
     def _queue_rows(self, engine: Engine) -> None:
         """Queue what is not queued yet: also rows that an error kept from it before."""

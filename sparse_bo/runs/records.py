@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,15 +16,31 @@ from torch import Tensor
 from sparse_bo._version import __version__
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.domains.lazy import digest
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.answers import results_of
-from sparse_bo.journal import Journal, Row
+from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.policies import Policy
-from sparse_bo.policies.description import describe, fingerprint, rebuild, up_to_date
+from sparse_bo.policies.description import describe, fingerprint, has_fingerprint, rebuild, up_to_date
 from sparse_bo.runs.history import History, HistoryRow
 
 _OF_EVALUATIONS = ("indices", "points", "values")
 """Fields of a history row that the events say already."""
+
+
+_READ: Mapping[str, type | tuple[type, ...]] = {"policy": str, "seed": int, "notes": dict}
+"""What a description must have to be read,"""
+_RESUMED: Mapping[str, type | tuple[type, ...]] = {
+    **_READ,
+    "description": object,
+    "fingerprint": str,
+    "certify_every": (int, type(None)),
+    "versions": dict,
+    "dtype": str,
+    "device": str,
+}
+"""and to be resumed, besides its domain."""
+_ON_A_BOX: Mapping[str, type | tuple[type, ...]] = {"bounds": list, "dims": int}
+_OVER_ARMS: Mapping[str, type | tuple[type, ...]] = {"arms": list, "arms_hash": str}
 
 
 class Recorded(NamedTuple):
@@ -53,6 +70,21 @@ class Evaluations(NamedTuple):
     """Handed out by ``ask``."""
 
 
+class Start(NamedTuple):
+    """Where a resume starts."""
+
+    frozen: Mapping[str, Any] | None
+    """The state as :meth:`sparse_bo.runs.engine.Engine.freeze` returned it; ``None``: at the beginning."""
+    size: int
+    """Bytes of the snapshot that it comes from."""
+    after: int
+    """Number of the last event before it."""
+    rows: list[HistoryRow]
+    """The history that is whole, at least up to there; what is missing follows from the events."""
+    tickets: list[list[int]]
+    """Of each row."""
+
+
 def about_run(
     domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, notes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -74,9 +106,11 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
     """Return the arms or the bounds of a recorded run.
 
     Raises:
+        StorageError: If the description of the run is incomplete.
         ValueError: If ``arms`` are not those of the run, or are needed and not given.
     """
     about, path = journal.about, journal.path
+    _check_about(journal, _RESUMED)
     where = about["device"] if device is None else device
     if "bounds" in about:
         if arms is not None:
@@ -101,25 +135,56 @@ def policy_of(journal: Journal, policy: Policy | None) -> Policy:
     """Return the policy of a recorded run.
 
     Raises:
+        StorageError: If its description is incomplete or is not the one that was written.
         ValueError: If ``policy`` is not that of the run, or is needed and not given.
     """
     about, path = journal.about, journal.path
-    if policy is None:
-        try:
-            rebuilt: Policy = rebuild(about["description"])
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the policy of {path} ({about['policy']}) cannot be rebuilt ({error}); pass policy=") from error
-        return rebuilt
-    given = describe(policy)
-    if fingerprint(given) != fingerprint(about["description"]):
-        before, now = up_to_date(about["description"]), given
-        names = sorted(set(before.get("fields", {})) | set(now.get("fields", {})))
-        changed = [n for n in names if before.get("fields", {}).get(n) != now.get("fields", {}).get(n)]
-        raise ValueError(
-            f"expected the policy of the run in {path} ({about['policy']}), got {policy.name} with other settings"
-            + (f": {', '.join(changed)}" if changed else "")
+    _check_about(journal, _RESUMED)
+    before = up_to_date(about["description"])
+    if not has_fingerprint(about["description"], about["fingerprint"]):
+        raise StorageError(
+            f"the policy of {path} ({about['policy']}) is not the one whose fingerprint is beside it: it is damaged"
         )
-    return policy
+    if policy is not None:
+        if fingerprint(describe(policy)) != fingerprint(before):
+            raise ValueError(
+                f"expected the policy of the run in {path} ({about['policy']}), got {policy.name} with other settings"
+                + _changed(before, describe(policy))
+            )
+        return policy
+    try:
+        rebuilt: Policy = rebuild(before)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"the policy of {path} ({about['policy']}) cannot be rebuilt ({error}); pass policy=") from error
+    if not isinstance(rebuilt, Policy) or fingerprint(describe(rebuilt)) != fingerprint(before):
+        raise ValueError(
+            f"the policy of {path} ({about['policy']}), rebuilt by sparse_bo {__version__}, is not the one recorded by "
+            f"{about['versions'].get('sparse_bo', 'another version')}{_changed(before, describe(rebuilt))}; install that one"
+        )
+    return rebuilt
+
+
+def _changed(before: Any, now: Any) -> str:
+    fields = [description.get("fields", {}) if isinstance(description, Mapping) else {} for description in (before, now)]
+    names = [n for n in sorted({*fields[0], *fields[1]}) if fields[0].get(n) != fields[1].get(n)]
+    return f": {', '.join(names)}" if names else ""
+
+
+def _check_about(journal: Journal, needed: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Check that a description has what is needed of it, each of its kind.
+
+    Raises:
+        StorageError: If not; names what is missing.
+    """
+    about = journal.about
+    if needed is _RESUMED or "bounds" in about or "dims" in about:
+        needed = {**needed, **(_ON_A_BOX if "bounds" in about or "dims" in about else _OVER_ARMS)}
+    wrong = [name for name, kind in needed.items() if name not in about or not isinstance(about[name], kind)]
+    if wrong:
+        raise StorageError(
+            f"the description of the run in {journal.path} lacks {', '.join(wrong)}: it is damaged, or was not written by "
+            "AskTell; take another copy"
+        )
 
 
 def about_of(path: str | Path) -> Mapping[str, Any]:
@@ -131,6 +196,7 @@ def about_of(path: str | Path) -> Mapping[str, Any]:
     """
     journal = Journal.read(path)
     journal.close()
+    _check_about(journal, _RESUMED)
     return journal.about
 
 
@@ -166,6 +232,33 @@ def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryR
     return found
 
 
+def start_of(journal: Journal, evaluations: Evaluations) -> Start:
+    """Return where a resume starts: at the latest snapshot that is whole, and whose history is.
+
+    Raises:
+        StorageError: If the journal cannot be read.
+
+    Warns:
+        ResumeWarning: If a row of the history is damaged or missing: it is computed again, with those after it.
+    """
+    rows, whole = journal.leading_rows()
+    found = Start(None, 0, -1, history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
+    for after, data in journal.snapshots():
+        frozen = unpack(data)
+        if frozen["rows"] <= len(rows):
+            found = found._replace(frozen=frozen, size=len(data), after=after)
+            break
+        whole = False
+    if not whole:
+        warnings.warn(
+            f"row {len(rows)} of the history in {journal.path} is damaged or missing; it and those after it are computed again "
+            f"from the events after {found.after}",
+            ResumeWarning,
+            stacklevel=4,
+        )
+    return found
+
+
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a history says of its run."""
     return {key: about[key] for key in ("policy", "seed", "arms", "bounds", "versions", "device") if key in about}
@@ -180,6 +273,7 @@ def read_run(path: str | Path) -> Recorded:
     """
     journal = Journal.read(path)
     try:
+        _check_about(journal, _READ)
         evaluations = evaluations_of(journal)
         history = History(tuple(history_rows(journal.rows(), evaluations)), run_info(journal.about))
     finally:

@@ -7,6 +7,7 @@ import torch
 
 from sparse_bo import BBKB, AskTell
 from sparse_bo.errors import PendingBatchError
+from sparse_bo.journal import Journal
 
 BUDGET = 120
 
@@ -43,6 +44,12 @@ def step(loop: AskTell, *, budget: int = BUDGET) -> tuple[int, float] | None:
     told = value(ticket, int(loop.reissue([ticket]).indices))
     loop.tell([ticket], [told])
     return ticket, told
+
+
+def kill(journal: Journal) -> None:
+    """Leave a journal as a killed process would: file and log stay as they are, and what is queued is lost."""
+    journal._left.detach()
+    journal._log.abandon()
 
 
 def finished(loop: AskTell, *, budget: int = BUDGET) -> AskTell:

@@ -21,6 +21,7 @@ from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.botorch import proposers
 from sparse_bo.policies.ucb import box as box_ucb
 from sparse_bo.policies.ucb.box import BoxUCBState
+from tests.journal.runs import kill
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
 SMALL = {"initial_design": 3, "num_restarts": 1, "raw_samples": 8}
@@ -106,8 +107,7 @@ class OnABox(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def resume(self, crash):
         if crash:  # what is queued is lost with the process
-            self.loop._recorder.journal._connection.close()
-            self.loop._recorder.journal._lock.close()
+            kill(self.loop._recorder.journal)
         else:
             self.loop.close()
         self.loop = AskTell.resume(self.path)

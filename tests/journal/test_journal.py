@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import sparse_bo.journal.log
 import sparse_bo.runs.recorder
 from sparse_bo import AskTell
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal, pack, unpack
-from sparse_bo.journal.files import SCHEMA
+from sparse_bo.journal.tables import SCHEMA, crc
 from sparse_bo.runs.records import read_run
-from tests.journal.runs import arms, finished, policy, step, value
+from tests.journal.runs import arms, finished, kill, policy, step, value
 
 
 @pytest.fixture
@@ -104,7 +109,7 @@ def test_a_second_writer_is_told_so_and_readers_always_read(path):
 def test_the_lock_holds_between_processes_and_ends_with_them(path):
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[2]); from sparse_bo.journal import Journal;"
-        "Journal.open(sys.argv[1]); print('locked', flush=True); time.sleep(600)"
+        "journal = Journal.open(sys.argv[1]); print('locked', flush=True); time.sleep(600)"
     )
     AskTell(arms(), policy(), storage=path).close()
     root = str(Path(__file__).parents[2])
@@ -166,6 +171,60 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(path, monkeypatc
     AskTell(arms(), policy(), storage=path).close()
 
 
+def test_another_name_for_a_journal_does_not_get_round_its_lock(path, tmp_path):
+    link, far = tmp_path / "link.db", tmp_path / "elsewhere"
+    far.mkdir()
+    link.symlink_to(path)
+    (far / "run.db").symlink_to(link)
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    for name in (link, far / "run.db", tmp_path / "elsewhere" / ".." / "run.db"):
+        with pytest.raises(StorageError, match="open for writing in another process"):
+            AskTell.resume(name)
+        with pytest.raises(StorageError, match="open for writing in another process"):
+            AskTell(arms(), policy(), storage=name)
+        step(loop)
+        assert read_run(name).asked == loop.asked
+    loop.close()
+    with AskTell.resume(far / "run.db") as again:
+        step(again)
+        with pytest.raises(StorageError, match="open for writing in another process"):
+            AskTell.resume(path)
+    assert {file.name for file in far.iterdir()} == {"run.db"}
+
+
+def test_a_new_journal_behind_a_link_is_where_the_link_leads(path, tmp_path):
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    AskTell(arms(), policy(), storage=link).close()
+    assert path.is_file()
+    assert link.is_symlink()
+    with pytest.raises(FileExistsError, match="run.db exists"):
+        AskTell(arms(), policy(), storage=link)
+
+
+def test_a_link_to_itself_is_named(path):
+    path.symlink_to(path)
+    for attempt in (read_run, AskTell.resume, lambda path: AskTell(arms(), policy(), storage=path)):
+        with pytest.raises(StorageError, match="expected the path of a journal, got .*run.db, which leads nowhere"):
+            attempt(path)
+
+
+def test_a_journal_with_two_names_is_read_and_not_written(path, tmp_path):
+    """Hard links: lock and log go by the name."""
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    step(loop)
+    second = tmp_path / "second.db"
+    second.hardlink_to(path)
+    with pytest.raises(StorageError, match=r"second.db has 2 names \(hard links\).* write to a copy: cp .*second.db copy.db"):
+        AskTell.resume(second)
+    with pytest.raises(StorageError, match="second.db-wal is missing"):
+        read_run(second)
+    loop.close()
+    assert read_run(second).asked == loop.asked
+    second.unlink()
+    AskTell.resume(path).close()
+
+
 def test_folders_and_empty_files_are_named(tmp_path):
     for attempt in (read_run, AskTell.resume, lambda path: AskTell(arms(), policy(), storage=path)):
         with pytest.raises(StorageError, match=r"the path of a file for the journal, got the folder .*; use .*run.db"):
@@ -208,6 +267,47 @@ def test_a_read_only_folder_can_be_read_and_not_written(finished_run):
         folder.chmod(0o755)
 
 
+def may_mount() -> bool:
+    try:
+        return subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+MOUNTED = "mount --bind {0} {0} && mount -o remount,ro,bind {0} && exec {1}"
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs a mount of its own")
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [
+        (["", "-wal", "-shm"], "40"),
+        (["", "-wal"], "together with its log run.db-wal here .* Copy both files to a folder that you may write to"),
+        ([""], "its log run.db-wal is missing"),
+        (["closed"], "40"),
+        (["closed", "empty log"], "40"),
+    ],
+    ids=["killed", "without -shm", "without log", "closed", "closed, empty log"],
+)
+def test_a_journal_on_a_read_only_disk_is_read_or_the_error_says_how(ends, outcome, path, tmp_path):
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    finished(loop, budget=40)
+    loop.close() if "closed" in ends else kill(loop._recorder.journal)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    for end in ends:
+        if end == "empty log":
+            (folder / "run.db-wal").touch()
+        else:
+            shutil.copy(path.with_name("run.db" + end.removeprefix("closed")), folder)
+    script = "import sys; from sparse_bo.runs.records import read_run; print(read_run(sys.argv[1]).asked)"
+    command = MOUNTED.format(folder, f"{sys.executable} -c '{script}' {folder / 'run.db'}")
+    reader = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert re.search(outcome, reader.stdout + reader.stderr)
+
+
 def test_a_closed_journal_without_a_shared_memory_file_is_read_as_it_is(finished_run, monkeypatch):
     before, open_for = contents(finished_run), sparse_bo.journal.files._open
 
@@ -220,12 +320,24 @@ def test_a_closed_journal_without_a_shared_memory_file_is_read_as_it_is(finished
     assert contents(finished_run) == before
 
 
-def test_a_journal_of_a_newer_version_is_refused(finished_run):
-    connection = sqlite3.connect(finished_run)
-    connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+def with_schema(path: Path, schema: int) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {schema}")
     connection.close()
+
+
+def test_a_journal_of_a_newer_version_is_refused(finished_run):
+    with_schema(finished_run, SCHEMA + 1)
     for attempt in (read_run, AskTell.resume):
         with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}, this sparse_bo reads up to {SCHEMA}"):
+            attempt(finished_run)
+
+
+@pytest.mark.parametrize("schema", [0, -1, -(2**31)])
+def test_a_schema_that_no_version_has_is_refused(finished_run, schema):
+    with_schema(finished_run, schema)
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=f"has schema {schema}, expected 1 to {SCHEMA}: its beginning is damaged"):
             attempt(finished_run)
 
 
@@ -274,13 +386,14 @@ def test_a_flipped_byte_is_named_or_harmless(finished_run, tmp_path):
     assert named > 15
 
 
-def test_a_journal_without_its_write_ahead_log_is_a_shorter_run(path, tmp_path):
+def test_a_journal_with_a_shortened_log_is_a_shorter_run(path, tmp_path, monkeypatch):
     """What power failures do: the last transactions are gone, the others are whole."""
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", math.inf)
     loop = AskTell(arms(), policy(), seed=1, storage=path)
     for _ in range(40):
         step(loop)
     log, asked = path.with_name("run.db-wal").read_bytes(), []
-    for share in (0.0, 0.4, 0.8, 1.0):
+    for share in (0.2, 0.4, 0.8, 1.0):
         copy = tmp_path / f"{share}.db"
         shutil.copy(path, copy)
         copy.with_name(copy.name + "-wal").write_bytes(log[: int(share * len(log))])
@@ -299,11 +412,10 @@ def test_a_journal_without_its_write_ahead_log_is_a_shorter_run(path, tmp_path):
     [
         ("DELETE FROM events WHERE seq = 9", "event 9 of .* is damaged or missing"),
         ("UPDATE events SET results = zeroblob(8) WHERE seq = 2", "event 2 of .* is damaged"),
-        ("UPDATE rows SET summary = replace(summary, '1', '2') WHERE number = 1", "row 1 of the history"),
         ("UPDATE about SET value = '{}' WHERE name = 'run'", "description of the run .* is damaged"),
         ("DROP TABLE events", "no such table"),
     ],
-    ids=["missing", "changed", "row", "about", "table"],
+    ids=["missing", "changed", "about", "table"],
 )
 def test_changed_records_are_named(finished_run, damage, message):
     connection = sqlite3.connect(finished_run)
@@ -313,6 +425,116 @@ def test_changed_records_are_named(finished_run, damage, message):
     for attempt in (read_run, AskTell.resume):
         with pytest.raises(StorageError, match=message):
             attempt(finished_run)
+
+
+def described(path: Path, **changes) -> None:
+    """Change the description of a run, checksum included; ``None`` drops an entry."""
+    connection = sqlite3.connect(path)
+    (text,) = connection.execute("SELECT value FROM about WHERE name = 'run'").fetchone()
+    about = json.loads(text) | changes
+    for name in [name for name, part in changes.items() if part is None]:
+        del about[name]
+    text = json.dumps(about).encode()
+    connection.execute("UPDATE about SET value = ?, checksum = ? WHERE name = 'run'", (text, crc(text)))
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "missing", ["policy", "description", "fingerprint", "seed", "notes", "versions", "dtype", "device", "arms", "arms_hash"]
+)
+def test_a_description_that_lacks_something_is_named(finished_run, missing):
+    described(finished_run, **{missing: None})
+    with pytest.raises(StorageError, match=f"the description of the run in .*run.db lacks {missing}: it is damaged"):
+        AskTell.resume(finished_run)
+    if missing in ("policy", "seed", "notes"):
+        with pytest.raises(StorageError, match=f"lacks {missing}"):
+            read_run(finished_run)
+    else:
+        assert read_run(finished_run).asked == 60
+
+
+def test_a_description_of_other_kinds_is_named(finished_run):
+    described(finished_run, seed="1", arms=7, dims=3)
+    with pytest.raises(StorageError, match="lacks seed, bounds"):
+        AskTell.resume(finished_run)
+    with pytest.raises(StorageError, match="lacks seed, bounds"):
+        read_run(finished_run)
+
+
+@pytest.mark.parametrize("text", [b"[1, 2]", b"7", b"null"])
+def test_a_description_that_is_no_object_is_damaged(finished_run, text):
+    connection = sqlite3.connect(finished_run)
+    connection.execute("UPDATE about SET value = ?, checksum = ? WHERE name = 'run'", (text, crc(text)))
+    connection.commit()
+    connection.close()
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match="description of the run .* is damaged"):
+            attempt(finished_run)
+
+
+def test_a_policy_that_is_not_the_one_recorded_is_refused(finished_run, monkeypatch):
+    reader = Journal.read(finished_run)
+    description = reader.about["description"]
+    reader.close()
+    fields = description["fields"] | {"ratio_threshold": 4.0}
+    described(finished_run, description=description | {"fields": fields})
+    for given in (None, policy(), policy(ratio_threshold=4.0)):
+        with pytest.raises(StorageError, match=r"the policy of .* \(bbkb\) is not the one whose fingerprint is beside it"):
+            AskTell.resume(finished_run, policy=given)
+    described(finished_run, description=description)
+    rebuild = sparse_bo.runs.records.rebuild
+    monkeypatch.setattr(sparse_bo.runs.records, "rebuild", lambda text: replace(rebuild(text), oversampling=3.0))
+    with pytest.raises(
+        ValueError, match=r"rebuilt by sparse_bo .*, is not the one recorded by .*: oversampling; install that one"
+    ):
+        AskTell.resume(finished_run)
+    monkeypatch.undo()
+    AskTell.resume(finished_run).close()
+
+
+@pytest.mark.parametrize("row", [0, 1, 7, "last", "gone"])
+@pytest.mark.parametrize("often", [True, False], ids=["snapshots", "replay"])
+def test_damaged_rows_of_the_history_are_computed_again(row, often, path, monkeypatch):
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=60)
+    before = read_run(path).history
+    connection = sqlite3.connect(path)
+    number = len(before.rows) - 1 if isinstance(row, str) else row
+    if row == "gone":
+        connection.execute("DELETE FROM rows WHERE number IN (?, ?)", (number - 3, number))
+    else:
+        connection.execute("UPDATE rows SET summary = replace(summary, '1', '2') WHERE number = ?", (number,))
+    connection.commit()
+    connection.close()
+    first = number - 3 * (row == "gone")
+    with pytest.raises(StorageError, match=f"row {first} of the history in .* resuming the run computes it again"):
+        read_run(path)
+    with pytest.warns(
+        ResumeWarning, match=f"row {first} of the history in .* is damaged or missing; it and those after it are"
+    ):
+        loop = AskTell.resume(path)
+    columns = ("round", "pulls", "indices", "values", "best_index", "dictionary_size", "rank")
+    assert [loop.history.column(name) for name in columns] == [before.column(name) for name in columns]
+    assert loop.history.column("best_mean") == pytest.approx(before.column("best_mean"), abs=1e-9)
+    loop.close()
+    again = read_run(path).history
+    assert [again.column(name) for name in columns] == [before.column(name) for name in columns]
+    AskTell.resume(path).close()
+
+
+def test_rows_cut_off_at_the_end_are_not_left_out(path, monkeypatch):
+    """A snapshot knows how many rows there were."""
+    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=60)
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM rows WHERE number >= 4")
+    connection.commit()
+    connection.close()
+    with pytest.warns(ResumeWarning, match="row 4 of the history"), AskTell.resume(path) as again:
+        assert again.history.indices == loop.history.indices
 
 
 def test_a_damaged_snapshot_is_passed_over(finished_run):
@@ -327,7 +549,7 @@ def test_a_damaged_snapshot_is_passed_over(finished_run):
 
 
 def test_results_told_twice_in_a_journal_are_damage(path):
-    journal = Journal.create(path, {}, None)
+    journal = Journal.create(path, {"policy": "bbkb", "seed": 0, "notes": {}}, None)
     journal.append(Event("ask", 0, None, np.array([1, 2])))
     for _ in range(2):
         journal.append(Event("tell", tickets=np.array([1]), results=np.array([0.5])))
@@ -343,7 +565,7 @@ def test_the_journal_grows_with_what_is_told_not_with_the_run_so_far(path, monke
     sizes = []
     for budget in (300, 600, 900):
         finished(loop, budget=budget)
-        loop._recorder.journal._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        loop._recorder.journal._log.checkpoint()
         sizes.append(path.stat().st_size)
     loop.close()
     assert sizes[2] - sizes[1] <= 1.3 * (sizes[1] - sizes[0])

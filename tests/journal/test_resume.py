@@ -21,7 +21,7 @@ from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.runs.records import read_run
 from sparse_bo.widths import ConstantWidth
-from tests.journal.runs import arms, finished, policy, step
+from tests.journal.runs import arms, finished, kill, policy, step
 
 
 def matern() -> gpytorch.kernels.Kernel:
@@ -102,6 +102,28 @@ def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
     assert (run.asked, run.told, run.failed) == (2, 3, 1)
 
 
+def test_initial_observations_are_in_the_journal_from_its_creation_on(tmp_path, monkeypatch):
+    """Whatever comes after it: a killed process among others."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    index = torch.tensor([3, 3, 8])
+    for name in ("append", "queue_row"):
+        monkeypatch.setattr(sparse_bo.journal.Journal, name, killed)
+    monkeypatch.setattr(sparse_bo.runs.engine.Engine, "observed", killed)
+    with pytest.raises(Killed):
+        AskTell(arms(), policy(), initial=(index, index.double()), storage=tmp_path / "run.db")
+    monkeypatch.undo()
+    assert read_run(tmp_path / "run.db").told == 3
+    with AskTell.resume(tmp_path / "run.db") as again:
+        assert again.state.pulls == 3
+        assert again.history.rows[0].values == [3.0, 3.0, 8.0]
+
+
 def test_policies_that_cannot_freeze_their_states_are_replayed(tmp_path, monkeypatch):
     monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(ArmUCB, "freeze", lambda self, state: None)
@@ -141,7 +163,7 @@ def test_a_box_in_place_of_arms_is_refused(tmp_path):
 
 
 def test_large_arm_sets_are_not_kept_and_must_be_given(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.journal.journal.STORED_ARMS_BYTES", 100)
+    monkeypatch.setattr("sparse_bo.journal.files.STORED_ARMS_BYTES", 100)
     path = recorded(tmp_path)
     with pytest.raises(ValueError, match="the 40 arms of .* were too many to be kept in it; pass arms="):
         AskTell.resume(path)
@@ -278,8 +300,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def resume(self, crash):
         if crash:  # what is queued is lost with the process
-            self.loop._recorder.journal._connection.close()
-            self.loop._recorder.journal._lock.close()
+            kill(self.loop._recorder.journal)
         else:
             self.loop.close()
         self.loop = AskTell.resume(self.path)

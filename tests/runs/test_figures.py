@@ -14,11 +14,11 @@ ARMS = {"policy": "bbkb", "arms": [1000, 3], "seed": 3}
 
 
 def row(number: int = 1, **settings) -> HistoryRow:
-    usual = {"best_index": 0, "best_mean": 0.5, "best_observed": 0.7, "dictionary_size": 4, "effective_dimension": 2.0}
+    usual = {"best_index": 0, "best_mean": 0.5, "best_observed_mean": 0.7, "dictionary_size": 4, "effective_dimension": 2.0}
     size = settings.pop("batch_size", 2)
     values = settings.pop("values", [0.1] * size)
     return HistoryRow(
-        **{"round": number, "pulls": 2 * number, "batch_size": size, "failed": 0, "indices": [0] * size, "values": values},
+        **{"round": number, "pulls": 2 * number, "indices": [0] * size, "values": values},
         **{**usual, **settings},
         seconds={"pick": 0.1},
     )
@@ -51,7 +51,7 @@ def test_a_single_value_is_a_point(known):
 
 
 def test_legends_are_above_the_lines():
-    rows = [row(i, best_mean=float(i), best_observed=2.0 * i, variance_factor=1.1) for i in range(1, 9)]
+    rows = [row(i, best_mean=float(i), best_observed_mean=2.0 * i, variance_factor=1.1) for i in range(1, 9)]
     figure = plot_history(History(rows, ARMS))
     figure.draw_without_rendering()
     for axis in (figure.axes[0], figure.axes[2]):
@@ -62,8 +62,8 @@ def test_legends_are_above_the_lines():
 
 
 def test_a_run_without_a_success_says_so():
-    nothing = {"best_index": None, "best_mean": None, "best_observed": None, "dictionary_size": None}
-    figure = plot_history(History((row(**nothing, effective_dimension=None, values=[None, None]),), ARMS))
+    nothing = {"best_index": None, "best_mean": None, "best_observed_mean": None, "dictionary_size": None}
+    figure = plot_history(History((row(**nothing, effective_dimension=None, values=[float("nan"), float("nan")]),), ARMS))
     assert figure.axes[0].get_title(loc="left") == "Best value: no evaluation succeeded"
     assert not figure.axes[0].lines
 
@@ -74,7 +74,7 @@ def test_a_dictionary_without_an_effective_dimension_is_drawn_alone():
 
 
 def test_a_first_batch_that_failed_leaves_a_gap():
-    figure = plot_history(History((row(best_mean=None, best_observed=None), row(2)), ARMS))
+    figure = plot_history(History((row(best_mean=None, best_observed_mean=None), row(2)), ARMS))
     observed = figure.axes[0].lines[0].get_ydata()
     assert math.isnan(observed[0])
     assert observed[1] == 0.7

@@ -1,0 +1,256 @@
+"""The write-ahead log beside a journal: kept short, missed when it is gone, and never taken from another journal.
+
+SQLite replays whatever ``run.db-wal`` it finds beside ``run.db``, and takes a file without one for whole. So a journal has a
+mark: who opened it for writing (a random number), how many marks there have been, and whether the journal is open. Every log
+begins with a new mark, and every checkpoint is preceded by one. The mark in the file alone, beside the mark that file and log
+give together, then says whether the log continues the file (:func:`check_log`), and whether a log is missing.
+
+The random number is SQLite's schema version too, which SQLite's own ways of copying (``.backup``, ``VACUUM INTO``) change:
+such a copy is known as one, and needs no log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sqlite3
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sparse_bo.errors import StorageError
+from sparse_bo.journal.files import WAIT_SECONDS, beside, connect, not_its_log, size_of, storage_errors
+from sparse_bo.journal.tables import LOG_TABLE, Statement, crc
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_SECONDS = 1.0
+"""The log is written into the file after the first event, and then with the first event after so many seconds,"""
+CHECKPOINT_SHARE = 0.02
+"""or later, so that waiting for the disk takes no more than this share of the time,"""
+LOG_BYTES = 32_000_000
+"""or sooner, when the log is about so long."""
+
+
+class Mark(NamedTuple):
+    """What a journal says about its log."""
+
+    number: int
+    """Marks written so far."""
+    base: int
+    """The file held everything up to this mark when the log began."""
+    writers: tuple[int, ...]
+    """Since then; the last has written the mark."""
+    open: bool
+    """Whether what comes next is in a log."""
+
+
+class Seen(NamedTuple):
+    """What a file, or a file and its log, say."""
+
+    version: int
+    """SQLite's schema version: the last writer's number, or another number in a copy made by SQLite."""
+    last: Mark | None
+    """The mark that is written; ``None`` in journals of early versions."""
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark, unless it says nothing: in a copy made by SQLite."""
+        return self.last if self.last is not None and self.last.writers[-1] == self.version else None
+
+
+def seen_in(path: Path, connection: sqlite3.Connection) -> Seen:
+    """Return what a connection sees.
+
+    Raises:
+        StorageError: If the mark is damaged.
+    """
+    with storage_errors(path, "read"):
+        (version,) = connection.execute("PRAGMA schema_version").fetchone()
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'log'").fetchone() is None:
+            return Seen(version, None)
+        record = connection.execute("SELECT mark, checksum FROM log").fetchone()
+    if record is None or record[1] != crc(record[0]):
+        raise StorageError(f"the mark of the log in {path} is damaged; take another copy, or try `sqlite3 FILE .recover`")
+    number, base, writers, is_open = json.loads(record[0])
+    return Seen(version, Mark(number, base, tuple(writers), is_open))
+
+
+def check_log(path: Path, connection: sqlite3.Connection) -> Seen:
+    """Check that the log beside a journal is its own, and that there is one if need be.
+
+    Args:
+        path: Of the journal.
+        connection: In a transaction: while it lasts, what it has seen is not moved from the log into the file.
+
+    Raises:
+        StorageError: If the log is another's or missing, or the mark is damaged.
+    """
+    seen, log = seen_in(path, connection), beside(path, "-wal")
+    if not size_of(log):
+        if seen.mark is not None and seen.mark.open:
+            raise StorageError(_missing(path, connection))
+        return seen
+    alone = connect(path, "alone")
+    try:
+        file = seen_in(path, alone)
+    finally:
+        alone.close()
+    if not _continues(file, seen) or (file == seen and seen.last is not None and not _has_mark(log, connection)):
+        raise StorageError(not_its_log(path))
+    return seen
+
+
+def _continues(file: Seen, seen: Seen) -> bool:
+    """Return whether a log, with which the file reads as ``seen``, was written after what is in the file.
+
+    A checkpoint that readers stop half-way may have written the version without the mark that came with it.
+    """
+    mark, last = seen.mark, file.last
+    if mark is None:
+        return file == seen
+    number = last.number if last is not None and last.writers[-1] in mark.writers else 0
+    return file.version in mark.writers and mark.base <= number <= mark.number
+
+
+def _has_mark(log: Path, connection: sqlite3.Connection) -> bool:
+    """Return whether a log that changes nothing in the mark has it at all, as every own one does, or is empty.
+
+    Read off the log's bytes (https://sqlite.org/fileformat2.html#walformat): the number of the mark's page in a frame whose
+    salt is the log's.
+    """
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'log'").fetchone()
+    with log.open("rb") as file:
+        header = np.frombuffer(file.read(32), ">u4")
+        if len(header) < 8 or not 512 <= header[2] <= 65536:
+            return True
+        parts = [("page", ">u4"), ("commit", ">u4"), ("salt", ">u4", 2), ("checksum", ">u8"), ("data", f"V{header[2]}")]
+        frames = np.fromfile(file, np.dtype(parts))
+    valid = (frames["salt"] == header[4:6]).all(axis=1)
+    return not valid[:1].any() or bool((frames["page"][valid] == page).any())
+
+
+def _missing(path: Path, connection: sqlite3.Connection) -> str:
+    with storage_errors(path, "read"):
+        (events,) = connection.execute("SELECT coalesce(max(seq), -1) + 1 FROM events").fetchone()
+    return (
+        f"{path} is a journal that was not closed (its run was killed, or it was copied while its run was open), and its log "
+        f"{path.name}-wal is missing or empty: what was recorded last is there alone. Bring both files; the journal of a "
+        f'running run is copied by `sqlite3 {path.name} ".backup copy.db"`. To go on with the {events:,} events that are here '
+        "(all there are, if another program, such as sqlite3, has closed the journal since), make a journal of them by that "
+        "command"
+    )
+
+
+class Log:
+    """The log of a journal that this process writes. Owned and changed by ``Journal`` alone.
+
+    Its fields change before what they stand for may happen: after an exception anywhere it writes a mark too many at worst.
+
+    Args:
+        path: Of the journal, checked by :func:`check_log`.
+        connection: For writing.
+        lock: Of the writer.
+        seen: What :func:`check_log` returned.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection, seen: Seen) -> None:
+        self.path, self.connection, self.lock = path, connection, lock
+        self._mark = seen.mark or Mark(0, 0, (seen.version,), False)
+        self._due, self._bytes, self._next, self._closed = True, 0, 0.0, False
+        try:
+            with storage_errors(path, "write"):
+                connection.execute("PRAGMA journal_mode = WAL")  # of a copy by VACUUM INTO; otherwise it is that already
+                self._move()  # what a killed run has left in the log
+                self._begin()
+                self._move()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _begin(self) -> None:
+        writer = random.SystemRandom().randrange(1, 2**31)  # not the user's generator, which stays as it is
+        execute = self.connection.execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            execute(LOG_TABLE)
+            execute(f"PRAGMA schema_version = {writer}")
+            self._mark = self._mark._replace(writers=(*self._mark.writers, writer))
+            execute(*self._next_mark(open=True))
+            execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+
+    def due(self) -> list[Statement]:
+        """Return what must be written with the next transaction: the mark, if the log may begin anew."""
+        return [self._next_mark(open=True)] if self._due else []
+
+    def written(self, size: int) -> None:
+        """Record that a transaction of so many bytes, with :meth:`due`, is written; checkpoint if it is time."""
+        self._due = False
+        self._bytes += size
+        if self._bytes < LOG_BYTES and time.monotonic() < self._next:
+            return
+        try:
+            self.checkpoint()
+        except sqlite3.Error as error:  # what was to be recorded is: in the log
+            logger.warning("the log of %s could not be written into it (%s); it will be tried again", self.path, error)
+
+    def checkpoint(self, *, open: bool = True, wait_seconds: float = 0.0) -> None:
+        """Write the log into the file, as far as readers allow. Two waits for the disk.
+
+        Args:
+            open: Whether the journal stays open.
+            wait_seconds: For readers.
+
+        Raises:
+            sqlite3.Error: If that fails; the log stays as it is.
+        """
+        start = time.monotonic()
+        self._due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
+        self.connection.execute(*self._next_mark(open=open))
+        self._move(wait_seconds)
+        self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)
+
+    def _move(self, wait_seconds: float = 0.0) -> None:
+        execute, number = self.connection.execute, self._mark.number
+        execute(f"PRAGMA busy_timeout = {int(1000 * wait_seconds)}")
+        try:
+            _, frames, moved = execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        finally:
+            execute(f"PRAGMA busy_timeout = {int(1000 * WAIT_SECONDS)}")
+        if frames == moved >= 0:  # even if readers are in the way of beginning anew: the next transaction may find them gone
+            self._mark = self._mark._replace(base=number, writers=self._mark.writers[-1:])
+
+    def _next_mark(self, *, open: bool) -> Statement:
+        self._mark = self._mark._replace(number=self._mark.number + 1, open=open)
+        text = json.dumps(self._mark)
+        return "INSERT OR REPLACE INTO log VALUES (0, ?, ?)", (text, crc(text))
+
+    def close(self) -> None:
+        """Mark the journal as closed and release it. Can be done twice.
+
+        Raises:
+            StorageError: If it cannot be written; it stays open.
+        """
+        if not self._closed:
+            with storage_errors(self.path, "close"):
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                self.checkpoint(open=False, wait_seconds=1.0)
+            self._closed = True
+        self.connection.close()
+        self.lock.close()
+
+    def abandon(self) -> None:
+        """Release the journal as a killed process does: the log stays, and so does the mark."""
+        self._closed = True
+        held = connect(self.path, "read")  # closing the last connection would delete the log
+        self.connection.close()
+        self.lock.close()
+        held.close()

@@ -1,0 +1,408 @@
+"""The write-ahead log: missed when it is gone, never taken from another journal, and soon in the file."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparse_bo.journal.log
+from sparse_bo import AskTell
+from sparse_bo.errors import StorageError
+from sparse_bo.journal import Event, Journal
+from sparse_bo.runs.records import read_run
+from tests.journal.runs import arms, finished, kill, policy, step
+
+ABOUT = {"policy": "bbkb", "seed": 0, "notes": {}}
+MISSING = "its log run.db-wal is missing or empty"
+LEFT = r"got run.db-wal, left by an earlier one .* if you deleted it, delete run.db-wal too"
+NOT_ITS_OWN = r"run.db-wal is not the log of this .*run.db, but of another .* Nothing was changed"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+def killed(path: Path, *, steps: int = 30, seed: int = 1) -> AskTell:
+    """Return a run that ended as a killed process does: much of it is in the log alone."""
+    loop = AskTell(arms(), policy(), seed=seed, storage=path)
+    for _ in range(steps):
+        step(loop)
+    kill(loop._recorder.journal)
+    return loop
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.endswith(("-lock", "-shm"))}
+
+
+def copied(path: Path, folder: Path, *ends: str) -> Path:
+    folder.mkdir()
+    for end in ends:
+        shutil.copy(path.with_name(path.name + end), folder)
+    return folder / path.name
+
+
+def tickets_of(journal: Path) -> list[int]:
+    reader = Journal.read(journal)
+    found = [event.first for event in reader.events()]
+    reader.close()
+    return found
+
+
+@pytest.fixture
+def rarely(monkeypatch):
+    """Checkpoints after the first event alone."""
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", math.inf)
+
+
+# What is left of another journal
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 30])
+@pytest.mark.parametrize("later", [1, 5, 30])
+@pytest.mark.usefixtures("rarely")
+def test_a_log_left_by_a_deleted_journal_is_not_replayed_into_the_next_one(steps, later, path):
+    killed(path, steps=steps)
+    path.unlink()
+    before = files(path.parent)
+    with pytest.raises(
+        StorageError, match=r"got run.db-wal, left by an earlier one .* if you deleted it, delete run.db-wal too"
+    ):
+        AskTell(arms(), policy(), seed=2, storage=path)
+    assert files(path.parent) == before
+    path.with_name("run.db-wal").unlink()
+    loop = AskTell(arms(), policy(), seed=2, storage=path)
+    for _ in range(later):
+        step(loop)
+    loop.close()
+    assert read_run(path).about["seed"] == 2
+    assert read_run(path).asked == loop.asked
+
+
+def test_leftovers_that_hold_nothing_are_removed(path):
+    for end in ("-wal", "-journal"):
+        path.with_name("run.db" + end).touch()
+    path.with_name("run.db-shm").write_bytes(b"\x00" * 32768)
+    AskTell(arms(), policy(), storage=path).close()
+    assert read_run(path).asked == 0
+
+
+def test_a_rollback_journal_left_behind_is_named(path):
+    path.with_name("run.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + b"\x00" * 600)
+    with pytest.raises(StorageError, match="got run.db-journal, left by an earlier one"):
+        AskTell(arms(), policy(), storage=path)
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_killed_creation_leaves_nothing_that_the_next_one_replays(path, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    killed(other / "run.db", seed=7)
+    shutil.copy(other / "run.db-wal", tmp_path / "run.db.partial-wal")
+    shutil.copy(other / "run.db", tmp_path / "run.db.partial")
+    with AskTell(arms(), policy(), seed=2, storage=path) as loop:
+        finished(loop, budget=10)
+    assert read_run(path).about["seed"] == 2
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+@pytest.mark.parametrize("steps", [2, 9, 30])
+@pytest.mark.parametrize("replacement", ["another run", "an earlier copy", "a later copy"])
+@pytest.mark.usefixtures("rarely")
+def test_a_file_put_beside_another_log_is_refused_and_nothing_is_changed(replacement, steps, path, tmp_path):
+    stored = tmp_path / "stored.db"
+    if replacement == "another run":
+        with AskTell(arms(), policy(), seed=2, storage=stored) as loop:
+            finished(loop, budget=30)
+        killed(path, steps=steps)
+    elif replacement == "an earlier copy":
+        AskTell(arms(), policy(), seed=1, storage=path).close()
+        shutil.copy(path, stored)
+        with AskTell.resume(path) as loop:
+            finished(loop, budget=20)
+        loop = AskTell.resume(path)
+        for _ in range(steps):
+            step(loop)
+        kill(loop._recorder.journal)
+    else:
+        killed(path, steps=steps)
+        log = path.with_name("run.db-wal").read_bytes()
+        with AskTell.resume(path) as loop:
+            finished(loop, budget=30)
+        shutil.copy(path, stored)
+        path.with_name("run.db-wal").write_bytes(log)
+    shutil.copy(stored, path)
+    before = files(tmp_path)
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=NOT_ITS_OWN):
+            attempt(path)
+    assert files(tmp_path) == before
+    for end in ("-wal", "-shm"):  # as the message says
+        path.with_name("run.db" + end).unlink(missing_ok=True)
+    assert read_run(path) == read_run(stored)
+    AskTell.resume(path).close()
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_log_of_another_program_is_refused(path, tmp_path):
+    """It changes no mark: only its own pages say that it is none of ours."""
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=20)
+    whole = path.read_bytes()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA wal_autocheckpoint = 0")
+    other.execute("UPDATE events SET results = zeroblob(8) WHERE kind = 'tell'")
+    log = path.with_name("run.db-wal").read_bytes()
+    other.close()
+    path.write_bytes(whole)
+    path.with_name("run.db-wal").write_bytes(log)
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=NOT_ITS_OWN):
+            attempt(path)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("steps", [1, 2, 40])
+def test_a_copy_without_its_log_is_not_taken_for_whole(steps, path, tmp_path):
+    killed(path, steps=steps)
+    copy = copied(path, tmp_path / "copy", "")
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=rf"{MISSING}.* Bring both files; .*\.backup copy.db.*the \d+ events that"):
+            attempt(copy)
+    copy.with_name("run.db-wal").touch()  # what reading a copy leaves, and what the next copy is put beside
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(StorageError, match=MISSING):
+            attempt(copy)
+
+
+def test_a_copy_of_an_open_journal_without_its_log_is_noticed_whenever_it_is_made(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SHARE", math.inf)
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    for k in range(20):
+        copy = copied(path, tmp_path / str(k), "")
+        with pytest.raises(StorageError, match=MISSING):
+            read_run(copy)
+        step(loop)
+    loop.close()
+    whole = copied(path, tmp_path / "closed", "")
+    assert read_run(whole).asked == loop.asked
+    AskTell.resume(whole).close()
+
+
+def test_a_copy_with_its_log_is_whole(path, tmp_path):
+    loop = killed(path)
+    copy = copied(path, tmp_path / "copy", "", "-wal")
+    assert read_run(copy).asked == loop.asked
+    with AskTell.resume(copy) as again:
+        assert finished(again).history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices
+
+
+@pytest.mark.parametrize("by", ["backup", "vacuum"])
+def test_copies_made_by_sqlite_are_whole_however_often(by, path, tmp_path):
+    """The copy that README recommends: of an open journal, resumed, copied again onto the same file."""
+    reference = finished(AskTell(arms(), policy(), seed=1))
+    copy = tmp_path / "copy.db"
+    loop = AskTell(arms(), policy(), seed=1, storage=path)
+    for life in range(4):
+        for _ in range(9):
+            step(loop)
+        source = sqlite3.connect(path)
+        if by == "backup":
+            target = sqlite3.connect(copy)
+            source.backup(target)
+            target.close()
+        else:
+            copy.unlink(missing_ok=True)
+            source.execute(f"VACUUM INTO '{copy}'")
+        source.close()
+        assert read_run(copy).asked == loop.asked
+        if life % 2:
+            loop.close()
+            loop = AskTell.resume(copy)
+            path, copy = copy, tmp_path / f"copy{life}.db"
+    assert finished(loop).history.indices == reference.history.indices
+    loop.close()
+
+
+def test_going_on_with_what_a_copy_without_its_log_has(path, tmp_path):
+    """By the command of the message."""
+    killed(path, steps=40)
+    copy, less = copied(path, tmp_path / "copy", ""), tmp_path / "less.db"
+    source, target = sqlite3.connect(copy), sqlite3.connect(less)
+    source.backup(target)
+    source.close()
+    target.close()
+    with AskTell.resume(less) as loop:
+        assert finished(loop).history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_file_and_log_of_any_two_moments_are_the_run_of_the_later_or_refused(seed, path, tmp_path, monkeypatch):
+    """Appending, checkpoints with and without readers in the way, closing, kills: every pair of a file and a log is tried."""
+    generator = random.Random(seed)
+    journal, asked, readers, moments = Journal.create(path, ABOUT, None), 0, [], []
+    for _ in range(40):
+        action = generator.choice(["ask", "ask", "ask", "checkpoint", "read", "unread", "kill", "close"])
+        monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", generator.choice([0.0, math.inf]))
+        if action == "ask":
+            journal.append(Event("ask", asked, 1, np.array([asked])))
+            asked += 1
+        elif action == "checkpoint":
+            journal._log.checkpoint()
+        elif action == "read":
+            readers.append(Journal.read(path))
+        elif action == "unread" and readers:
+            readers.pop(generator.randrange(len(readers))).close()
+        elif action in ("kill", "close"):
+            journal.close() if action == "close" else kill(journal)
+            journal = Journal.open(path)
+        file, log = (subprocess.check_output(["cat", path.with_name("run.db" + end)]) for end in ("", "-wal"))
+        if not moments or moments[-1][:2] != (file, log):  # read by another process: reading here would drop SQLite's locks
+            moments.append((file, log, asked))
+    for reader in readers:
+        reader.close()
+    journal.close()
+    refused = 0
+    for k, (file, _, _) in enumerate(moments):
+        for later, (_, log, known) in enumerate(moments):
+            pair = tmp_path / "pair" / "run.db"
+            shutil.rmtree(pair.parent, ignore_errors=True)
+            pair.parent.mkdir()
+            pair.write_bytes(file)
+            pair.with_name("run.db-wal").write_bytes(log)
+            try:
+                found = tickets_of(pair)
+            except StorageError:
+                found = None
+            refused += found is None
+            assert found == list(range(known)) or (found is None and k != later), (k, later)
+    assert len(moments) > 15
+    assert len(moments) < refused < len(moments) ** 2 - len(moments)
+
+
+# Checkpoints
+
+
+def in_the_file(path: Path) -> int:
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)
+    (events,) = connection.execute("SELECT count(*) FROM events").fetchone()
+    connection.close()
+    return events
+
+
+def test_events_are_soon_in_the_file_itself(path, monkeypatch):
+    journal = Journal.create(path, ABOUT, None)
+    counts, clock = [], [1000.0]
+    monkeypatch.setattr(sparse_bo.journal.log.time, "monotonic", lambda: clock[0])
+    for k in range(6):
+        journal.append(Event("ask", k, 1, np.array([k])))
+        counts.append(in_the_file(path))
+        clock[0] += 0.6
+    monkeypatch.setattr(sparse_bo.journal.log, "LOG_BYTES", 1_000_000)
+    journal.append(Event("ask", 6, 1, np.array([6])))
+    journal.append(Event("ask", 7, 100_000, np.arange(125_000)))
+    assert counts == [1, 1, 3, 3, 5, 5]
+    assert in_the_file(path) == 8
+    journal.close()
+
+
+def test_waiting_for_a_slow_disk_takes_a_small_share_of_the_time(path, monkeypatch):
+    journal, clock = Journal.create(path, ABOUT, None), [1000.0]
+    monkeypatch.setattr(sparse_bo.journal.log.time, "monotonic", lambda: clock[0])
+    move, waited = journal._log._move, []
+
+    def slowly(wait_seconds: float = 0.0) -> None:
+        move(wait_seconds)
+        clock[0] += 2.0
+        waited.append(2.0)
+
+    monkeypatch.setattr(journal._log, "_move", slowly)
+    for k in range(5000):
+        journal.append(Event("ask", k, 1, np.array([k])))
+        clock[0] += 0.1
+    assert 5 <= len(waited) <= 7
+    journal.close()
+
+
+def test_a_reader_does_not_hold_up_the_writer_and_loses_nothing(path, monkeypatch):
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SHARE", math.inf)
+    journal = Journal.create(path, ABOUT, None)
+    journal.append(Event("ask", 0, 1, np.array([0])))
+    reader = Journal.read(path)
+    start = sparse_bo.journal.log.time.monotonic()
+    for k in range(1, 50):
+        journal.append(Event("ask", k, 1, np.array([k])))
+    assert sparse_bo.journal.log.time.monotonic() - start < 10.0  # one wait for the reader alone would take as long
+    assert [event.first for event in reader.events()] == [0]
+    reader.close()
+    kill(journal)
+    assert tickets_of(path) == list(range(50))
+
+
+def test_a_checkpoint_that_fails_loses_nothing_and_is_tried_again(path, caplog, monkeypatch):
+    journal = Journal.create(path, ABOUT, None)
+    move = journal._log._move
+
+    def full(wait_seconds: float = 0.0) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(journal._log, "_move", full)
+    journal.append(Event("ask", 0, 1, np.array([0])))
+    assert "could not be written into it (database or disk is full); it will be tried again" in caplog.text
+    assert journal.last == 0
+    assert tickets_of(path) == [0]
+    with pytest.raises(StorageError, match="cannot close .*; the disk is full; free some space"):
+        journal.close()
+    monkeypatch.setattr(journal._log, "_move", move)
+    journal.append(Event("ask", 1, 1, np.array([1])))
+    journal.close()
+    assert in_the_file(path) == 2
+
+
+# Journals that nobody closes
+
+
+def ended(script: str, path: Path) -> int:
+    root = Path(__file__).parents[2]
+    setting = "import os, sys\nsys.path.insert(0, sys.argv[2])\nfrom tests.journal.runs import *\n"
+    loop = "loop = AskTell(arms(), policy(), seed=1, storage=sys.argv[1])\nfor _ in range(12):\n    step(loop)\n"
+    command = [sys.executable, "-c", setting + loop + script, str(path), str(root)]
+    return subprocess.run(command, timeout=120, check=False, capture_output=True).returncode
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "closed"),
+    [
+        ("", 0, True),
+        ("1 / 0", 1, True),
+        ("del loop\nprint(open(sys.argv[1], 'rb').read(10))\nos._exit(0)", 0, True),
+        ("if os.fork():\n    os.wait()\n    step(loop); os._exit(5)", 5, False),
+    ],
+    ids=["end", "error", "dropped", "forked"],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_program_that_ends_closes_its_journals(script, status, closed, path, tmp_path):
+    assert ended(script, path) == status
+    assert path.with_name("run.db-wal").exists() != closed
+    reference = AskTell(arms(), policy(), seed=1)
+    for _ in range(12 + (status == 5)):
+        step(reference)
+    assert read_run(path).asked == reference.asked
+    copy = copied(path, tmp_path / "copy", "")
+    if closed:
+        assert read_run(copy).asked == reference.asked
+    with AskTell.resume(path) as loop:
+        assert loop.pending == reference.pending
