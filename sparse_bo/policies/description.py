@@ -71,7 +71,16 @@ def rebuild(description: Description) -> Any:
 
 def fingerprint(description: Description) -> str:
     """Return a hash of a description: equal for equal settings, wherever the version that described them keeps its classes."""
-    return hashlib.sha256(json.dumps(_without_modules(description), sort_keys=True).encode()).hexdigest()
+    return _hash(_without_modules(description))
+
+
+def has_fingerprint(description: Description, recorded: str) -> bool:
+    """Return whether a recorded fingerprint is that of a description; early versions took the modules into it."""
+    return recorded in (fingerprint(description), _hash(description))
+
+
+def _hash(description: Description) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _without_modules(description: Description) -> Description:

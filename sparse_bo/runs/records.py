@@ -19,7 +19,7 @@ from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.policies import Policy
-from sparse_bo.policies.description import describe, fingerprint, rebuild
+from sparse_bo.policies.description import describe, fingerprint, has_fingerprint, rebuild
 from sparse_bo.runs.history import History, HistoryRow
 
 _OF_EVALUATIONS = ("indices", "points", "values", "batch_size", "failed")
@@ -140,12 +140,12 @@ def policy_of(journal: Journal, policy: Policy | None) -> Policy:
     about, path = journal.about, journal.path
     _check_about(journal, _RESUMED)
     before = about["description"]
-    if fingerprint(before) != about["fingerprint"]:
+    if not has_fingerprint(before, about["fingerprint"]):
         raise StorageError(
             f"the policy of {path} ({about['policy']}) is not the one whose fingerprint is beside it: it is damaged"
         )
     if policy is not None:
-        if fingerprint(describe(policy)) != about["fingerprint"]:
+        if fingerprint(describe(policy)) != fingerprint(before):
             raise ValueError(
                 f"expected the policy of the run in {path} ({about['policy']}), got {policy.name} with other settings"
                 + _changed(before, describe(policy))
@@ -155,7 +155,7 @@ def policy_of(journal: Journal, policy: Policy | None) -> Policy:
         rebuilt: Policy = rebuild(before)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"the policy of {path} ({about['policy']}) cannot be rebuilt ({error}); pass policy=") from error
-    if not isinstance(rebuilt, Policy) or fingerprint(describe(rebuilt)) != about["fingerprint"]:
+    if not isinstance(rebuilt, Policy) or fingerprint(describe(rebuilt)) != fingerprint(before):
         raise ValueError(
             f"the policy of {path} ({about['policy']}), rebuilt by sparse_bo {__version__}, is not the one recorded by "
             f"{about['versions'].get('sparse_bo', 'another version')}{_changed(before, describe(rebuilt))}; install that one"

@@ -307,7 +307,7 @@ def test_the_noise_of_an_evaluation_depends_on_its_ticket_alone():
         (["run", "--problem", "abalone", "--workers", "4"], "needs executor="),
         (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
         (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
-        (["run", "--problem", "abalone", "--storage", "none/run.db"], "the folder none of the journal"),
+        (["run", "--problem", "abalone", "--storage", "none/run.db"], "none of the journal to exist"),
         (["resume", "none.db"], "expected a journal at none.db"),
         (["report", "none.db"], "expected a journal at none.db"),
     ],
