@@ -63,7 +63,7 @@ def test_cuda_asked_for_but_absent_is_named(tmp_path):
         (["run", "--problem", "abalone", "--workers", "4"], "needs executor="),
         (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
         (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
-        (["run", "--problem", "abalone", "--storage", "none/run.db"], "the folder none of the journal"),
+        (["run", "--problem", "abalone", "--storage", "none/run.db"], "none of the journal to exist"),
         (["resume", "none.db"], "expected a journal at none.db"),
         (["report", "none.db"], "expected a journal at none.db"),
     ],
