@@ -42,6 +42,7 @@ from sparse_bo.journal.files import (
 from sparse_bo.journal.log import Log, check_log
 from sparse_bo.journal.packing import unpack
 from sparse_bo.journal.tables import (
+    Evaluated,
     Event,
     Row,
     Statement,
@@ -58,19 +59,6 @@ from sparse_bo.journal.tables import (
 logger = logging.getLogger(__name__)
 
 READ_AT_A_TIME = 1000
-
-
-class Evaluated(NamedTuple):
-    """Everything asked and told."""
-
-    picks: NDArray[Any]
-    """``t`` arms or ``t x d`` points, by ticket."""
-    tickets: NDArray[np.int64]
-    """``n`` that are told."""
-    results: NDArray[np.float64]
-    """``n`` results, NaN where the evaluation failed."""
-    asked: int
-    """Handed out by ``ask``."""
 
 
 class _At(NamedTuple):

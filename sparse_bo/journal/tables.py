@@ -58,6 +58,19 @@ class Row(NamedTuple):
     summary: Mapping[str, Any]
 
 
+class Evaluated(NamedTuple):
+    """Everything asked and told."""
+
+    picks: NDArray[Any]
+    """``t`` arms or ``t x d`` points, by ticket."""
+    tickets: NDArray[np.int64]
+    """``n`` that are told."""
+    results: NDArray[np.float64]
+    """``n`` results, NaN where the evaluation failed."""
+    asked: int
+    """Handed out by ``ask``."""
+
+
 def insert_event(seq: int, event: Event) -> Statement:
     """Return how an event is written under a number."""
     kind, first, max_q, *arrays = event
