@@ -234,14 +234,17 @@ class Engine:
     def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
         """Return the machine's update by results of ``batch``, as the mechanism takes them in by ``tell``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
+        bad = [i for i, v in enumerate(values) if math.isnan(v)]
         generator, start = self._drawing(), time.perf_counter()
+        device = self.domain.device
         if good:
-            device = self.domain.device
             y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
             picks = batch.picks[torch.tensor(good, device=device)]
             state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()
+        if bad:
+            state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)])
         seconds = time.perf_counter() - start
         row = make_row(
             state,
