@@ -157,7 +157,7 @@ def with_exploration(
     indices = best.repeat(q)
     if bool(explore.any()):
         randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
-        randoms = spared(randoms.to(indices.device), state.refusal, count=state.arms.shape[0], generator=generator)
+        randoms = spared(randoms.to(indices.device), state.refusal(), count=state.arms.shape[0], generator=generator)
         indices[explore.to(indices.device)] = randoms
     return indices
 
@@ -223,7 +223,7 @@ class EpsilonGreedy:
         observed = state.observations
         if observed.n == 0:
             return unseen_arms(domain, state, q, pending=pending, generator=generator)
-        refuse, means, out = state.refusal, observed.means, len(pending)
+        refuse, means, out = state.refusal(), observed.means, len(pending)
         refusals = torch.zeros_like(means, dtype=torch.bool) if refuse is None else refuse(observed.rows)
         if not bool(refusals.all()):
             means = means.masked_fill(refusals, -torch.inf)

@@ -2,10 +2,10 @@
 
 Two rules, both of which forget. *Back-off*: after f failures in a row an arm is left alone for ``2 · 2ᶠ`` evaluations, or
 ``½ · 8ᶠ`` if it has never succeeded. So a lost worker costs it a moment, and an arm that always fails is tried O(log T) times in
-T evaluations. *Neighbours*: a point counts as infeasible while fewer than half of the evaluated points most correlated with it,
-and one success given in advance, have succeeded. The few nearest decide, not all: a success far away says nothing about what
-lies behind a sharp edge. A failure speaks until the run is twice as long as it was then, and for :data:`EVIDENCE` evaluations at
-least: a region condemned by bad luck is looked at again, O(log T) times.
+T evaluations. *Neighbours*: a point counts as infeasible while successes are less than half of what the evaluated points nearest
+to it say, each weighted by the inverse of its distance, with a success given in advance. The few nearest decide, not all: a
+success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is twice as long as it was
+then, and for :data:`EVIDENCE` evaluations at least: a region condemned by bad luck is looked at again, O(log T) times.
 
 Time is counted in evaluations, so the same results give the same picks. Without failures nothing here is computed.
 """
@@ -27,6 +27,10 @@ EVIDENCE = 64
 """Evaluations for which a failure speaks at least against what is near it."""
 NEIGHBOURS = 5
 """Evaluated points that decide whether a point is feasible; odd, and few: the edge of a region is sharp."""
+GIVEN = 3.0
+"""Weight of the success given in advance: a lone failure condemns what is correlated with it by more than 0.91."""
+CLOSEST = 1e-4
+"""1 − ρ of points that count as one."""
 NEWEST = 128
 """Failures that are looked at, at most: O(candidates · NEWEST) kernel values per ask."""
 SAME = 0.999
@@ -143,9 +147,10 @@ def doubtful(
 ) -> Tensor:
     """Return which of ``n x d`` points are probably infeasible by their nearest evaluated points, ``n`` booleans.
 
-    With ρ the correlations with the :data:`NEIGHBOURS` most correlated points, the estimate of feasibility is
-    ``(1 + Σ_right ρ) / (1 + Σ_right ρ + Σ_wrong ρ)``; below 1/2 a point is doubtful. O(n d) for each wrong point, and for each
-    right one of those points of which the wrong ones alone leave a doubt.
+    With ρ the correlation and w = ρ/√(1 − ρ) (of a stationary kernel about an inverse distance), over the :data:`NEIGHBOURS`
+    most correlated points, feasibility is estimated as ``(G + Σ_right w) / (G + Σ_right w + Σ_wrong w)``, G = :data:`GIVEN`;
+    below 1/2 a point is doubtful. O(n d) for each wrong point, and for each right one of those points of which the wrong ones
+    alone leave a doubt.
 
     Args:
         X: ``n x d``.
@@ -155,21 +160,26 @@ def doubtful(
         memory_bytes: Budget of the temporary blocks.
     """
     doubts = torch.zeros(len(X), dtype=torch.bool, device=X.device)
-    if len(wrong) < 2:  # one success is given in advance: a single failure condemns nothing
+    if not len(wrong):
         return doubts
     rows = chunk_rows(len(X), bytes_per_row=64 * (len(wrong) + len(right)), memory_bytes=memory_bytes)
     for part in row_slices(len(X), chunk=rows):
         against = correlation(X[part], wrong)
         against = against.topk(min(NEIGHBOURS, len(wrong)), dim=-1).values
-        suspects = (against.sum(dim=-1) > 1.0).nonzero().squeeze(-1)
+        suspects = (_weights(against).sum(dim=-1) > GIVEN).nonzero().squeeze(-1)
         if not len(suspects):
             continue
         both = torch.cat([correlation(X[part][suspects], right), against[suspects]], dim=-1)
         nearest = both.topk(min(NEIGHBOURS, both.shape[1]), dim=-1)
         bad = nearest.indices >= len(right)
-        balance = 1.0 + torch.where(bad, -nearest.values, nearest.values).sum(dim=-1)
+        weights = _weights(nearest.values)
+        balance = GIVEN + torch.where(bad, -weights, weights).sum(dim=-1)
         doubts[part.start + suspects] = balance < 0.0
     return doubts
+
+
+def _weights(correlations: Tensor) -> Tensor:
+    return correlations / (1.0 - correlations).clamp_min(CLOSEST).sqrt()
 
 
 def kernel_correlation(covariance: CovarianceFunction) -> Correlation:

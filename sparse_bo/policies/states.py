@@ -133,18 +133,26 @@ class BanditState:
     failures: Failures | None = None
     """Where evaluations failed; ``None`` as long as none has."""
 
-    @property
-    def refusal(self) -> Refusal | None:
-        """Which arms are better left alone: those backing off, and with a model those among failures.
+    def refusal(self, pending: Tensor | None = None) -> Refusal | None:
+        """Return which arms are better left alone: those backing off, and with a model those among failures.
 
-        An arm whose last evaluation succeeded is never refused. ``None``: none, as nothing has failed.
+        An arm whose last evaluation succeeded is never refused.
+
+        Args:
+            pending: Arms without results (``q``); once there are failures, those that have never succeeded are not tried
+                twice at a time.
+
+        Returns:
+            ``None`` if nothing has failed.
         """
         failures = self.failures
-        if failures is None or not len(failures.where):
+        if failures is None:
             return None
         observed, pulls = self.observations, self.pulls
         proven = torch.isin(failures.where, observed.rows)
         backing_off = failures.where[failures.backing_off(pulls, proven=proven)]
+        if pending is not None:
+            backing_off = torch.cat([backing_off, pending[~torch.isin(pending, observed.rows)]])
         speaking = failures.speaking(pulls)
         speaking = failures.where[speaking[~proven[speaking]]]  # an arm with a success is feasible
         posterior = self.posterior
@@ -162,6 +170,15 @@ class BanditState:
             return refusals
 
         return refuse
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor) -> Tensor:
+        """Return which of ``q`` picks to make, once evaluations have failed: arms that never succeeded not twice at a time."""
+        if self.failures is None:
+            return torch.ones_like(picks, dtype=torch.bool)
+        out = torch.cat([pending, picks])
+        earlier = (out.unsqueeze(0) == picks.unsqueeze(1)).int().argmax(dim=1)
+        first = earlier == torch.arange(len(pending), len(out), device=picks.device)
+        return first | torch.isin(picks, self.observations.rows)
 
     @property
     def posterior(self) -> ArmPosterior | None:
@@ -335,7 +352,7 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
     proven = torch.isin(failures.where, state.observations.rows)
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
-    return spared(draws, state.refusal, count=domain.count, generator=generator)
+    return spared(draws, state.refusal(pending), count=domain.count, generator=generator)
 
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:

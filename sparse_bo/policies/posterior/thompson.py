@@ -64,7 +64,7 @@ class DecoupledDraws:
         self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
     ) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
-        arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal)
+        arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal())
         with torch.no_grad():
             with seeded(generator):
                 kernel = posterior.prior.covariance.kernel
@@ -145,7 +145,7 @@ class QuadratureDraws:
         Warns:
             NumericalWarning: If a learned kernel is too narrow for the order.
         """
-        observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q, state.refusal)
+        observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q, state.refusal())
         kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
         trouble = self.trouble(kernel, surrogate.arms) if self.learned else None
         if trouble is not None:

@@ -126,11 +126,12 @@ class ArmUCB(Mechanism[BanditState]):
             in_batch=self.parts.in_batch,
             max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
             given=pending,
-            refuse=state.refusal,
+            refuse=state.refusal(pending),
         )
         if not len(batch.indices):
             return Wait(batch.needed)
-        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:])
+        picks = batch.indices[state.tried_once(batch.indices, pending=pending)]
+        return Proposal(picks[:max_q], batch.rechecked, picks[max_q:]) if len(picks) else Wait(1)
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
