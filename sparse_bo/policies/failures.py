@@ -4,7 +4,7 @@ Two rules, both of which forget. *Back-off*: after f failures in a row an arm is
 ``½ · 8ᶠ`` if it has never succeeded. So a lost worker costs it a moment, and an arm that always fails is tried O(log T) times in
 T evaluations. *Neighbours*: a point counts as infeasible while successes are less than half of what the evaluated points nearest
 to it say, each weighted by the inverse of its distance, with a success given in advance. The few nearest decide, not all: a
-success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is twice as long as it was
+success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is four times as long as it was
 then, and for :data:`EVIDENCE` evaluations at least: a region condemned by bad luck is looked at again, O(log T) times.
 
 Time is counted in evaluations, so the same results give the same picks. Without failures nothing here is computed.
@@ -23,7 +23,7 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.policies.persistence import part_of, under
 
-EVIDENCE = 64
+EVIDENCE = 128
 """Evaluations for which a failure speaks at least against what is near it."""
 NEIGHBOURS = 5
 """Evaluated points that decide whether a point is feasible; odd, and few: the edge of a region is sharp."""
@@ -78,7 +78,7 @@ class Failures:
 
     def speaking(self, pulls: int) -> Tensor:
         """Return the rows, at most :data:`NEWEST`, that still speak against their neighbourhood after ``pulls`` successes."""
-        rows = (self.last + self.last.clamp_min(EVIDENCE) > pulls + self.total).nonzero().squeeze(-1)
+        rows = (self.last + (3 * self.last).clamp_min(EVIDENCE) > pulls + self.total).nonzero().squeeze(-1)
         newest = self.last[rows].argsort(descending=True, stable=True)[:NEWEST]
         return rows[newest].sort().values
 
