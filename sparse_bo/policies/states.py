@@ -17,6 +17,7 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.observations import Observations, no_observations
 from sparse_bo.policies.failures import (
+    SAME,
     Failures,
     Refusal,
     box_correlation,
@@ -274,6 +275,15 @@ class BoxState:
             return None
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation)
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor, kernel: CovarianceFunction) -> Tensor:
+        """Return which of ``q`` picks (``q x d``) to make, once evaluations have failed: no place twice before it succeeds."""
+        if self.failures is None:
+            return torch.ones(len(picks), dtype=torch.bool, device=picks.device)
+        correlation = kernel_correlation(kernel)
+        known = (correlation(picks, self.X) > SAME).any(dim=-1)
+        same = correlation(picks, torch.cat([pending, picks])) > SAME
+        return known | ~same.tril(len(pending) - 1).any(dim=-1)
 
     @property
     def model(self) -> Model | None:

@@ -31,6 +31,7 @@ from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.timing import Phase
+from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.result import make_row
@@ -69,6 +70,7 @@ class Engine:
         self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
+        self.failures = FailureWatch()
 
     @property
     def due(self) -> bool:

@@ -147,6 +147,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
         if room <= 0:
             return Wait(1 - room)
         rule = self.parts.stop_rule
+        kernel = covariance_function(fitted.prior.covar_module, like=state.X)
         X, _ = optimize_batch(
             fitted.model,
             self.box.bounds,
@@ -156,10 +157,13 @@ class BoxUCB(Mechanism[BoxUCBState]):
             in_batch=self.parts.in_batch,
             beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),
             X_pending=pending,
-            refuse=state.refusal(covariance_function(fitted.prior.covar_module, like=state.X)),
+            refuse=state.refusal(kernel),
             generator=generator,
         )
-        return Proposal(X) if len(X) else Wait(self._needed(fitted, pending))
+        if not len(X):
+            return Wait(self._needed(fitted, pending))
+        X = X[state.tried_once(X, pending=pending, kernel=kernel)]
+        return Proposal(X) if len(X) else Wait(1)
 
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
