@@ -255,9 +255,7 @@ class _Picker:
 
     def _refill(self, conditioner: Conditioner) -> None:
         """Take the arms with the highest scores now: those that are kept no longer hold the best for certain."""
-        self._take(
-            self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse)
-        )
+        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 

@@ -67,9 +67,7 @@ class ArmsWithoutModel(Mechanism[BanditState]):
         with watch.phase("observe"):
             observations = add_observations(state.observations, self.domain.points, picks, y)
         failures = forgiven(state.failures, picks)
-        return replace(
-            state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures
-        )
+        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures)
 
     def fail(self, state: BanditState, picks: Tensor) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""

@@ -1,11 +1,11 @@
 """Failed evaluations as a value, and which arms or points they speak against.
 
 Two rules, both of which forget. *Back-off*: after f failures in a row an arm is left alone for ``2 · 2ᶠ`` evaluations, or
-``½ · 8ᶠ`` if it has never succeeded. So a lost worker costs it a moment, and an arm that always fails is tried O(log T) times in
-T evaluations. *Neighbours*: a point counts as infeasible while successes are less than half of what the evaluated points nearest
-to it say, each weighted by the inverse of its distance, with a success given in advance. The few nearest decide, not all: a
-success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is four times as long as it was
-then, and for :data:`EVIDENCE` evaluations at least: a region condemned by bad luck is looked at again, O(log T) times.
+``½ · 8ᶠ`` if it has never succeeded. So a lost worker costs it a moment, and an arm that always fails is tried O(log T) times
+in T evaluations. *Neighbours*: a point counts as infeasible while successes are less than half of what the evaluated points
+nearest to it say, each weighted by the inverse of its distance, with a success given in advance. The few nearest decide, not
+all: a success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is four times as long
+as it was then, and for :data:`EVIDENCE` evaluations at least: a region condemned by bad luck is looked at again.
 
 Time is counted in evaluations, so the same results give the same picks. Without failures nothing here is computed.
 """

@@ -355,7 +355,10 @@ def with_failures(state: E, picks: Tensor) -> E:
 
 
 def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``q`` random arms: not observed, pending or backing off as long as there are such. Draws as :meth:`Arms.uniform`."""
+    """Return ``q`` random arms: not observed, pending or backing off as long as there are such.
+
+    Draws as :meth:`Arms.uniform`; once evaluations have failed, again for arms better left alone.
+    """
     failures, seen = state.failures, torch.cat([state.observations.rows, pending])
     if failures is None:
         return domain.uniform(q, seen=seen, generator=generator)

@@ -37,12 +37,10 @@ class FailureWatch:
             return
         self._said = True
         succeeded = self._evaluated - self._failed
-        recommended = (
-            f"only the {succeeded} that succeeded are recommended" if succeeded else "none has succeeded: nothing is recommended"
-        )
+        best = f"the best of the {succeeded} others" if succeeded else "nothing, as none has succeeded"
         warnings.warn(
-            f"{self._failed} of {self._evaluated} evaluations failed (NaN, fail, or lost): the policies avoid what keeps failing "
-            f"and come back to it ever more rarely, and {recommended}; check the objective, or leave out what it cannot evaluate",
+            f"{self._failed} of {self._evaluated} evaluations failed; what keeps failing is avoided and tried again ever more "
+            f"rarely, and what is recommended is {best}; check the objective, or leave out what it cannot evaluate",
             FailureWarning,
             stacklevel=_level_of_caller(),
         )
