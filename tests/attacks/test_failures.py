@@ -150,7 +150,9 @@ def test_a_streamed_arm_set_backs_off_too():
 
 def test_elimination_recommends_an_arm_with_a_success():
     arms = ARMS[:60]
-    policy = BPE(horizon=60, covar_module=given()["covar_module"], regularization=0.01, width=2.0)
+    kernel = RBFKernel()
+    kernel.lengthscale = 0.6  # before: the best survivor was an arm that always fails
+    policy = BPE(horizon=60, covar_module=kernel, regularization=0.01, width=2.0)
     loop = AskTell(arms, policy, seed=0)
     tried = set()
     with warnings.catch_warnings():
