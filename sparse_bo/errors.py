@@ -21,6 +21,10 @@ class ResumeWarning(UserWarning):
     """A resumed run made other picks than those recorded (these stay), or a damaged part of its history is computed again."""
 
 
+class FailureWarning(UserWarning):
+    """More than half of a run's evaluations have failed; said once per run and process."""
+
+
 class TicketError(ValueError):
     """``tell`` or ``fail`` got a ticket that is unknown, repeated or already answered."""
 

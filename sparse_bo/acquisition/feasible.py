@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from sparse_bo.validation import check_finite, check_number
 
 LinearConstraint = tuple[Tensor, Tensor, float]
 """``(indices, coefficients, rhs)``: ``Σ_i coefficients[i] · x[indices[i]] ≥ rhs`` (or ``= rhs``)."""
+Refusal = Callable[[Tensor], Tensor]
+"""From ``n x d`` points to ``n`` booleans: which are not picked as long as other samples are left."""
 NonlinearConstraint = tuple[Callable[[Tensor], Tensor], bool]
 """``(callable, True)``: ``callable(x) ≥ 0`` for a point ``x`` (``d``)."""
 
@@ -39,6 +41,7 @@ class Feasible:
     equality: Sequence[LinearConstraint] = ()
     nonlinear: Sequence[NonlinearConstraint] = ()
     fixed: Mapping[int, float] | None = None
+    refuse: Refusal | None = None
 
     @property
     def lower(self) -> Tensor:
@@ -60,13 +63,14 @@ class Feasible:
         return X
 
     def contains(self, X: Tensor) -> Tensor:
-        """Return which of ``b x d`` points satisfy the constraints, up to BoTorch's tolerance."""
-        return evaluate_feasibility(
+        """Return which of ``b x d`` points satisfy the constraints, up to BoTorch's tolerance, and are not refused."""
+        satisfied: Tensor = evaluate_feasibility(
             X.unsqueeze(-2),
             inequality_constraints=list(self.inequality) or None,
             equality_constraints=list(self.equality) or None,
             nonlinear_inequality_constraints=list(self.nonlinear) or None,
         )
+        return satisfied if self.refuse is None else satisfied & ~self.refuse(X)
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Return at most ``n`` feasible points: scrambled Sobol points, or a hit-and-run chain under linear constraints.
@@ -81,6 +85,8 @@ class Feasible:
         else:
             X = self._polytope(n, generator)
         kept = X[self.contains(X)]
+        if not len(kept) and self.refuse is not None:
+            kept = X[replace(self, refuse=None).contains(X)]
         if not len(kept):
             raise ValueError(
                 f"expected constraints that some point of the bounds satisfies, but none of {len(X)} samples does; "

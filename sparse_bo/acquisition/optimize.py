@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from torch import Tensor
 
-from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, check_feasible
+from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, Refusal, check_feasible
 from sparse_bo.acquisition.pending import AcquisitionBox, AcquisitionChoices, Pending, check_acquisition, unchanged
 from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
@@ -42,6 +43,7 @@ def optimize_batch(
     nonlinear_inequality_constraints: Sequence[NonlinearConstraint] | None = None,
     fixed_features: Mapping[int, float] | None = None,
     post_processing_func: Callable[[Tensor], Tensor] | None = None,
+    refuse: Refusal | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a batch one point after another, conditioning on each, until the variance ratio says that results are needed.
@@ -84,6 +86,8 @@ def optimize_batch(
         nonlinear_inequality_constraints: ``(callable, True)`` with ``callable(x) ≥ 0`` for a point (``d``).
         fixed_features: Maps columns to the values that they are fixed to.
         post_processing_func: Applied to each pick (``… x 1 x d``), before it is conditioned on.
+        refuse: From points of the box (``n x d``) to which of them are left out (``n`` booleans), as long as a sample is left:
+            for regions where evaluations fail. For upper confidence bounds; a search that ends in one is thrown away.
         generator: CPU generator, the only source of randomness; default: a new one with seed 0. torch's own is not touched.
 
     Returns:
@@ -101,6 +105,8 @@ def optimize_batch(
     """
     _check_settings(model, beta=beta, max_q=max_q, num_restarts=num_restarts, raw_samples=raw_samples, in_batch=in_batch)
     rule = _rule(stop_rule, ratio_threshold)
+    if refuse is not None and (choices is not None or acq_function is not None):
+        raise ValueError("refuse is for upper confidence bounds on a box; leave choices= and acq_function= out, or filter them")
     feasible = None
     if choices is None:
         feasible = check_feasible(
@@ -110,6 +116,7 @@ def optimize_batch(
             nonlinear=nonlinear_inequality_constraints,
             fixed=fixed_features,
         )
+        feasible = replace(feasible, refuse=refuse)
         domain = feasible.box.bounds
     else:
         constraints = (inequality_constraints, equality_constraints, nonlinear_inequality_constraints, fixed_features)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
 from sparse_bo.arms.conditioning import conditioner_of
-from sparse_bo.arms.contenders import Contenders
+from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
@@ -55,6 +55,7 @@ def pick_batch(
     max_q: int,
     max_rechecked: int | None = None,
     given: Tensor | None = None,
+    refuse: Refusal | None = None,
 ) -> BatchPicks:
     """Pick arms by ``mean + width · √leverage`` until the stop rule or ``max_q`` ends the batch.
 
@@ -76,6 +77,8 @@ def pick_batch(
             one: a caller that may resparsify at any time does better to sweep all arms then.
         given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
             leverages and count towards the stop rule.
+        refuse: From arms (``q``) to which of them are left out (``q`` booleans), as long as another arm is left; called with
+            every arm, O(a) at its own cost. ``None``: none.
 
     Returns:
         At least one pick, unless the given ones have used the rule up.
@@ -85,15 +88,15 @@ def pick_batch(
             rule is the local one.
     """
     if stop_rule.kind == "repeat":
-        best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1)
+        best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
     start = conditioner_of(posterior, in_batch)
     if given is not None and len(given):
-        return _pick_more(posterior, width, stop_rule, start, max_q, given)
-    picker = _Picker(posterior, width, stop_rule)
+        return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
+    picker = _Picker(posterior, width, stop_rule, start, refuse)
     if max_q == 1 or stop_rule.allowance <= 0.0:
         if picker.exact:
-            return BatchPicks(picker.scores.argmax().unsqueeze(0), 0)
+            return BatchPicks(picker.arms(picker.scores.argmax().unsqueeze(0)), 0)
         max_q = 1
     return picker.run(start, max_q, _local_ratios(posterior, stop_rule, start), max_rechecked)
 
@@ -116,7 +119,13 @@ def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, ma
 
 
 def _pick_more(
-    posterior: ArmPosterior, width: float, stop_rule: StopRule, start: Conditioner, max_q: int, given: Tensor
+    posterior: ArmPosterior,
+    width: float,
+    stop_rule: StopRule,
+    start: Conditioner,
+    max_q: int,
+    given: Tensor,
+    refuse: Refusal | None,
 ) -> BatchPicks:
     distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
     weights = counts.to(posterior.observed_leverages.dtype)
@@ -129,9 +138,10 @@ def _pick_more(
     used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
     if used_up:
         return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
-    picker = _Picker(posterior, width, stop_rule)
+    conditioner = start.given(distinct, weights)
+    picker = _Picker(posterior, width, stop_rule, conditioner, refuse)
     picker.spent = spent
-    return picker.run(start.given(distinct, weights), max_q, ratios)
+    return picker.run(conditioner, max_q, ratios)
 
 
 def _results_needed(costs: list[float], allowance: float) -> int:
@@ -155,14 +165,26 @@ def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Condition
 class _Picker:
     """One batch in the making: upper bounds on all scores, and what was picked. Lives only inside :func:`pick_batch`."""
 
-    def __init__(self, posterior: ArmPosterior, width: float, stop_rule: StopRule) -> None:
-        self.posterior, self.width, self.stop_rule = posterior, width, stop_rule
+    def __init__(
+        self,
+        posterior: ArmPosterior,
+        width: float,
+        stop_rule: StopRule,
+        conditioner: Conditioner,
+        refuse: Refusal | None,
+    ) -> None:
+        self.posterior, self.width, self.stop_rule, self.refuse = posterior, width, stop_rule, refuse
         self.spent, self.rechecked = 0.0, 0
         contenders = posterior.contenders_at_start(width=width, stop_rule=stop_rule)
         leverage, lowest, best = contenders.extremes.tolist()
         self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
         self.exact = contenders.exact
-        self._take(contenders)
+        if refuse is None or contenders.indices is None:
+            self._take(contenders if refuse is None else contenders.without(refuse))
+        elif bool(refuse(contenders.indices).any()):
+            self._refill(conditioner)  # an arm that lost only against refused ones is no contender yet
+        else:
+            self._take(contenders)
 
     def _take(self, contenders: Contenders) -> None:
         """Go on with some contenders; their bounds are rounded in place."""
@@ -176,7 +198,7 @@ class _Picker:
         left, refresh = max_q, BLOCK
         while left > 0:
             at, floor = highest(self.scores, BLOCK)
-            indices = self._arms(at)
+            indices = self.arms(at)
             block = conditioner.block(indices)
             # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
             fresh = refresh >= len(self.scores)
@@ -205,7 +227,7 @@ class _Picker:
             conditioner = conditioner.absorb(indices, block, positions, counts.to(self.scores.dtype))
         return BatchPicks(torch.cat(picks), self.rechecked)
 
-    def _arms(self, at: Tensor) -> Tensor:
+    def arms(self, at: Tensor) -> Tensor:
         """Return the arms at some positions of the scores."""
         return at if self.ids is None else self.ids[at]
 
@@ -213,7 +235,7 @@ class _Picker:
         """Pick inside the block of the arms at some positions, and lower their bounds."""
         spent_before = self.stop_rule.kind == "local" and self.spent > self.stop_rule.allowance
         means, residual, costs, covariance = _host(
-            self.posterior.swept_means(self._arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
+            self.posterior.swept_means(self.arms(at)), block.residual, self.stop_rule.costs(block.start), block.covariance
         )
         picked = greedy_picks(
             means,
@@ -233,7 +255,7 @@ class _Picker:
 
     def _refill(self, conditioner: Conditioner) -> None:
         """Take the arms with the highest scores now: those that are kept no longer hold the best for certain."""
-        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule))
+        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
@@ -244,7 +266,7 @@ class _Picker:
         chunk = chunk_rows(len(best), bytes_per_row=64 * m, memory_bytes=self.posterior.prior.memory_bytes)
         for rows in row_slices(len(best), chunk=chunk):
             at = best[rows]
-            indices = self._arms(at)
+            indices = self.arms(at)
             reducible, residual, means = _host(*conditioner.leverages(indices), self.posterior.swept_means(indices))
             scores = fresh_scores(means, reducible, residual, width=self.width, unit=self.unit, low=self.low)
             self._lower(at, scores)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparse_bo.arms.highest import highest
+
+Refusal = Callable[[Tensor], Tensor]
+"""From ``q`` arms to ``q`` booleans: which are left out of a batch, as long as another arm is left."""
 
 SLACK = 2.0**-36
 """Arms within this share of the largest score of the bar are kept: far above the resolution at which scores tie."""
@@ -28,6 +32,12 @@ class Contenders:
     """``3``: largest leverage, lowest and highest upper bound over *all* arms; they set the resolution of the picks."""
     exact: bool
     """Whether the bounds are the scores themselves."""
+
+    def without(self, refuse: Refusal) -> Contenders:
+        """Return the contenders among all arms that are not refused; all of them, if no other would be left. O(a)."""
+        everything = torch.arange(len(self.upper), device=self.upper.device)
+        kept = (~refuse(everything) & (self.upper > -math.inf)).nonzero().squeeze(-1)
+        return replace(self, indices=kept, upper=self.upper[kept]) if len(kept) else self
 
 
 class Collector:
@@ -65,7 +75,8 @@ class Collector:
 
     def finish(self) -> tuple[Tensor, Tensor, float]:
         """Return the arms kept (ascending), their upper bounds, and the floor."""
-        self._compact()
+        if self.held:
+            self._compact()
         return self.indices[: self.held].clone(), self.upper[: self.held].clone(), self.floor
 
     def _put(self, at: int, indices: Tensor, upper: Tensor) -> None:

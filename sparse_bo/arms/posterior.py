@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.conditioner import Conditioner
-from sparse_bo.arms.contenders import Contenders
+from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
@@ -93,13 +93,16 @@ class ArmPosterior(ABC):
         """
 
     @abstractmethod
-    def contenders_after(self, conditioner: Conditioner, *, width: float, stop_rule: StopRule) -> Contenders:
+    def contenders_after(
+        self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
+    ) -> Contenders:
         """Return the arms that the batch can pick after some picks, for when those of before no longer hold the best.
 
         Args:
             conditioner: The posterior conditioned on the picks so far.
             width: The same as at the start.
             stop_rule: The same as at the start.
+            refuse: Tells the arms to leave out, as long as another is left.
         """
 
 
@@ -152,9 +155,12 @@ class InMemoryPosterior(ArmPosterior):
             upper[self.prior.repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
         return Contenders(None, upper, -math.inf, extremes, exact=self.leverage_errors is None)
 
-    def contenders_after(self, conditioner: Conditioner, *, width: float, stop_rule: StopRule) -> Contenders:
+    def contenders_after(
+        self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
+    ) -> Contenders:
         """See :class:`ArmPosterior`. No arm was left out at the start, and scores only fall: those bounds still hold. O(a)."""
-        return self.contenders_at_start(width=width, stop_rule=stop_rule)
+        contenders = self.contenders_at_start(width=width, stop_rule=stop_rule)
+        return contenders if refuse is None else contenders.without(refuse)
 
 
 def in_memory_posterior(

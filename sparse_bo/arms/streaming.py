@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.conditioner import Conditioner
-from sparse_bo.arms.contenders import Collector, Contenders
+from sparse_bo.arms.contenders import Collector, Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.stopping import StopRule
@@ -87,7 +87,9 @@ class StreamedPosterior(ArmPosterior):
             )
         return replace(self.contenders, upper=self.contenders.upper.clone())
 
-    def contenders_after(self, conditioner: Conditioner, *, width: float, stop_rule: StopRule) -> Contenders:
+    def contenders_after(
+        self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
+    ) -> Contenders:
         """See :class:`ArmPosterior`. A pass over all arms for those with the highest scores *now*: O(a m (d + r))."""
         prior = self.prior
         collector = Collector(capacity(prior.memory_bytes), like=self.observed_leverages)
@@ -96,8 +98,12 @@ class StreamedPosterior(ArmPosterior):
             indices = torch.arange(part.start, part.stop, device=prior.arms.device)
             reducible, residual = conditioner.leverages(indices)
             scores = self.swept_means(indices) + width * (reducible + residual).clamp_min_(0.0).sqrt_()
+            if refuse is not None:
+                scores = scores.masked_fill_(refuse(indices), -math.inf)
             collector.add(part.start, scores, torch.full_like(scores, -math.inf))
         indices, upper, floor = collector.finish()
+        if not len(indices):  # every arm is refused
+            return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
         return replace(self.contenders, indices=indices, upper=_without_repeats(prior.arms, indices, upper), floor=floor)
 
 

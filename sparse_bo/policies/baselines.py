@@ -10,16 +10,21 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.observations import add_observations
-from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
+from sparse_bo.policies.failures import forgiven, spared
+from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
 from sparse_bo.policies.states import (
     BanditState,
     BoxState,
     freeze_evaluated,
+    freeze_points,
     initial_box_state,
     initial_state,
     thaw_evaluated,
+    thaw_points,
     told,
+    unseen_arms,
+    with_failures,
 )
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
@@ -61,7 +66,12 @@ class ArmsWithoutModel(Mechanism[BanditState]):
         watch = Stopwatch()
         with watch.phase("observe"):
             observations = add_observations(state.observations, self.domain.points, picks, y)
-        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds)
+        failures = forgiven(state.failures, picks)
+        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures)
+
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
 
     def freeze(self, state: BanditState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms)."""
@@ -96,18 +106,17 @@ class RandomPoints(Mechanism[BoxState]):
         """Record the observations."""
         return replace(told(state, picks, y), seconds={})
 
+    def fail(self, state: BoxState, picks: Tensor) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
     def freeze(self, state: BoxState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        return freeze_fields(state)
+        return freeze_points(state)
 
     def thaw(self, frozen: Frozen) -> BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        return BoxState(self.box, **thaw_fields(BoxState, on_device(frozen, self.box.device)))
-
-
-def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``q`` random arms: neither observed nor pending as long as there are such. Draws as :meth:`Arms.uniform`."""
-    return domain.uniform(q, seen=torch.cat([state.observations.rows, pending]), generator=generator)
+        return BoxState(self.box, **thaw_points(BoxState, on_device(frozen, self.box.device)))
 
 
 def check_exploration(epsilon: float, decay: float) -> None:
@@ -146,7 +155,8 @@ def with_exploration(
     indices = best.repeat(q)
     if bool(explore.any()):
         randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
-        indices[explore.to(indices.device)] = randoms.to(indices.device)
+        randoms = spared(randoms.to(indices.device), state.refusal(), count=state.arms.shape[0], generator=generator)
+        indices[explore.to(indices.device)] = randoms
     return indices
 
 
@@ -211,5 +221,9 @@ class EpsilonGreedy:
         observed = state.observations
         if observed.n == 0:
             return unseen_arms(domain, state, q, pending=pending, generator=generator)
-        best, out = observed.rows[observed.means.argmax()], len(pending)
+        refuse, means, out = state.refusal(), observed.means, len(pending)
+        refusals = torch.zeros_like(means, dtype=torch.bool) if refuse is None else refuse(observed.rows)
+        if not bool(refusals.all()):
+            means = means.masked_fill(refusals, -torch.inf)
+        best = observed.rows[means.argmax()]
         return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

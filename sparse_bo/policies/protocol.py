@@ -120,6 +120,14 @@ class Mechanism(ABC, Generic[S]):
         """
         return self.tell(state, picks, y, generator=generator)
 
+    def fail(self, state: S, picks: Tensor) -> S:
+        """Return the state after evaluations at ``picks``, q ≥ 1, have failed; results of the same update have been told.
+
+        By default they leave no trace, and the same picks may be made again. The policies of this package avoid what keeps
+        failing (:mod:`sparse_bo.policies.failures`).
+        """
+        return state
+
     def freeze(self, state: S) -> Frozen | None:
         """Return what :meth:`thaw` needs, without the domain; ``None`` if states cannot be kept: such runs are replayed."""
         return None

@@ -12,9 +12,24 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains import Box
+from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.observations import Observations, no_observations
+from sparse_bo.policies.failures import (
+    SAME,
+    Failures,
+    Refusal,
+    box_correlation,
+    doubtful,
+    failed,
+    forgiven,
+    freeze_failures,
+    kernel_correlation,
+    refused,
+    spared,
+    thaw_failures,
+)
 from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, thaw_fields, thaw_observations
 from sparse_bo.policies.timing import Phase
 
@@ -24,8 +39,8 @@ class Summary:
     """What is worth telling of a state in plain numbers: how good the best points are, and the size of the model."""
 
     best_index: int | None = None
-    """Arm with the highest posterior mean (without a model: with the highest mean observation); ``None`` without data, or on
-    a box."""
+    """Arm with the highest posterior mean (without a model: with the highest mean observation); once evaluations have failed,
+    among the arms with a success; ``None`` without data, or on a box."""
     best_mean: float | None = None
     """Posterior mean (mean observation) of the best arm; on a box, of the best evaluated point."""
     best_sd: float | None = None
@@ -116,6 +131,55 @@ class BanditState:
     """Batches told so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
+    failures: Failures | None = None
+    """Where evaluations failed; ``None`` as long as none has."""
+
+    def refusal(self, pending: Tensor | None = None) -> Refusal | None:
+        """Return which arms are better left alone: those backing off, and with a model those among failures.
+
+        An arm whose last evaluation succeeded is never refused.
+
+        Args:
+            pending: Arms without results (``q``); once there are failures, those that have never succeeded are not tried
+                twice at a time.
+
+        Returns:
+            ``None`` if nothing has failed.
+        """
+        failures = self.failures
+        if failures is None:
+            return None
+        observed, pulls = self.observations, self.pulls
+        proven = torch.isin(failures.where, observed.rows)
+        backing_off = failures.where[failures.backing_off(pulls, proven=proven)]
+        if pending is not None:
+            backing_off = torch.cat([backing_off, pending[~torch.isin(pending, observed.rows)]])
+        speaking = failures.speaking(pulls)
+        speaking = failures.where[speaking[~proven[speaking]]]  # an arm with a success is feasible
+        posterior = self.posterior
+
+        def refuse(indices: Tensor) -> Tensor:
+            refusals = torch.isin(indices, backing_off)
+            if posterior is None:
+                return refusals
+            prior = posterior.prior
+            open_ = (~refusals & ~torch.isin(indices, observed.rows)).nonzero().squeeze(-1)
+            against, correlation = self.arms[speaking], kernel_correlation(prior.covariance)
+            refusals[open_] = doubtful(
+                self.arms[indices[open_]], against, observed.X, correlation, memory_bytes=prior.memory_bytes
+            )
+            return refusals
+
+        return refuse
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor) -> Tensor:
+        """Return which of ``q`` picks to make, once evaluations have failed: arms that never succeeded not twice at a time."""
+        if self.failures is None:
+            return torch.ones_like(picks, dtype=torch.bool)
+        out = torch.cat([pending, picks])
+        earlier = (out.unsqueeze(0) == picks.unsqueeze(1)).int().argmax(dim=1)
+        first = earlier == torch.arange(len(pending), len(out), device=picks.device)
+        return first | torch.isin(picks, self.observations.rows)
 
     @property
     def posterior(self) -> ArmPosterior | None:
@@ -147,7 +211,7 @@ class BanditState:
         posterior = self.posterior
         index, mean, sd = observed_index, observed_mean, None
         if posterior is not None:
-            index, mean, leverage = posterior.best()
+            index, mean, leverage = posterior.best() if self.failures is None else self._best_succeeded(posterior)
             sd = (leverage * posterior.prior.regularization) ** 0.5
         return Report(
             best_index=index,
@@ -164,6 +228,13 @@ class BanditState:
             effective_dimension=None if posterior is None else posterior.effective_dimension,
             width=self.width,
         )
+
+    def _best_succeeded(self, posterior: ArmPosterior) -> tuple[int, float, float]:
+        """Return the arm with the highest posterior mean among those with a success, its mean (y) and its leverage."""
+        rows = self.observations.rows
+        means = posterior.means_at(rows)
+        best = int(means.argmax())
+        return int(rows[best]), float(means[best]), float(posterior.leverages_at(rows[best : best + 1]))
 
     def _best_observed(self) -> tuple[int | None, float | None, int | None]:
         observations = self.observations
@@ -187,6 +258,32 @@ class BoxState:
     """Batches told so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
+    failures: Failures | None = None
+    """Where evaluations failed; ``None`` as long as none has."""
+
+    def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
+        """Return which points (``n x d``, in the user's units) are better left alone: those near failures.
+
+        Args:
+            kernel: Says what is near; ``None``: a Gaussian one of a width of its own.
+
+        Returns:
+            ``None`` if nothing has failed.
+        """
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None
+        correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
+        return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation)
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor, kernel: CovarianceFunction) -> Tensor:
+        """Return which of ``q`` picks (``q x d``) to make, once evaluations have failed: no place twice before it succeeds."""
+        if self.failures is None:
+            return torch.ones(len(picks), dtype=torch.bool, device=picks.device)
+        correlation = kernel_correlation(kernel)
+        known = (correlation(picks, self.X) > SAME).any(dim=-1)
+        same = correlation(picks, torch.cat([pending, picks])) > SAME
+        return known | ~same.tril(len(pending) - 1).any(dim=-1)
 
     @property
     def model(self) -> Model | None:
@@ -232,6 +329,7 @@ class BoxState:
 
 
 B = TypeVar("B", bound=BoxState)
+E = TypeVar("E", bound=BanditState | BoxState)
 
 
 def initial_state(arms: ArmSet) -> BanditState:
@@ -247,14 +345,45 @@ def initial_box_state(box: Box) -> BoxState:
 
 def told(state: B, X: Tensor, y: Tensor) -> B:
     """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
-    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1)
+    failures = forgiven(state.failures, X)
+    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1, failures=failures)
+
+
+def with_failures(state: E, picks: Tensor) -> E:
+    """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed."""
+    return replace(state, failures=failed(state.failures, picks, pulls=state.pulls))
+
+
+def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Return ``q`` random arms: not observed, pending or backing off as long as there are such.
+
+    Draws as :meth:`Arms.uniform`; once evaluations have failed, again for arms better left alone.
+    """
+    failures, seen = state.failures, torch.cat([state.observations.rows, pending])
+    if failures is None:
+        return domain.uniform(q, seen=seen, generator=generator)
+    proven = torch.isin(failures.where, state.observations.rows)
+    seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
+    draws = domain.uniform(q, seen=seen, generator=generator)
+    return spared(draws, state.refusal(pending), count=domain.count, generator=generator)
 
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:
     """Return what was evaluated, without arms and model: O(distinct pulled arms)."""
-    return freeze_observations(state.observations) | freeze_fields(state)
+    return freeze_observations(state.observations) | freeze_fields(state) | freeze_failures(state.failures)
+
+
+def freeze_points(state: BoxState) -> dict[str, Any]:
+    """Return what was evaluated on a box, without the model: O(n d)."""
+    return freeze_fields(state) | freeze_failures(state.failures)
 
 
 def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:
     """Return the state that :func:`freeze_evaluated` froze, without a model; tensors on the device of ``arms``."""
-    return BanditState(arms, thaw_observations(frozen, arms), **thaw_fields(BanditState, frozen))
+    failures = thaw_failures(frozen)
+    return BanditState(arms, thaw_observations(frozen, arms), failures=failures, **thaw_fields(BanditState, frozen))
+
+
+def thaw_points(kind: type[BoxState], frozen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`freeze_points` kept of a state of class ``kind``, to make or replace one with."""
+    return thaw_fields(kind, frozen) | {"failures": thaw_failures(frozen)}

@@ -368,6 +368,7 @@ class AskTell:
             with self._recorder.updating(by_ask=by_ask):
                 self._engine.take(update)
             self._recorder.updated(self._engine)
+        self._engine.failures.look(self._engine.rows)  # last: a warning may be made an error, and everything is recorded
 
 
 class _Progress:

@@ -31,6 +31,7 @@ from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.timing import Phase
+from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.result import make_row
@@ -69,6 +70,7 @@ class Engine:
         self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
+        self.failures = FailureWatch()
 
     @property
     def due(self) -> bool:
@@ -234,14 +236,17 @@ class Engine:
     def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
         """Return the machine's update by results of ``batch``, as the mechanism takes them in by ``tell``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
+        bad = [i for i, v in enumerate(values) if math.isnan(v)]
         generator, start = self._drawing(), time.perf_counter()
+        device = self.domain.device
         if good:
-            device = self.domain.device
             y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
             picks = batch.picks[torch.tensor(good, device=device)]
             state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()
+        if bad:
+            state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)])
         seconds = time.perf_counter() - start
         row = make_row(
             state,

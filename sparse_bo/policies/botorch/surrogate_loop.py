@@ -23,11 +23,15 @@ from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.subsets import Everything, Subset
 from sparse_bo.policies.botorch.surrogate_models import MakeModel
 from sparse_bo.policies.botorch.surrogate_state import InBox, SurrogateState
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.persistence import on_device, part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import initial_box_state, told
+from sparse_bo.policies.states import freeze_points, initial_box_state, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
+
+ELSEWHERE = 512
+"""Points drawn of each kind where a proposal is refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +81,9 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known)
         with seeded(generator):
             best = self.proposer(fitted, min(max_q, self.batch_size - out), pending=self.box.to_unit(pending))
-        return Proposal(self.box.from_unit(best.detach().clamp(0.0, 1.0)))
+        picks = self.box.from_unit(best.detach().clamp(0.0, 1.0))
+        refuse = state.refusal()
+        return Proposal(picks if refuse is None else self._elsewhere(state, picks, refuse, generator))
 
     def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
         """Observe; choose the observations to fit to; fit. Draws for the choice, then once to seed BoTorch."""
@@ -93,13 +99,17 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         after = replace(state, model=InBox(model, self.box), subset=subset, seconds=watch.seconds)
         return self.subset.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
 
+    def fail(self, state: SurrogateState, picks: Tensor) -> SurrogateState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
     def freeze(self, state: SurrogateState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), and the model's parameters and buffers.
 
         GPs are what data, parameters and buffers make them. A ``surrogate`` of your own may be more (fully Bayesian models
         are, and what is no ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
         """
-        frozen = freeze_fields(state)
+        frozen = freeze_points(state)
         model = state.surrogate
         if model is None or state.subset is None:
             return frozen
@@ -113,7 +123,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def thaw(self, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters back and is not fitted."""
         arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_fields(SurrogateState, arrays))
+        state = replace(self.init(), **thaw_points(SurrogateState, arrays))
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state
@@ -124,6 +134,32 @@ class SurrogateLoop(Mechanism[SurrogateState]):
                     part.copy_(parts[name])
         model.eval()
         return replace(state, model=InBox(model, self.box))
+
+    def _elsewhere(self, state: SurrogateState, picks: Tensor, refuse: Refusal, generator: torch.Generator) -> Tensor:
+        """Return the picks (``q x d``) with refused ones replaced by the best of other points: whatever proposed them.
+
+        The others are quasi-random points and points around the best observation, by upper confidence bounds. Draws only where
+        a pick is refused; where everything is, the picks stay.
+        """
+        wrong = refuse(picks).nonzero().squeeze(-1)
+        if not len(wrong) or state.model is None:
+            return picks
+        X = self.box.sobol(ELSEWHERE, generator=generator)
+        noise = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
+        sides = self.box.upper - self.box.lower
+        scales = torch.logspace(-3, -0.5, ELSEWHERE, dtype=X.dtype, device=X.device).unsqueeze(-1)
+        near = (state.X[state.y.argmax()] + scales * sides * noise).clamp(self.box.lower, self.box.upper)
+        X = torch.cat([X, near])
+        X = X[~refuse(X)]
+        if not len(X):
+            return picks
+        with torch.no_grad():
+            posterior = state.model.posterior(X.unsqueeze(-2))
+            scores = (posterior.mean + (state.width or 0.0) * posterior.variance.sqrt()).flatten()
+        best = scores.topk(min(len(wrong), len(X))).indices
+        picks = picks.clone()
+        picks[wrong[: len(best)]] = X[best]
+        return picks
 
     def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
         """Return the model of a state as it was before it was fitted; what it draws is put back."""

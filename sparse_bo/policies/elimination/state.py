@@ -92,8 +92,9 @@ class EliminationState:
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.State.report`.
 
-        The best arm is the survivor with the highest posterior mean in the batch with the most results. On a box it is that
-        candidate, whether it was evaluated or not.
+        The best arm is the survivor with the highest posterior mean in the batch with the most results, among those with a
+        result there if evaluations of that batch failed. On a box it is that candidate, otherwise whether it was evaluated or
+        not.
         """
         if not len(self.y):
             return Report()
@@ -111,6 +112,10 @@ class EliminationState:
             )
         posterior, factor = best.posterior, best.posterior.state.factor
         alive = self.source.alive(best, self.width, self.survivors)
+        if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
+            succeeded = torch.zeros_like(alive)
+            succeeded[best.observations.arm_indices] = True
+            alive = alive & succeeded if bool((alive & succeeded).any()) else succeeded
         position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
         newest = self.findings[-1]
         scale = posterior.prior.regularization**0.5

@@ -69,6 +69,10 @@ class PosteriorArms(Mechanism[BanditState]):
         """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""
         return self.model.tell(state, picks, y, generator=generator)
 
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return self.model.fail(state, picks)
+
     def freeze(self, state: BanditState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
         return self.model.freeze(state)

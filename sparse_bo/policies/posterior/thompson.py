@@ -18,6 +18,7 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.policies.botorch.thompson import ORDERS
+from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
 from sparse_bo.policies.states import BanditState
 from sparse_bo.seeding import seeded
@@ -30,11 +31,14 @@ QUADRATURE_TOLERANCE = 0.01
 class _Best:
     """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask."""
 
-    def __init__(self, posterior: InMemoryPosterior, q: int) -> None:
+    def __init__(self, posterior: InMemoryPosterior, q: int, refuse: Refusal | None) -> None:
         surrogate = posterior.prior
         self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
         if surrogate.repeats is not None:
             self.allowed[surrogate.repeats] = False
+        if refuse is not None:
+            left = self.allowed & ~refuse(torch.arange(len(self.allowed), device=self.allowed.device))
+            self.allowed = left if bool(left.any()) else self.allowed
         self.values = surrogate.in_memory[1].new_full((q,), -math.inf)
         self.indices = torch.zeros(q, dtype=torch.int64, device=surrogate.arms.device)
 
@@ -60,7 +64,7 @@ class DecoupledDraws:
         self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
     ) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
-        arms, best = posterior.prior.arms, _Best(posterior, q)
+        arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal())
         with torch.no_grad():
             with seeded(generator):
                 kernel = posterior.prior.covariance.kernel
@@ -141,7 +145,7 @@ class QuadratureDraws:
         Warns:
             NumericalWarning: If a learned kernel is too narrow for the order.
         """
-        observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q)
+        observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q, state.refusal())
         kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
         trouble = self.trouble(kernel, surrogate.arms) if self.learned else None
         if trouble is not None:

@@ -28,6 +28,7 @@ from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, repeated_rows
+from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import (
     freeze_dictionary,
     freeze_fields,
@@ -38,7 +39,15 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import BanditState, FittedArms, freeze_evaluated, initial_state, thaw_evaluated
+from sparse_bo.policies.states import (
+    BanditState,
+    FittedArms,
+    freeze_evaluated,
+    initial_state,
+    thaw_evaluated,
+    unseen_arms,
+    with_failures,
+)
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, learn_prior
@@ -105,8 +114,8 @@ class ArmUCB(Mechanism[BanditState]):
             missing = self.design_size - state.pulls
             if missing <= out and out:
                 return Wait(max(missing, 1))
-            seen = torch.cat([state.observations.rows, pending])
-            return Proposal(self.domain.uniform(min(max_q, max(1, missing - out)), seen=seen, generator=generator))
+            q = min(max_q, max(1, missing - out))
+            return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
             return Wait(1 - room)
@@ -117,17 +126,20 @@ class ArmUCB(Mechanism[BanditState]):
             in_batch=self.parts.in_batch,
             max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
             given=pending,
+            refuse=state.refusal(pending),
         )
         if not len(batch.indices):
             return Wait(batch.needed)
-        return Proposal(batch.indices[:max_q], batch.rechecked, batch.indices[max_q:])
+        picks = batch.indices[state.tried_once(batch.indices, pending=pending)]
+        return Proposal(picks[:max_q], batch.rechecked, picks[max_q:]) if len(picks) else Wait(1)
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
         before, watch = state.fitted, Stopwatch()
         with watch.phase("observe"):
             observations = add_observations(state.observations, self.arms, picks, y)
-        told = replace(state, observations=observations, round=state.round + 1)
+        failures = forgiven(state.failures, picks)
+        told = replace(state, observations=observations, round=state.round + 1, failures=failures)
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
         surrogate, learned_at = self._surrogate(before, observations, watch, generator)
@@ -149,6 +161,10 @@ class ArmUCB(Mechanism[BanditState]):
             posterior=posterior, columns=columns, width=width, information=information, pulls_at_learning=learned_at
         )
         return replace(told, fitted=fitted, seconds=watch.seconds)
+
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
 
     def freeze(self, state: BanditState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms + m), nothing of the size of the arms."""

@@ -32,7 +32,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import BoxState, Report, told
+from sparse_bo.policies.states import BoxState, Report, freeze_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, learn_prior
@@ -147,6 +147,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
         if room <= 0:
             return Wait(1 - room)
         rule = self.parts.stop_rule
+        kernel = covariance_function(fitted.prior.covar_module, like=state.X)
         X, _ = optimize_batch(
             fitted.model,
             self.box.bounds,
@@ -156,9 +157,13 @@ class BoxUCB(Mechanism[BoxUCBState]):
             in_batch=self.parts.in_batch,
             beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),
             X_pending=pending,
+            refuse=state.refusal(kernel),
             generator=generator,
         )
-        return Proposal(X) if len(X) else Wait(self._needed(fitted, pending))
+        if not len(X):
+            return Wait(self._needed(fitted, pending))
+        X = X[state.tried_once(X, pending=pending, kernel=kernel)]
+        return Proposal(X) if len(X) else Wait(1)
 
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
@@ -188,9 +193,13 @@ class BoxUCB(Mechanism[BoxUCBState]):
         )
         return replace(after, fitted=fitted, seconds=watch.seconds)
 
+    def fail(self, state: BoxUCBState, picks: Tensor) -> BoxUCBState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
     def freeze(self, state: BoxUCBState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), without the model and the box."""
-        frozen, fitted = freeze_fields(state), state.fitted
+        frozen, fitted = freeze_points(state), state.fitted
         if fitted is None:
             return frozen
         return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.dictionary) | freeze_prior(fitted.prior)
@@ -198,7 +207,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     def thaw(self, frozen: Frozen) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model is fitted again, O(n m² + m³)."""
         frozen = on_device(frozen, self.box.device)
-        state = BoxUCBState(self.box, **thaw_fields(BoxUCBState, frozen))
+        state = BoxUCBState(self.box, **thaw_points(BoxUCBState, frozen))
         if "probabilities" not in frozen:
             return state
         dictionary, prior = thaw_dictionary(frozen, state.X), thaw_prior(frozen, given=self.given.covar_module)

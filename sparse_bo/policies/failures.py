@@ -1,0 +1,230 @@
+"""Failed evaluations as a value, and which arms or points they speak against.
+
+Two rules, both of which forget. *Back-off*: after f failures in a row an arm is left alone for ``2 · 2ᶠ`` evaluations, or
+``½ · 8ᶠ`` if it has never succeeded. So a lost worker costs it a moment, and an arm that always fails is tried O(log T) times
+in T evaluations. *Neighbours*: a point counts as infeasible while successes are less than half of what the evaluated points
+nearest to it say, each weighted by the inverse of its distance, with a success given in advance. The few nearest decide, not
+all: a success far away says nothing about what lies behind a sharp edge. A failure speaks until the run is four times as long
+as it was then, and for :data:`EVIDENCE` evaluations at least: a region condemned by bad luck is looked at again.
+
+Time is counted in evaluations, so the same results give the same picks. Without failures nothing here is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.policies.persistence import part_of, under
+
+EVIDENCE = 128
+"""Evaluations for which a failure speaks at least against what is near it."""
+NEIGHBOURS = 5
+"""Evaluated points that decide whether a point is feasible; odd, and few: the edge of a region is sharp."""
+GIVEN = 3.0
+"""Weight of the success given in advance: a lone failure condemns what is correlated with it by more than 0.91."""
+CLOSEST = 1e-4
+"""1 − ρ of points that count as one."""
+NEWEST = 128
+"""Failures that are looked at, at most: O(candidates · NEWEST) kernel values per ask."""
+SAME = 0.999
+"""Points of a box correlated by more than this back off together."""
+RADIUS = 0.15
+"""Lengthscale of the correlation used without a kernel on a box, in sides of the box and times √d."""
+LARGEST_EXPONENT = 40
+"""Of a back-off: longer than any run."""
+
+Correlation = Callable[[Tensor, Tensor], Tensor]
+"""From ``n x d`` and ``n' x d`` points to ``n x n'`` numbers in [0, 1], 1 for equal points."""
+Refusal = Callable[[Tensor], Tensor]
+"""From ``q`` arms, or ``q x d`` points, to ``q`` booleans: which are better left alone now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Failures:
+    """Where evaluations have failed since they last succeeded there. A value."""
+
+    where: Tensor
+    """``n`` arms, or ``n x d`` points of a box: distinct, ascending."""
+    strikes: Tensor
+    """``n`` failures in a row of each; those of one update count as one."""
+    last: Tensor
+    """``n`` evaluations that were complete at the last failure of each."""
+    total: int
+    """Failed evaluations in the whole run."""
+
+    def forgiving(self, picks: Tensor) -> Failures:
+        """Return the failures without those where an evaluation (``q`` arms or ``q x d`` points) has now succeeded."""
+        kept = ~_among(self.where, picks)
+        return Failures(self.where[kept], self.strikes[kept], self.last[kept], self.total)
+
+    def backing_off(self, pulls: int, *, proven: Tensor | None = None) -> Tensor:
+        """Return which of the ``n`` are left alone, after ``pulls`` successes.
+
+        Args:
+            pulls: Successes so far.
+            proven: ``n`` booleans: which have succeeded before; ``None``: none.
+        """
+        exponent = 3 * self.strikes - 1
+        if proven is not None:
+            exponent = torch.where(proven, self.strikes + 1, exponent)
+        return self.last + 2 ** exponent.clamp_max(LARGEST_EXPONENT) > pulls + self.total
+
+    def speaking(self, pulls: int) -> Tensor:
+        """Return the rows, at most :data:`NEWEST`, that still speak against their neighbourhood after ``pulls`` successes."""
+        rows = (self.last + (3 * self.last).clamp_min(EVIDENCE) > pulls + self.total).nonzero().squeeze(-1)
+        newest = self.last[rows].argsort(descending=True, stable=True)[:NEWEST]
+        return rows[newest].sort().values
+
+
+def failed(before: Failures | None, picks: Tensor, *, pulls: int) -> Failures:
+    """Return the failures with those of one update added. O((n + q) log(n + q)).
+
+    Args:
+        before: Those so far, ``None`` without any.
+        picks: ``q ≥ 1`` arms or ``q x d`` points that failed, repeats allowed.
+        pulls: Successes so far, those of this update included.
+    """
+    if before is None:
+        none = torch.zeros(0, dtype=torch.int64, device=picks.device)
+        before = Failures(picks[:0], none, none, 0)
+    total = before.total + len(picks)
+    new = torch.unique(picks, dim=0)
+    where, group = torch.unique(torch.cat([before.where, new]), dim=0, return_inverse=True)
+    one = torch.ones(len(new), dtype=torch.int64, device=picks.device)
+    zeros = torch.zeros(len(where), dtype=torch.int64, device=picks.device)
+    strikes = zeros.index_add(0, group, torch.cat([before.strikes, one]))
+    last = zeros.scatter_reduce(0, group, torch.cat([before.last, (pulls + total) * one]), "amax")
+    return Failures(where, strikes, last, total)
+
+
+def forgiven(failures: Failures | None, picks: Tensor) -> Failures | None:
+    """Return :meth:`Failures.forgiving`, or ``None`` without failures."""
+    return None if failures is None else failures.forgiving(picks)
+
+
+def freeze_failures(failures: Failures | None) -> dict[str, Any]:
+    """Return failures as arrays; nothing without any."""
+    return {} if failures is None else under("failures", vars(failures))
+
+
+def thaw_failures(frozen: Mapping[str, Any]) -> Failures | None:
+    """Return what :func:`freeze_failures` froze; ``None`` of a snapshot without failures, or from before they were kept."""
+    parts = part_of(frozen, "failures")
+    return Failures(**parts) if parts else None
+
+
+def refused(
+    failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation, memory_bytes: int = DEFAULT_MEMORY_BYTES
+) -> Refusal:
+    """Return which points of a box are better left alone.
+
+    Args:
+        failures: Points where evaluations failed.
+        pulls: Successes so far.
+        succeeded: ``s x d`` points with a success.
+        correlation: Of points.
+        memory_bytes: Budget of the temporary blocks.
+    """
+    wrong = failures.where[failures.speaking(pulls)]
+    again = failures.where[failures.backing_off(pulls)]
+
+    def refuse(X: Tensor) -> Tensor:
+        refusals = doubtful(X, wrong, succeeded, correlation, memory_bytes=memory_bytes)
+        return refusals | (correlation(X, again) > SAME).any(dim=-1) if len(again) else refusals
+
+    return refuse
+
+
+def doubtful(
+    X: Tensor, wrong: Tensor, right: Tensor, correlation: Correlation, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
+) -> Tensor:
+    """Return which of ``n x d`` points are probably infeasible by their nearest evaluated points, ``n`` booleans.
+
+    With ρ the correlation and w = ρ/√(1 − ρ) (of a stationary kernel about an inverse distance), over the :data:`NEIGHBOURS`
+    most correlated points, feasibility is estimated as ``(G + Σ_right w) / (G + Σ_right w + Σ_wrong w)``, G = :data:`GIVEN`;
+    below 1/2 a point is doubtful. O(n d) for each wrong point, and for each right one of those points of which the wrong ones
+    alone leave a doubt.
+
+    Args:
+        X: ``n x d``.
+        wrong: ``f x d`` points that failed.
+        right: ``s x d`` points that succeeded.
+        correlation: Of points.
+        memory_bytes: Budget of the temporary blocks.
+    """
+    doubts = torch.zeros(len(X), dtype=torch.bool, device=X.device)
+    if not len(wrong):
+        return doubts
+    rows = chunk_rows(len(X), bytes_per_row=64 * (len(wrong) + len(right)), memory_bytes=memory_bytes)
+    for part in row_slices(len(X), chunk=rows):
+        against = correlation(X[part], wrong)
+        against = against.topk(min(NEIGHBOURS, len(wrong)), dim=-1).values
+        suspects = (_weights(against).sum(dim=-1) > GIVEN).nonzero().squeeze(-1)
+        if not len(suspects):
+            continue
+        both = torch.cat([correlation(X[part][suspects], right), against[suspects]], dim=-1)
+        nearest = both.topk(min(NEIGHBOURS, both.shape[1]), dim=-1)
+        bad = nearest.indices >= len(right)
+        weights = _weights(nearest.values)
+        balance = GIVEN + torch.where(bad, -weights, weights).sum(dim=-1)
+        doubts[part.start + suspects] = balance < 0.0
+    return doubts
+
+
+def _weights(correlations: Tensor) -> Tensor:
+    return correlations / (1.0 - correlations).clamp_min(CLOSEST).sqrt()
+
+
+def kernel_correlation(covariance: CovarianceFunction) -> Correlation:
+    """Return the correlation under a kernel, negative ones as 0."""
+
+    def correlation(X: Tensor, Y: Tensor) -> Tensor:
+        scale = covariance.diagonal(X).unsqueeze(-1) * covariance.diagonal(Y)
+        smallest = torch.finfo(scale.dtype).tiny  # of a point without variance: correlated with nothing
+        return (covariance.cross(X, Y) / scale.clamp_min(smallest).sqrt()).clamp(0.0, 1.0)
+
+    return correlation
+
+
+def box_correlation(bounds: Tensor) -> Correlation:
+    """Return a Gaussian correlation on a box (``2 x d``), for policies without a kernel of their own."""
+    sides = (bounds[1] - bounds[0]) * (RADIUS * bounds.shape[1] ** 0.5)
+
+    def correlation(X: Tensor, Y: Tensor) -> Tensor:
+        return torch.exp(-0.5 * torch.cdist(X / sides, Y / sides).square())
+
+    return correlation
+
+
+def spared(draws: Tensor, refuse: Refusal | None, *, count: int, generator: torch.Generator) -> Tensor:
+    """Return random arms (``q``) with refused ones drawn again, a few times. Draws only where there is one.
+
+    Args:
+        draws: ``q`` arms.
+        refuse: Tells the arms to leave alone; ``None``: none.
+        count: Number of arms.
+        generator: CPU generator.
+    """
+    if refuse is None:
+        return draws
+    for _ in range(16):
+        again = refuse(draws).nonzero().squeeze(-1)
+        if not len(again):
+            break
+        draws = draws.clone()
+        draws[again] = torch.randint(count, (len(again),), generator=generator).to(draws.device)
+    return draws
+
+
+def _among(where: Tensor, picks: Tensor) -> Tensor:
+    """Return which of ``n`` arms or ``n x d`` points are among ``q``."""
+    if where.dim() == 1:
+        return torch.isin(where, picks)
+    return (where.unsqueeze(1) == picks.unsqueeze(0)).all(dim=-1).any(dim=-1)

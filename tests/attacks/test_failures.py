@@ -1,0 +1,241 @@
+"""Objectives that fail: in a region, at random, or always. What keeps failing is avoided, and never recommended."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from sparse_bo import AskTell, ProductGrid, maximize
+from sparse_bo.arms.streaming import StreamedPosterior
+from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
+from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
+from sparse_bo.policies.failures import failed, freeze_failures, thaw_failures
+
+ARMS = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+EDGE = 0.4
+
+
+def given() -> dict:
+    kernel = RBFKernel()
+    kernel.lengthscale = 0.2
+    return {"covar_module": kernel, "prior_mean": 0.0, "regularization": 0.01}
+
+
+def smooth(X):
+    return torch.sin(3.0 * X[:, 0]) + 0.5 * torch.cos(4.0 * X[:, 1])
+
+
+def beyond_the_edge(X):
+    """Rises towards the edge, so that the best arms lie where evaluations fail."""
+    return torch.where(X[:, 0] > EDGE, torch.nan, smooth(X))
+
+
+def at_random():
+    """Fails in 30 % of evaluations, wherever."""
+    generator = torch.Generator().manual_seed(5)
+    return lambda X: torch.where(torch.rand(len(X), generator=generator) < 0.3, torch.nan, smooth(X))
+
+
+def outcomes(result) -> list[bool]:
+    """Return of each evaluation whether it failed."""
+    return [math.isnan(value) for row in result.history.rows for value in row.values]
+
+
+POLICIES = {
+    "bbkb": BBKB(**given()),
+    "bbkb learned": BBKB(),
+    "gp-ucb": GPUCB(**given()),
+    "mini-meta": MiniMETA(max_batch_size=20, **given()),
+    "epsilon-greedy": EpsilonGreedy(),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_arms_that_keep_failing_are_left_alone(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)  # at the start most of what is tried fails
+        result = maximize(beyond_the_edge, arms=ARMS, policy=POLICIES[name], budget=300, seed=1)
+    bad = outcomes(result)
+    assert len(bad) == 300
+    assert sum(bad) < 100  # before: 290 of 300 with a model
+    assert sum(bad[150:]) < 40  # and ever fewer
+    tries = Counter(i for i, failed in zip(result.history.indices, bad, strict=True) if failed)
+    assert max(tries.values()) <= 4  # before: 295
+    assert result.best_x[0] <= EDGE
+    assert result.best_index in {i for i, failed in zip(result.history.indices, bad, strict=True) if not failed}
+    feasible = ARMS[ARMS[:, 0] <= EDGE]
+    assert float(smooth(result.best_x[None])) > float(smooth(feasible).quantile(0.9))
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "share"), [(BBKB(), 80, 0.5), (BoTorchUCB(num_restarts=2, raw_samples=64), 60, 0.65)]
+)
+def test_regions_of_a_box_that_keep_failing_are_left_alone(policy, budget, share):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        result = maximize(beyond_the_edge, bounds=BOUNDS, policy=policy, budget=budget, seed=1)
+    bad = outcomes(result)
+    assert sum(bad) < share * budget
+    assert result.best_x[0] <= EDGE
+    assert float(smooth(result.best_x[None])) > 1.4  # the best feasible value is 1.43
+
+
+@pytest.mark.parametrize("name", ["bbkb", "bbkb learned", "gp-ucb", "epsilon-greedy"])
+def test_random_failures_do_not_starve_a_run(name):
+    result = maximize(at_random(), arms=ARMS, policy=POLICIES[name], budget=150, seed=1)
+    assert 0.2 < sum(outcomes(result)) / 150 < 0.4
+    best = float(smooth(ARMS).max())
+    assert float(smooth(result.best_x[None])) > best - 0.1
+    if name == "epsilon-greedy":
+        return  # with one random arm in ten evaluations it finds good arms late, with failures or without
+    good = [value for row in result.history.rows for value in row.values if not math.isnan(value)]
+    assert sum(good[-30:]) / 30 > best - 0.5  # it has settled near the best arms
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"arms": ARMS[:30], "policy": BBKB(**given())}, {"bounds": BOUNDS, "policy": BBKB(**given())}],
+    ids=["arms", "box"],
+)
+def test_a_run_without_a_success_recommends_nothing_and_says_so_once(where):
+    with pytest.warns(FailureWarning, match=r"20 of 20 .* nothing, as none has succeeded") as caught:
+        result = maximize(lambda X: torch.full((len(X),), torch.nan), budget=40, **where)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert outcomes(result) == [True] * 40
+    assert result.best_x is None
+    assert result.best_index is None
+
+
+def test_a_run_that_fails_a_little_says_nothing():
+    loop = AskTell(ARMS, RandomSearch())
+    for ticket in range(30):
+        loop.tell(loop.ask(1).tickets, [math.nan if ticket % 2 else 1.0])  # half: not more than half
+
+
+def test_a_failed_arm_is_retried_ever_more_rarely():
+    """One arm is far better than the others and fails for a while: it is found again once it works."""
+    arms = torch.linspace(0.0, 1.0, 4, dtype=torch.float64).unsqueeze(-1)
+    loop, tries, recovered = AskTell(arms, EpsilonGreedy(epsilon=1.0), seed=0), [], False
+    for t in range(600):
+        batch = loop.ask(1)
+        arm = int(batch.indices)
+        if arm == 3:
+            tries.append(t)
+        loop.tell(batch.tickets, [math.nan if arm == 3 and t < 100 else float(arm)])
+        recovered |= arm == 3 and t >= 100
+    assert len([t for t in tries if t < 100]) <= 4
+    assert recovered
+    assert loop.result().best_index == 3
+
+
+def test_a_streamed_arm_set_backs_off_too():
+    grid = ProductGrid.linspace(BOUNDS, [200, 150])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        result = maximize(beyond_the_edge, arms=grid, policy=BBKB(**given(), memory_bytes=2**20), budget=120, seed=1)
+    assert isinstance(result.state.posterior, StreamedPosterior)
+    bad = outcomes(result)
+    tries = Counter(i for i, failed in zip(result.history.indices, bad, strict=True) if failed)
+    assert max(tries.values()) <= 3
+    assert sum(bad) < 60
+    assert result.best_x[0] <= EDGE
+
+
+def test_elimination_recommends_an_arm_with_a_success():
+    arms = ARMS[:60]
+    kernel = RBFKernel()
+    kernel.lengthscale = 0.6  # before: the best survivor was an arm that always fails
+    policy = BPE(horizon=60, covar_module=kernel, regularization=0.01, width=2.0)
+    loop = AskTell(arms, policy, seed=0)
+    tried = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        for _ in range(60):
+            try:
+                batch = loop.ask()
+            except ScheduleComplete:
+                break
+            y = beyond_the_edge(batch.X)
+            tried |= set(batch.indices[~y.isnan()].tolist())
+            loop.tell(batch.tickets, y)
+    assert loop.result().best_index in tried
+
+
+@pytest.mark.parametrize("journal", [True, False])
+@pytest.mark.parametrize("where", ["arms", "learned", "box", "botorch"])
+def test_a_resumed_run_remembers_failures(where, journal, tmp_path):
+    """The picks of an interrupted run are those of one that was not: from a snapshot, and replayed."""
+    policy = {
+        "arms": BBKB(**given()),
+        "learned": BBKB(),
+        "box": BBKB(**given()),
+        "botorch": BoTorchUCB(num_restarts=1, raw_samples=16, initial_design=4),
+    }[where]
+    domain = {"arms": ARMS[:400]} if where in {"arms", "learned"} else {"bounds": BOUNDS}
+    budget = 90 if "arms" in domain else 26
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        whole = maximize(beyond_the_edge, policy=policy, budget=budget, seed=1, **domain)
+        storage = tmp_path / "run.db"
+        first = AskTell(domain.get("arms"), policy, bounds=domain.get("bounds"), seed=1, storage=storage)
+        first.run(beyond_the_edge, budget // 2)
+        if journal:
+            first.close()
+            second = AskTell.resume(storage, arms=domain.get("arms"), policy=policy)
+            second.run(beyond_the_edge, budget - budget // 2)
+            points = second.history.points if "bounds" in domain else second.history.indices
+            second.close()
+        else:  # the state alone, frozen and thawed
+            mechanism, state = first._engine.mechanism, first._engine.state
+            first._engine.state = mechanism.thaw(mechanism.freeze(state))
+            assert torch.equal(first._engine.state.failures.where, state.failures.where)
+            first.run(beyond_the_edge, budget - budget // 2)
+            points = first.history.points if "bounds" in domain else first.history.indices
+            first.close()
+    assert points == (whole.history.points if "bounds" in domain else whole.history.indices)
+
+
+def test_snapshots_without_failures_mean_none():
+    assert thaw_failures({"round": 3}) is None
+    assert freeze_failures(None) == {}
+    some = failed(None, torch.tensor([7, 3, 7]), pulls=2)
+    assert some.where.tolist() == [3, 7]
+    assert some.strikes.tolist() == [1, 1]  # those of one update count as one
+    assert some.last.tolist() == [5, 5]
+    assert some.total == 3
+    again = thaw_failures(freeze_failures(failed(some, torch.tensor([7]), pulls=4)))
+    assert again.strikes.tolist() == [1, 2]
+    assert again.backing_off(pulls=4).tolist() == [True, True]
+    assert again.backing_off(pulls=6).tolist() == [False, True]
+    assert again.forgiving(torch.tensor([7])).where.tolist() == [3]
+
+
+def test_failed_evaluations_leave_the_states_of_other_mechanisms_alone():
+    state = object()
+    assert Mechanism.fail(None, state, torch.tensor([1])) is state
+
+
+@pytest.mark.parametrize("policy", [BBKB(**given()), GPUCB(**given()), BBKB()], ids=["bbkb", "gp-ucb", "learned"])
+def test_many_evaluations_out_at_a_time_go_on_when_all_of_them_fail(policy):
+    """Workers are never left idle for good, and nothing is asked twice at a time that has never succeeded."""
+    loop, generator = AskTell(ARMS[:200], policy, seed=0), torch.Generator().manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        while loop.asked < 120:
+            try:
+                loop.ask(3)
+            except PendingBatchError:
+                assert loop.pending
+            while len(loop.pending) > 5:
+                ticket = loop.pending[int(torch.randint(len(loop.pending), (1,), generator=generator))]
+                loop.tell([ticket], beyond_the_edge(loop.reissue([ticket]).X))
+            if loop.pending:
+                loop.tell(loop.pending[:1], beyond_the_edge(loop.reissue(loop.pending[:1]).X))
+    assert loop.result().best_x[0] <= EDGE
