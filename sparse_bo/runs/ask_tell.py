@@ -218,19 +218,22 @@ class AskTell:
 
         Args:
             tickets: Of :meth:`ask`.
-            y: One finite value per ticket; NaN marks a failed evaluation, which is dropped.
+            y: One finite value per ticket; NaN marks a failed evaluation, as :meth:`fail` does.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
             TypeError: If the values are not real numbers.
             StorageError: If the journal cannot be written; nothing is recorded then, and the same can be told again.
+
+        Warns:
+            FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
         numbers = tickets_of(tickets)
         self._answer(numbers, answers_of(numbers, y))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
-        """Mark evaluations as failed; they are dropped, and the arms may be picked again from the next update on.
+        """Mark evaluations as failed: they give no observation, and what keeps failing is picked ever more rarely.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.

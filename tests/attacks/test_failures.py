@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from botorch.models import SingleTaskGP
 from gpytorch.kernels import RBFKernel
 
-from sparse_bo import AskTell, ProductGrid, maximize
+from sparse_bo import AskTell, ProductGrid, maximize, optimize_batch
+from sparse_bo.arms import StopRule, pick_batch
 from sparse_bo.arms.streaming import StreamedPosterior
+from sparse_bo.domains import Arms
 from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
 from sparse_bo.policies.failures import failed, freeze_failures, thaw_failures
@@ -239,3 +243,61 @@ def test_many_evaluations_out_at_a_time_go_on_when_all_of_them_fail(policy):
             if loop.pending:
                 loop.tell(loop.pending[:1], beyond_the_edge(loop.reissue(loop.pending[:1]).X))
     assert loop.result().best_x[0] <= EDGE
+
+
+def test_warnings_made_errors_leave_the_run_whole():
+    loop = AskTell(ARMS[:50], RandomSearch(batch_size=20), seed=0)
+    batch = loop.ask()
+    with pytest.raises(FailureWarning):
+        loop.tell(batch.tickets, [math.nan] * 20)
+    assert loop.pending == []
+    assert len(loop.history.rows) == 1
+    batch = loop.ask()
+    loop.tell(batch.tickets, batch.X[:, 0])
+    assert len(loop.history.rows) == 2
+
+
+@pytest.mark.parametrize("rule", [StopRule("single"), StopRule("global", 3.0), StopRule("repeat", 3.0)], ids=str)
+def test_refused_arms_are_left_out_of_a_batch_as_long_as_others_are_left(rule):
+    """The picks are those among the arms without the refused ones; streamed arms are picked like arms in memory."""
+    grid = ProductGrid.linspace(BOUNDS, [40, 30])
+    arms = grid[torch.arange(1200)]
+    posteriors = {}
+    for name, where in {"memory": arms, "streamed": grid}.items():
+        policy = BBKB(**given(), width=20.0, stop_rule="repeat" if rule.kind == "repeat" else "global", ratio_threshold=3.0)
+        mechanism = replace(policy.on(Arms(arms)), domain=Arms(where))
+        state, generator = mechanism.init(), torch.Generator().manual_seed(0)
+        picks = torch.arange(0, 1200, 67)
+        posteriors[name] = mechanism.tell(state, picks, smooth(arms[picks]), generator=generator).posterior
+
+    def picked(name, refuse=None):
+        return pick_batch(posteriors[name], width=2.0, stop_rule=rule, max_q=12, refuse=refuse).indices
+
+    assert isinstance(posteriors["streamed"], StreamedPosterior)
+    free = picked("memory")
+    assert torch.equal(picked("streamed"), free)
+    left, scores = torch.isin(torch.arange(1200), free), posteriors["memory"]
+    best = scores.means + 2.0 * scores.leverages.sqrt()
+    for _ in range(3):  # ever more arms are refused, those picked last among them
+        refused = left.clone()
+        expected = int(best.masked_fill(refused, -math.inf).argmax())
+        got = {name: picked(name, lambda indices, refused=refused: refused[indices]) for name in posteriors}
+        assert torch.equal(got["memory"], got["streamed"])
+        assert int(got["memory"][0]) == expected
+        assert not refused[got["memory"]].any()
+        left[got["memory"]] = True
+    only = torch.arange(1200) != 777
+    for name in posteriors:
+        assert set(picked(name, lambda indices: only[indices]).tolist()) == {777}
+        assert torch.equal(picked(name, lambda indices: torch.ones_like(indices, dtype=torch.bool)), free)
+
+
+def test_optimize_batch_refuses_points():
+    X = torch.rand(12, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    model = SingleTaskGP(X, smooth(X).unsqueeze(-1))
+    picks, _ = optimize_batch(model, BOUNDS, max_q=6, refuse=lambda X: X[:, 0] > EDGE)
+    assert bool((picks[:, 0] <= EDGE).all())
+    everywhere, _ = optimize_batch(model, BOUNDS, max_q=2, refuse=lambda X: torch.ones(len(X), dtype=torch.bool))
+    assert len(everywhere)
+    with pytest.raises(ValueError, match="refuse is for upper confidence bounds on a box"):
+        optimize_batch(model, choices=X, refuse=lambda X: X[:, 0] > EDGE)
