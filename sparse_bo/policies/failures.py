@@ -35,7 +35,7 @@ NEWEST = 128
 """Failures that are looked at, at most: O(candidates · NEWEST) kernel values per ask."""
 SAME = 0.999
 """Points of a box correlated by more than this back off together."""
-RADIUS = 0.15
+RADIUS = 0.25
 """Lengthscale of the correlation used without a kernel on a box, in sides of the box and times √d."""
 LARGEST_EXPONENT = 40
 """Of a back-off: longer than any run."""
