@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from sparse_bo import GSSBO
+from sparse_bo.domains import Box
 from sparse_bo.policies import QFFTS, REMBO, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.description import RENAMED, describe, fingerprint, rebuild, up_to_date
-from sparse_bo.runs.records import policy_of
+from sparse_bo.runs.records import about_run, policy_of
+from tests.builders import unit_box
 from tests.policies.builders import SMALL, keep_parameters
 
 THROUGH_BOTORCH = (BoTorchUCB, GSSBO, RSSBO, SparseUCB, VecchiaUCB, SGPTS, QFFTS)
@@ -44,7 +46,9 @@ def test_every_renamed_field_has_the_new_name_and_no_longer_the_old():
 
 def test_a_policy_passed_to_an_older_journal_is_compared_by_the_names_now():
     policy = GSSBO(**SMALL, fitter=keep_parameters)
-    journal = SimpleNamespace(path="run.db", about={"policy": "gssbo", "description": older(describe(policy))})
+    before = older(describe(policy))
+    about = about_run(Box(unit_box()), policy, seed=0, certify_every=None, notes=None)
+    journal = SimpleNamespace(path="run.db", about={**about, "description": before, "fingerprint": fingerprint(before)})
     assert policy_of(journal, policy) is policy
     with pytest.raises(ValueError, match=r"gssbo with other settings: width$"):
         policy_of(journal, GSSBO(**SMALL, fitter=keep_parameters, width=3.0))
