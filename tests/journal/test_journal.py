@@ -575,7 +575,7 @@ def test_the_journal_grows_with_what_is_told_not_with_the_run_so_far(path, monke
     monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
     loop = AskTell(arms(), policy(), seed=1, storage=path)
     sizes = []
-    for budget in (600, 900, 1200):  # from where the file is well above its first pages
+    for budget in (900, 1800, 2700):  # steps that are many pages long
         finished(loop, budget=budget)
         loop._recorder.journal._log.checkpoint()
         sizes.append(path.stat().st_size)
