@@ -64,7 +64,7 @@ class ProblemSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(KernelSettings, PolicySettings, ProblemSettings):
-    """``run``."""
+    """Options of ``run``."""
 
     budget: Annotated[int | None, option(RUN, "Evaluations to make (default 10,000; on a box or of your own 200).")] = None
     seed: Annotated[int, option(RUN, "Decides everything random (default 0).")] = 0
@@ -82,7 +82,7 @@ class RunSettings(KernelSettings, PolicySettings, ProblemSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(KernelSettings):
-    """``plan``."""
+    """Options of ``plan``."""
 
     arms: Annotated[str | None, option(ARMS, "Number of arms, as in 1000000 or 1e6.")] = None
     dims: Annotated[int | None, option(ARMS, "Inputs per arm.")] = None

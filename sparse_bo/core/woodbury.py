@@ -34,7 +34,7 @@ class LowRankSums:
     unexplained: Tensor
     """``batch_shape``: ``Σᵢ (k(xᵢ,xᵢ) − ‖zᵢ‖²)₊ / noiseᵢ``, the trace term of the variational bound."""
     rows: int
-    """n."""
+    """Number n of rows."""
 
     def __add__(self, other: LowRankSums) -> LowRankSums:
         return LowRankSums(

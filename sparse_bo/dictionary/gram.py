@@ -21,7 +21,7 @@ class Gram:
     inputs: Tensor
     """``… x n x d'``."""
     scale: Tensor
-    """``n``."""
+    """Weight of each candidate, ``n``: both sides of the kernel matrix are multiplied by it."""
 
     @property
     def n(self) -> int:

@@ -33,7 +33,7 @@ class BestObserved(NamedTuple):
     row: int | None
     """The arm; ``None`` on a box."""
     x: Tensor
-    """``d``."""
+    """The point, ``d``."""
     mean: float
     pulls: int
 

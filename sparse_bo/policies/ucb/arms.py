@@ -95,7 +95,7 @@ class ArmUCB(Mechanism[BanditState]):
 
     @property
     def arms(self) -> ArmSet:
-        """``a x d``."""
+        """The candidates, ``a x d``."""
         return self.domain.points
 
     def init(self) -> BanditState:
