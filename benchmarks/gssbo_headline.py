@@ -91,6 +91,12 @@ def table(runs: dict[str, Record], budget: int) -> Table:
     return Table(columns, rows)
 
 
+def share_of(run: Record, warm: Record) -> str:
+    """Return a run's time as a share of the standard loop's, which in the smallest form can be below the clock's resolution."""
+    standard = standard_seconds(warm["standard_rounds"], warm["budget"])
+    return f"{100 * run['seconds'][-1] / standard:.1f} %" if standard > 0.0 else "an unmeasurable share"
+
+
 def headline(records: list[Record]) -> str:
     """Return regret beside GP-UCB's and time beside the standard loop's, over the seeds."""
     runs = runs_of(records)
@@ -99,9 +105,7 @@ def headline(records: list[Record]) -> str:
         seeds = [seed for m, seed in runs if m == method and (WARM, seed) in runs]
         pairs = [(runs[method, seed], runs[WARM, seed]) for seed in seeds]
         regret = " and ".join(f"{r['regret'][-1] / warm['regret'][-1]:.2f}" for r, warm in pairs)
-        share = " and ".join(
-            f"{100 * r['seconds'][-1] / standard_seconds(warm['standard_rounds'], warm['budget']):.1f} %" for r, warm in pairs
-        )
+        share = " and ".join(share_of(r, warm) for r, warm in pairs)
         told.append(f"{name}: {regret} times GP-UCB's regret in {share} of the standard loop's time")
     return "; ".join(told) or "no run with the standard loop yet"
 
