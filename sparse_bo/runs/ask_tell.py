@@ -73,8 +73,9 @@ class AskTell:
     ) -> None:
         self._domain = check_domain(arms, bounds)
         chosen: Policy = BBKB() if policy is None else policy
-        if not isinstance(chosen, Policy):
-            raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {type(policy).__name__}")
+        if isinstance(chosen, type) or not isinstance(chosen, Policy):
+            got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
+            raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
         check_count("seed", seed, minimum=0)
         if certify_every is not None:
             check_count("certify_every", certify_every)

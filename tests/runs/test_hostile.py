@@ -174,3 +174,8 @@ def test_workers_are_counted_alike_by_run_and_maximize():
     assert result.history.column("values") == other.history.column("values")
     with pytest.raises(ValueError, match="needs executor="):
         loop.run(lambda X: X.sum(-1), 12, workers=2)
+
+
+def test_a_policy_class_in_place_of_a_policy_is_named():
+    with pytest.raises(TypeError, match="got the class RandomSearch; call it"):
+        AskTell(arms(), RandomSearch)
