@@ -49,7 +49,7 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kap
     """Return what evaluates the moments of a posterior: the one-product form in ``precision``, or the two-term form.
 
     The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage (λ tiny beside the prior
-    variance times the pulls).
+    variance times the pulls), or more than 10⁻³ of the smallest one: that of an arm with c pulls is about 1/c.
 
     Args:
         state: The posterior.
@@ -58,12 +58,16 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kap
         kappa_squared: sup k(x, x) over the arms (y²).
         noise: λ, the noise variance (y²).
     """
-    if dtc.one_product_error(state) * kappa_squared > _TOLERANCE * noise:
+    error = dtc.one_product_error(state) * kappa_squared
+    if error > _ABSOLUTE * noise or error * state.best_precision > _RELATIVE:
         return _TwoTerms(state, form)
     return _OneProduct(form) if precision == torch.float64 else _LowPrecision(form, precision)
 
 
-_TOLERANCE = 1e-7
+_ABSOLUTE = 1e-7
+"""Of a leverage: far below the leverages that a policy compares before it has looked often."""
+_RELATIVE = 1e-3
+"""Of the smallest leverage: a twentieth of what one more pull changes at c = 50, and below what the widths are known to."""
 
 
 class _OneProduct:

@@ -35,16 +35,30 @@ class DTC:
     """``batch_shape x r``: ``Zᵀ e``."""
     prior_mean: float | Tensor
     """Constant prior mean μ₀ (a tensor must broadcast against ``batch_shape x n``)."""
+    largest_precision: Tensor
+    """``batch_shape``: the largest p, of the input that is known best (1/y²); 0 without data."""
 
     @property
     def weights(self) -> Tensor:
         """``batch_shape x r``: ``w = B⁻¹ Zᵀ e``. O(r²)."""
         return torch.cholesky_solve(self.projected.unsqueeze(-1), self.gram_cholesky).squeeze(-1)
 
-    @cached_property
+    @property
     def trace(self) -> float:
-        """``tr B``, the largest of the batch. O(r), one read of the device."""
-        return float(self.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax())
+        """``tr B``, the largest of the batch."""
+        return self._scales[0]
+
+    @property
+    def best_precision(self) -> float:
+        """The largest p of the batch (1/y²): the posterior variance there is about its inverse, the smallest there is."""
+        return self._scales[1]
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        """Both in one read of the device. O(r)."""
+        trace = self.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax()
+        first, second = torch.stack([trace, self.largest_precision.detach().amax().to(trace)]).tolist()
+        return first, second
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +144,12 @@ def fit(
     eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     gram = eye + (features * precision.unsqueeze(-1)).mT @ features
     projected = (features.mT @ weighted_residuals.unsqueeze(-1)).squeeze(-1)
-    return DTC(factor, gram, safe_cholesky(gram).factor, projected, prior_mean)
+    return DTC(factor, gram, safe_cholesky(gram).factor, projected, prior_mean, largest_precision(precision))
+
+
+def largest_precision(precision: Tensor) -> Tensor:
+    """Return the largest precision of ``batch_shape x n`` inputs, ``batch_shape``; 0 where there are none. O(n)."""
+    return precision.amax(dim=-1) if precision.shape[-1] else precision.new_zeros(precision.shape[:-1])
 
 
 def mean(state: DTC, features: Tensor) -> Tensor:
@@ -180,7 +199,10 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
 def one_product_error(state: DTC) -> float:
     """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
 
-    The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of size 1 that are known to ``eps · κ(B)``.
+    It is absolute, so an input that has been observed c times, whose variance is about ``noise/c``, loses
+    ``error · c · k(x,x)/noise`` of it: who reads variances off this form compares the two
+    (:func:`sparse_bo.arms.moments.evaluator`). The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of
+    size 1 that are known to ``eps · κ(B)``.
     """
     return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace
 

@@ -67,7 +67,9 @@ def nystrom_factor(K_DD: Tensor) -> NystromFactor:
 
     1. Cholesky of ``K_DD``.
     2. Cholesky of ``K_DD + jI``, ``j`` ten times the round-off of the matrix: a *regularised* Nyström approximation, whose
-       residual ``k − ‖z‖²`` is never too small.
+       residual ``k − ‖z‖²`` is never too small. BKB has a pseudo-inverse there. The two differ by what lies within the
+       round-off of ``K_DD``, and leverages near 0 may be visibly larger with the jitter: it explains less, so it errs towards
+       more uncertainty, and the certificate is that of the factor in use.
     3. If the matrix is indefinite beyond round-off: its eigendecomposition, with every eigenvalue
        ``e ≤ max(m · eps · max diag, 10 · |most negative eigenvalue|)`` dropped, and a warning.
 

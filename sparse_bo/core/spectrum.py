@@ -24,6 +24,7 @@ def largest_eigenvalue(
     n: int,
     *,
     trace: float,
+    round_off: float = 0.0,
     steps: int = 30,
     failure_probability: float = 1e-6,
     dtype: torch.dtype,
@@ -33,12 +34,15 @@ def largest_eigenvalue(
     """Bound ``λ_max`` of a positive semi-definite operator by Lanczos from a random start. One matvec per step.
 
     With θ the largest Ritz value after k steps, ``λ_max ≤ θ/(1 − ε)`` but for probability δ, where
-    ``ε = (log(1.648 √n/δ)/(2k − 1))²`` (Kuczyński & Woźniakowski 1992, Thm 4.2); the trace bounds it always.
+    ``ε = (log(1.648 √n/δ)/(2k − 1))²`` (Kuczyński & Woźniakowski 1992, Thm 4.2); the trace bounds it always. An operator that
+    is known only up to ``round_off`` has its largest eigenvalue at most that much above the bound for what was applied.
 
     Args:
         matvec: Applies the operator to a vector (``n``).
         n: The size of the operator, ≥ 1.
         trace: The trace of the operator.
+        round_off: How far the operator that ``matvec`` applies may be from the one that is meant, in operator norm; it is added
+            to the upper bound.
         steps: Lanczos steps k (at most n are made; then θ is exact up to round-off).
         failure_probability: The upper bound fails with probability δ over the random start.
         dtype: The dtype of the vectors.
@@ -72,10 +76,10 @@ def largest_eigenvalue(
         T = T + side + side.T
     theta = min(max(float(torch.linalg.eigvalsh(T)[-1]), 0.0), trace)
     if exhausted:
-        return SpectralBound(theta, min(theta + n * negligible, trace))
+        return SpectralBound(theta, min(theta + n * negligible, trace) + round_off)
     eps = (math.log(1.648 * math.sqrt(n) / failure_probability) / (2 * len(diagonal) - 1)) ** 2
     upper = min(trace, theta / (1.0 - eps)) if eps < 1.0 else trace
-    return SpectralBound(theta, upper)
+    return SpectralBound(theta, upper + round_off)
 
 
 def variance_factor(ratio: float) -> float:

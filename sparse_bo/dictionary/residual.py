@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.core.spectrum import SpectralBound, largest_eigenvalue
 from sparse_bo.dictionary.base import Candidates, Dictionary
 from sparse_bo.dictionary.gram import Gram, whitened_gram
@@ -29,6 +31,10 @@ def residual_bound(
 
     O(n m²) for ``Q``, then O(n m + n² d) per step; the kernel matrix is kept where it fits ``memory_bytes``, and evaluated anew
     in row chunks at every step where not.
+
+    The upper bound covers the round-off of the kernel: an error E of ``K`` moves the Schur complement ``K − Q`` by at most
+    ``‖E‖ ‖[S, SW]‖²`` with the interpolation weights ``W = K_XD K_DD⁺`` and ``S² = C/N``, so that many pulls of one arm and an
+    ill-conditioned dictionary count as they should.
 
     Args:
         candidates: With ``covariance`` and ``regularization``.
@@ -53,6 +59,7 @@ def residual_bound(
     return residual_spectrum(
         gram,
         features,
+        round_off=_kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk),
         steps=steps,
         failure_probability=failure_probability,
         memory_bytes=memory_bytes,
@@ -64,6 +71,7 @@ def residual_spectrum(
     gram: Gram,
     features: Tensor,
     *,
+    round_off: float,
     steps: int,
     failure_probability: float,
     memory_bytes: int,
@@ -74,6 +82,7 @@ def residual_spectrum(
     Args:
         gram: ``A``, ``n x n``.
         features: ``n x r``, ``F``.
+        round_off: How far ``A − F Fᵀ`` as computed may be from the one that is meant, in operator norm.
         steps: Lanczos steps.
         failure_probability: Of the upper bound.
         memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
@@ -98,12 +107,40 @@ def residual_spectrum(
         matvec,
         n,
         trace=trace,
+        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(gram.diagonal().sum()),
         steps=steps,
         failure_probability=failure_probability,
         dtype=features.dtype,
         device=features.device,
         generator=generator,
     )
+
+
+_PROBED = 512
+"""Rows at which the kernel's error is looked at."""
+
+
+def _kernel_error(gram: Gram, points: Tensor) -> float:
+    """Return about ``‖E‖``, the error of the kernel matrix of inputs and dictionary before scaling: ``2 γ √(n + m)``.
+
+    Entries with independent errors of size γ have that norm (Wigner). γ is seen where the kernel is evaluated from both sides:
+    ``k(X, D)`` and ``k(D, X)`` differ by what cancels in its distances (inputs far from zero, short lengthscales).
+    """
+    rows = gram.inputs[..., :_PROBED, :]
+    cross = gram.covariance.cross
+    asymmetry = float((cross(points, rows) - cross(rows, points).mT).abs().amax())
+    entry = 4.0 * torch.finfo(torch.float64).eps * float(gram.covariance.diagonal(rows).abs().amax())
+    return 2.0 * max(entry, 2.0 * asymmetry) * math.sqrt(gram.n + points.shape[-2])
+
+
+def _amplification(gram: Gram, factor: NystromFactor, features: Tensor, *, chunk: int) -> float:
+    """Return a bound on ``‖[S, SW]‖²`` from ``F = S Z``, by ``‖SW‖² ≤ ‖SW‖₁ ‖SW‖_∞``. O(n m r)."""
+    columns, largest_row = features.new_zeros(()), 0.0
+    for rows in row_slices(gram.n, chunk=chunk):
+        weights = factor.lift(features[rows].mT).abs_()  # m x rows: (S W)ᵀ
+        columns = columns + weights.sum(dim=1)
+        largest_row = max(largest_row, float(weights.sum(dim=0).amax()))
+    return float(gram.scale.square().amax()) + float(columns.amax()) * largest_row
 
 
 def _dictionary_inputs(candidates: Candidates, dictionary: Dictionary, gram: Gram) -> Tensor:

@@ -53,12 +53,11 @@ BiasConstant = Literal["paper", "tight"]
 class SBPETheory:
     """S-BPE Thm 3.5 with Eq. 13: ``(2 + √ρ) F + (ξ/τ) √(2 log(1/δ'))``, ``δ' = δ/(4 B a)``, ``ρ = λ_max/τ²``, ``τ² = λ``.
 
-    ``bias="tight"`` puts ``√(1+t)`` in place of ``2 + √ρ``, with t of the variance certificate
-    (:func:`sparse_bo.core.spectrum.variance_factor`): 1 in place of 2 with an exact posterior (BPE's constant; Vakili et al.
-    2021a, Thm 1), 1.62 in place of 3 at ρ = 1. It is ours. Proof: split ``f = f_κ + f⊥`` in the dictionary's span and beside
-    it. The bias at x is at most ``‖f⊥‖ (√(k−q) + √ρ s) + ‖f_κ‖ c`` with ``s² = λ‖V‖²`` and ``k − q + c² + s² = variance``
-    (Thm 3.2), so by Cauchy–Schwarz at most ``F √((√(k−q) + √ρ s)² + c²)``; and ``(a + √ρ b)² + b² ≤ (1+t)(a² + b²)``, as
-    ``1 + t`` is the larger eigenvalue of that quadratic form.
+    ``bias="tight"`` puts ``√(1+ρ)`` in place of ``2 + √ρ``: 1 in place of 2 with an exact posterior (BPE's constant; Vakili et
+    al. 2021a, Thm 1), 1.41 in place of 3 at ρ = 1. It is ours. Proof: split ``f = f_κ + f⊥`` in the dictionary's span and
+    beside it. The bias at x is at most ``‖f⊥‖ (√(k−q) + √ρ s) + ‖f_κ‖ c`` with ``s² = λ‖V‖²`` and
+    ``k − q + c² + s² = variance`` (Thm 3.2), so by Cauchy–Schwarz at most ``F √((√(k−q) + √ρ s)² + c²)``; and once more
+    ``(a + √ρ s)² + c² ≤ (1 + ρ)(a² + s²) + c² ≤ (1 + ρ)(a² + s² + c²)``.
 
     Attributes:
         rkhs_norm: F > 0, bound on the RKHS norm of the objective minus the prior mean.
@@ -158,7 +157,8 @@ class GaussianBounds:
     """For an objective drawn from the prior: ``√((1+t) · 2 log(B a/δ'))``, ``δ' = δ/2``, t of the variance certificate.
 
     With Gaussian noise of variance at most λ the error of the sparse mean is Gaussian with variance at most ``(1+t)`` times
-    the sparse variance (the computation of :class:`SBPETheory` with ``bias="tight"``, squares in place of products), and
+    the sparse variance, t of the variance certificate (the split of :class:`SBPETheory`, and ``s²`` once more for the noise:
+    ``(a + √ρ s)² + s² + c² ≤ (1 + t)(a² + s² + c²)``, as ``1 + t`` is the larger eigenvalue of that quadratic form), and
     ``P(|Z| > z) ≤ exp(−z²/2)``. With an exact posterior this is the width of GP-UCB (Srinivas et al. 2010, Lemma 5.1) for B
     batches. Nothing needs to be known of the RKHS norm; on a box it holds at the candidates.
 
@@ -178,13 +178,13 @@ class GaussianBounds:
 
 
 def bias_constant(ratio: float, bias: BiasConstant) -> float:
-    """Return what multiplies F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+t)``, see :class:`SBPETheory`.
+    """Return what multiplies F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`.
 
     Args:
         ratio: ``ρ ≥ 0``.
         bias: ``"paper"`` or ``"tight"``.
     """
-    return 2.0 + math.sqrt(ratio) if bias == "paper" else math.sqrt(variance_factor(ratio))
+    return 2.0 + math.sqrt(ratio) if bias == "paper" else math.sqrt(1.0 + ratio)
 
 
 def log_inverse_delta(confidence: BatchConfidence, failure_probability: float) -> float:

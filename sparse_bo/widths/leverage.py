@@ -161,7 +161,11 @@ class BKBAuthors(_Constants):
 
 @dataclass(frozen=True, kw_only=True)
 class BBKBAuthors(_Constants):
-    """The authors' BBKB code: ``√λ F + √(ξ² (C̃ Σ_s log(1 + leverage_fb(x_s)) + log(1/δ)))``."""
+    """The authors' BBKB code: ``√λ F + √(ξ² (C̃ Σ_s log(1 + leverage_fb(x_s)) + log(1/δ)))``.
+
+    Their sum leaves out the first arm, which they pull before the loop; here every pull counts, which makes
+    the width a little larger.
+    """
 
     def gains(self, leverages: Tensor) -> Tensor:
         """Return ``log(1 + leverage)``."""

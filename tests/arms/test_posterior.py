@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import mpmath
 import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
 
 from sparse_bo.arms import ArmPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.core import dtc
-from sparse_bo.observations import no_observations
+from sparse_bo.observations import Observations, no_observations
 from tests.arms.builders import (
     Problem,
     all_pulled,
@@ -271,3 +272,20 @@ def test_a_dictionary_larger_than_the_data_keeps_the_leverages(noise):
     features = got.state.factor.features(got.kernel_rows(seen))
     two_terms = dtc.variance(got.state, features, p.prior.prior_variance[seen]) / noise
     torch.testing.assert_close(got.observed_leverages, two_terms, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("pulls", [10**2, 10**4, 10**6])
+def test_an_arm_that_was_pulled_a_million_times_keeps_its_leverage(pulls):
+    """Its leverage is about 1/pulls: an error that is small beside the leverages of the others must not swamp it."""
+    arms = torch.rand(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    prior = make_prior(arms, kernel=rbf_kernel(scale=1.0), noise=0.1)
+    seen = torch.arange(5)
+    counts = torch.tensor([pulls, 3, 1, 2, 1], dtype=torch.float64)
+    observed = Observations(arms[seen], counts, torch.zeros(5, dtype=torch.float64), counts, seen, indices=seen)
+    got = in_memory_posterior(prior, observed, arm_dictionary(arms, seen), KernelColumns(0))[0]
+    with mpmath.workdps(50):  # the dictionary spans the data: the exact GP
+        K = mpmath.matrix(cross(prior, arms[:5], arms[:5]).tolist())
+        noise = mpmath.diag([mpmath.mpf(0.1) / int(count) for count in counts])
+        variance = K - K * (K + noise) ** -1 * K
+        expected = [float(variance[i, i] / mpmath.mpf(0.1)) for i in range(5)]
+    torch.testing.assert_close(got.observed_leverages, torch.tensor(expected, dtype=torch.float64), rtol=1e-3, atol=0)

@@ -1,9 +1,14 @@
 """``λ_max(K − Q)`` of a dictionary against dense algebra over the pulls."""
 
+import itertools
+
+import mpmath
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel
 
 from sparse_bo.dictionary import Dictionary, UniformSampler, residual_bound
+from sparse_bo.kernels import covariance_function
 from tests.builders import arms
 from tests.dictionary.builders import candidates, kernel_matrix, pulls_matrix
 from tests.oracles import nystrom
@@ -61,3 +66,36 @@ def test_the_kernel_matrix_is_needed(generator):
     with pytest.raises(ValueError, match="residual_bound needs the prior covariance"):
         residual_bound(of._replace(covariance=None), dictionary, generator=generator)
     assert kernel_matrix(of).shape == (4, 4)
+
+
+def _true_ratio(X: torch.Tensor, m: int, counts: torch.Tensor, noise: float, lengthscale: float) -> float:
+    """ρ with 60 digits, for an RBF kernel and the first m rows as the dictionary."""
+    with mpmath.workdps(60):
+        rows = [[mpmath.mpf(float(value)) for value in row] for row in X]
+        K = mpmath.matrix(len(rows), len(rows))
+        for (i, a), (j, b) in itertools.product(enumerate(rows), repeat=2):
+            K[i, j] = mpmath.exp(-sum((u - v) ** 2 for u, v in zip(a, b, strict=True)) / (2 * mpmath.mpf(lengthscale) ** 2))
+        left_out = K - K[:, :m] * K[:m, :m] ** -1 * K[:m, :]
+        weight = [mpmath.sqrt(mpmath.mpf(float(count)) / mpmath.mpf(noise)) for count in counts]
+        scaled = mpmath.matrix(len(rows), len(rows))
+        for i, j in itertools.product(range(len(rows)), repeat=2):
+            scaled[i, j] = weight[i] * left_out[i, j] * weight[j]
+        return float(max(mpmath.eigsy(scaled, eigvals_only=True)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("offset", "lengthscale", "pulls", "noise"), [(0.0, 0.5, 10**6, 0.1), (100.0, 0.25, 10, 0.1), (100.0, 0.25, 10**4, 1e-4)]
+)
+def test_the_upper_bound_holds_beyond_round_off(offset, lengthscale, pulls, noise, seed):
+    """Many pulls, inputs far from zero and an ill-conditioned dictionary: the certificate covers what float64 loses."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(12, 1 + seed % 2, generator=g, dtype=torch.float64) + offset
+    counts = torch.randint(1, pulls, (12,), generator=g).double()
+    kernel = RBFKernel()
+    kernel.lengthscale = lengthscale  # rounded to float32 there, and used as it then is
+    covariance = covariance_function(kernel, like=X)
+    of = candidates(X, counts=counts, regularization=noise)._replace(covariance=covariance)
+    width = float(covariance.kernel.lengthscale)
+    dictionary = Dictionary(X[:8], torch.ones(8, dtype=torch.float64), torch.arange(8))
+    assert residual_bound(of, dictionary, generator=g).upper >= _true_ratio(X, 8, counts, noise, width)

@@ -324,7 +324,7 @@ def fit_dtc(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noi
     sums = row_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
     eye = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device)
     gram = eye + sums.gram
-    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0)
+    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0, dtc.largest_precision(1.0 / noise))
 
 
 def dtc_representation(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
