@@ -1,4 +1,4 @@
-"""GSSBO's selection as one function from a model and data to indices."""
+"""GSSBO's selection as one function from a model and data to indices: by gradients, or by the Nyström columns they stand for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.core.pivoted import pivoted_cholesky
 from sparse_bo.models.sparse_gp.model import SparseGP
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
-Gradient = Literal["column", "scalar"]
+Gradient = Literal["column", "scalar", "nystrom"]
 
 
 def gradient_subset(
@@ -32,13 +33,19 @@ def gradient_subset(
     perturbation: float = 0.01,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Choose which observations a GP is fitted to: those whose gradients point in diverse directions (GSSBO §4, Alg. 1).
+    """Choose which observations a GP is fitted to: those that differ most from each other (GSSBO §4, Alg. 1).
 
     Kept in any case are the first ``initial`` and the last ``newest`` observations; the others are added one by one, each the
     one whose gradient has the smallest summed cosine to the gradients of those already in (the greedy form of Eq. 1).
     Gradients are those of the log likelihood in the observations (Eq. 3), in the model's own standardised units.
 
-    The gradients of all n observations need ``K_y⁻¹`` over all of them. Without ``pool`` it has Woodbury's form on the m points
+    What a gradient is decides what is kept. As numbers (Eq. 3 as printed) all cosines are ±1: signs are balanced, and ties
+    decide the rest. As columns ``K_y⁻¹ e_i``, which is our reading and neither Eq. 3 nor App. A.1, near neighbours have opposite
+    columns and attract each other. App. A.1 argues that the rule equals the greedy choice of Nyström columns; that greedy
+    choice is ``gradient="nystrom"``: each row the one of largest prior variance given those already in (pivoted Cholesky).
+
+    The gradients of all n observations need ``K_y⁻¹`` over all of them; ``"nystrom"`` needs one kernel column for each row
+    chosen, O(n M²) exactly, with or without ``pool``. Without ``pool`` it has Woodbury's form on the m points
     the model was trained on (the last subset; the dictionary of a :class:`sparse_bo.SparseGP`) and the newest ones: O(n m²)
     time, O(n m) memory, exact if the model was trained on all others. With a ``pool`` of p rows it is exact over these: O(p³),
     whatever n is.
@@ -52,11 +59,11 @@ def gradient_subset(
         size: M, how many to choose; with n ≤ M all are.
         initial: n₀, the number of rows at the start that always stay.
         newest: How many of the last observations are kept; those the model has not seen yet.
-        gradient: ``"column"``: the gradient of an observation is its column ``K_y⁻¹ e_i`` (the paper's analysis, App. A.1);
-            ``"scalar"``: the number ``g_i`` of Eq. 3, whose cosines are ±1, with ties broken at random (the literal rule).
+        gradient: ``"column"``: the gradient of an observation is its column ``K_y⁻¹ e_i``; ``"scalar"``: the number ``g_i`` of
+            Eq. 3 (the literal rule), the oldest of those that tie; ``"nystrom"``: no gradient, the greedy Nyström choice.
         pool: Choose only among these rows (distinct; it must contain the kept ones). Default: all.
-        perturbation: Variance σ_d² of the Gaussian noise added to the gradients (§4.3); 0 for none.
-        generator: CPU generator. Needed if there is perturbation, or with scalar gradients.
+        perturbation: Variance σ_d² of the Gaussian noise added to the gradients (§4.3); 0 for none. Not used by ``"nystrom"``.
+        generator: CPU generator. Needed if gradients are perturbed.
 
     Returns:
         ``min(M, n)`` row indices, ascending (int64).
@@ -74,15 +81,18 @@ def gradient_subset(
     n = len(X)
     _check_sizes(size, initial, newest, n)
     noise = _checked_model(model)
-    check_choice("gradient", gradient, ("column", "scalar"))
+    check_choice("gradient", gradient, ("column", "scalar", "nystrom"))
     if check_number("perturbation", perturbation) < 0.0:
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
-    if generator is None and (perturbation > 0.0 or gradient == "scalar"):
+    if generator is None and perturbation > 0.0 and gradient != "nystrom":
         raise ValueError("random choices need generator=torch.Generator().manual_seed(...); pass one")
     kept = torch.cat([torch.arange(min(initial, n)), torch.arange(max(n - newest, min(initial, n)), n)]).to(X.device)
     rows = torch.arange(n, device=X.device) if pool is None else _checked_pool(pool, kept, size, X)
     if n <= size:
         return torch.arange(n, device=X.device)
+    if gradient == "nystrom":
+        with torch.no_grad():
+            return rows[_nystrom_rows(model, X[rows], forced=torch.searchsorted(rows, kept), size=size)]
     with torch.no_grad():
         features, residuals = _prior_at(model, X[rows], y[rows], X[n - newest :] if pool is None else X[rows], pool is None)
         forced = torch.searchsorted(rows, kept)
@@ -111,8 +121,39 @@ def _choose(
         return greedy_diverse(columns, forced=forced, size=size)
     perturbed = gradients(features, noise=noise, residuals=residuals) + normal(n)
     signs = torch.where(perturbed < 0, -1, 1)  # a gradient of exactly zero has no direction; it counts as positive
-    order = torch.randperm(n, generator=generator).to(features.device)
+    order = torch.arange(n, device=features.device)
     return greedy_balanced(signs, forced=forced, size=size, order=order)
+
+
+def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tensor:
+    """Return ``size`` of n rows, ascending: the forced ones, then by pivoted Cholesky; the newest where nothing is left to add.
+
+    O(n M²) time, O(n M) memory.
+    """
+    model.eval()
+    inputs = model.transform_inputs(X)
+
+    def kernel(rows: Tensor) -> Tensor:
+        with gpytorch.settings.lazily_evaluate_kernels(False):
+            return model.covar_module(inputs[rows], inputs).to_dense()
+
+    left = model.covar_module(inputs, diag=True)
+    features = inputs.new_zeros(len(inputs), 0)
+    if len(forced):
+        K = kernel(forced)
+        features = nystrom_factor(K[:, forced]).features(K)
+        left = (left - features.square().sum(dim=-1)).clamp_min(0.0)
+    pivots = pivoted_cholesky(
+        lambda row: kernel(row.reshape(1)).squeeze(0) - features @ features[row],
+        left,
+        size=size - len(forced),
+        score=lambda variances: variances.index_fill(0, forced, -torch.inf),
+    )
+    chosen = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    chosen[torch.cat([forced, pivots.rows])] = True
+    others = (~chosen).nonzero().squeeze(-1)  # repeats of rows that are in: they add nothing but their noise
+    chosen[others[len(others) - (size - int(chosen.sum())) :]] = True
+    return chosen.nonzero().squeeze(-1)
 
 
 def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,39 @@ def test_the_buffer_pool_holds_only_the_last_subset_and_the_newest():
         assert set(after.tolist()) <= {*before.tolist(), int(after.max())}
 
 
+@pytest.mark.parametrize(("gradient", "pool"), [("column", "exact"), ("scalar", "exact"), ("nystrom", None)])
+def test_the_exact_pool_holds_every_observation(gradient, pool):
+    """Algorithm 1 never prunes its data: what was dropped may return."""
+    policy = GSSBO(**SMALL, buffer=8, gradient=gradient, pool=pool, fitter=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 11)
+    state, x = loop.state, torch.tensor([[0.0, 20.0]], dtype=torch.float64)
+    after = policy.on(state.box).tell(state, x, bowl(x), generator=torch.Generator().manual_seed(5))
+    options = {"size": 8, "initial": 4, "newest": 1, "gradient": gradient, "pool": torch.arange(12)}
+    X = state.box.to_unit(after.X)
+    expected = gradient_subset(state.surrogate, X, after.y, **options, generator=torch.Generator().manual_seed(5))
+    assert after.subset.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BoTorchUCB(initial_design=8, learning="likelihood"),
+        GSSBO(initial_design=8, buffer=10, learning="likelihood"),
+        RSSBO(initial_design=8, buffer=10, learning="likelihood", condition_on="all"),
+    ],
+    ids=["botorch-ucb", "gssbo", "rssbo, all known"],
+)
+def test_maximum_likelihood_learns_an_output_scale_without_priors(policy):
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 12)
+    model = loop.state.surrogate
+    assert not list(model.named_priors())
+    lengthscales, scale = model.covar_module.base_kernel.lengthscale, float(model.covar_module.outputscale)
+    assert bool((lengthscales > 0.0249).all()) and bool((lengthscales < 10.01).all())
+    assert scale != 1.0, "where it started"
+
+
 def test_random_subsets_are_uniform_among_the_free(generator):
     counts = torch.zeros(12)
     for _ in range(3000):
@@ -254,8 +287,9 @@ def test_bad_settings():
         ({"buffer": 20}, "buffer=20 for initial_design=20 and batch_size=1; raise buffer"),
         ({"buffer": "auto"}, "'model', 'clock'"),
         ({"slowdown": 1.0}, "slowdown > 1"),
-        ({"gradient": "both"}, "'column', 'scalar'"),
-        ({"pool": "none"}, "'all', 'buffer'"),
+        ({"gradient": "both"}, "'column', 'scalar', 'nystrom'"),
+        ({"learning": "bayes"}, "'map', 'likelihood'"),
+        ({"pool": "none"}, "'all', 'buffer', 'exact'"),
         ({"condition_on": "everything"}, "'subset', 'all'"),
         ({"perturbation": -1.0}, "perturbation >= 0"),
         ({"initial_design": 0}, "initial_design >= 1"),

@@ -9,9 +9,9 @@ from sparse_bo.domains import Domain
 from sparse_bo.models.gradient_subset import Gradient
 from sparse_bo.policies.botorch.fitting import ConditionOn
 from sparse_bo.policies.botorch.settings import SurrogateSettings
-from sparse_bo.policies.botorch.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, RandomRows
+from sparse_bo.policies.botorch.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, Pool, RandomRows
 from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.botorch.surrogate_models import MakeModel, matern_gp, sparse_matern_gp
+from sparse_bo.policies.botorch.surrogate_models import Learning, exact_matern_gp, sparse_or_exact_matern_gp
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.validation import check_choice, check_count, check_number
 
@@ -36,6 +36,8 @@ class BufferSettings(SurrogateSettings):
             out is forgotten. ``"all"``: every observation, through :func:`sparse_bo.models.fit_to_rows`; the M propose
             hyper-parameters, which replace the last ones where all observations are likelier under them. The default
             surrogate is then :class:`sparse_bo.SparseGP` with the same kernel: exact up to 4,096 observations.
+        learning: Of the default surrogate. ``"map"``: BoTorch's priors, no output scale; ``"likelihood"``: maximum likelihood
+            with an output scale, as in the paper.
 
     Raises:
         TypeError: If a setting has the wrong kind.
@@ -45,10 +47,12 @@ class BufferSettings(SurrogateSettings):
     buffer: int | Literal["model", "clock"] = "model"
     slowdown: float = 4.0
     condition_on: ConditionOn = "subset"
+    learning: Learning = "map"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("condition_on", self.condition_on, ("subset", "all"))
+        check_choice("learning", self.learning, ("map", "likelihood"))
         if isinstance(self.buffer, str):
             check_choice("buffer", self.buffer, ("model", "clock"))
         else:
@@ -76,26 +80,29 @@ class GSSBO(BufferSettings):
     """Bayesian optimisation on the observations whose gradients are most diverse (GSSBO, Wei et al. 2025, Algorithm 1).
 
     Up to M observations it is the plain method. Beyond, the surrogate is fitted to M of them: the ``initial_design`` first,
-    the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³) (with ``pool="all"``
-    O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
+    the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³) (with ``pool="all"`` or
+    ``gradient="nystrom"`` O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
 
     Attributes:
-        gradient: ``"column"`` or ``"scalar"``, see :func:`sparse_bo.gradient_subset`.
-        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix, O(M³);
-            ``"all"``: among all, with its low-rank form on what the last model knew: the last subset, O(n M²), or with
-            ``condition_on="all"`` everything, O(n³) and exact. Default: as ``condition_on``.
+        gradient: ``"column"``, ``"scalar"`` or ``"nystrom"``, see :func:`sparse_bo.gradient_subset`.
+        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix, O(M³): what
+            is dropped never returns; ``"exact"``: among all, as Algorithm 1 does, with the exact kernel matrix, one Cholesky
+            factorisation of O(n³) per round beside the tens of a fit (``gradient="nystrom"``: O(n M²)); ``"all"``: among all,
+            with its low-rank form on what the last model knew: the last subset, O(n M²), or with ``condition_on="all"``
+            everything, O(n³) and exact. Default: ``"exact"`` with ``gradient="nystrom"``; otherwise ``"buffer"``, or ``"all"``
+            with ``condition_on="all"``.
         perturbation: Variance σ_d² of the noise on the gradients.
     """
 
     gradient: Gradient = "column"
-    pool: Literal["all", "buffer"] | None = None
+    pool: Pool | None = None
     perturbation: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("gradient", self.gradient, ("column", "scalar"))
+        check_choice("gradient", self.gradient, ("column", "scalar", "nystrom"))
         if self.pool is not None:
-            check_choice("pool", self.pool, ("all", "buffer"))
+            check_choice("pool", self.pool, ("all", "buffer", "exact"))
         if check_number("perturbation", self.perturbation) < 0.0:
             raise ValueError(f"expected perturbation >= 0 (a variance), got {self.perturbation!r}")
 
@@ -106,8 +113,10 @@ class GSSBO(BufferSettings):
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        among_all = self.pool == "all" or (self.pool is None and self.condition_on == "all")
-        fill = DiverseRows(self.initial_design, self.gradient, among_all, self.perturbation)
+        default: Pool = "all" if self.condition_on == "all" else "buffer"
+        if self.gradient == "nystrom":
+            default = "exact"
+        fill = DiverseRows(self.initial_design, self.gradient, self.pool or default, self.perturbation)
         return _buffered_loop(self, domain, name=self.name, fill=fill)
 
 
@@ -134,11 +143,11 @@ def _buffered_loop(settings: BufferSettings, domain: Domain, *, name: str, fill:
         size: ClockSize | FixedSize = ClockSize(settings.slowdown, settings.initial_design + settings.batch_size)
     else:
         size = FixedSize(settings.fixed_buffer)
-    default: MakeModel = matern_gp if settings.condition_on == "subset" else sparse_matern_gp
+    models = exact_matern_gp if settings.condition_on == "subset" else sparse_or_exact_matern_gp
     return surrogate_loop(
         settings,
         box_of(domain, policy=name),
-        make=settings.surrogate or default,
+        make=settings.surrogate or models(settings.learning),
         subset=Buffer(size, fill),
         condition_on=settings.condition_on,
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
 from sparse_bo.policies.botorch.surrogate_state import SurrogateState
+
+Pool = Literal["buffer", "exact", "all"]
+"""Among which observations a diverse subset is chosen: the last subset and the newest, or all, exactly or in low rank."""
 
 CLOCK_ROUNDS = 10
 """The first rounds with a model, whose mean duration is T̄ of a buffer that goes by the clock."""
@@ -134,14 +137,14 @@ class DiverseRows:
 
     Attributes:
         initial: The first observations, which always stay; the newest batch stays too.
-        gradient: ``"column"`` or ``"scalar"``.
-        among_all: Whether to choose among all observations, or only among the last subset and the newest ones.
+        gradient: ``"column"``, ``"scalar"`` or ``"nystrom"``.
+        pool: Among which to choose, see :class:`sparse_bo.GSSBO`.
         perturbation: Variance of the noise on the gradients.
     """
 
     initial: int
     gradient: Gradient
-    among_all: bool
+    pool: Pool
     perturbation: float
 
     def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
@@ -150,7 +153,10 @@ class DiverseRows:
             return RandomRows(self.initial)(state, size, newest=newest, generator=generator)
         n = len(state.y)
         newest = min(newest, size - self.initial)
-        latest = torch.arange(n - newest, n, device=state.y.device)
+        if self.pool == "buffer":
+            pool = torch.cat([state.subset, torch.arange(n - newest, n, device=state.y.device)])
+        else:
+            pool = torch.arange(n, device=state.y.device) if self.pool == "exact" else None
         return gradient_subset(
             state.surrogate,
             state.box.to_unit(state.X),
@@ -159,7 +165,7 @@ class DiverseRows:
             initial=self.initial,
             newest=newest,
             gradient=self.gradient,
-            pool=None if self.among_all else torch.cat([state.subset, latest]),
+            pool=pool,
             perturbation=self.perturbation,
             generator=generator,
         )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.models.utils.gpytorch_modules import MIN_INFERRED_NOISE_LEVEL, get_covar_module_with_dim_scaled_prior
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from sparse_bo.kernels import gaussian_parameters
@@ -15,6 +18,46 @@ from sparse_bo.models import SparseGP
 
 MakeModel = Callable[[Tensor, Tensor], Model]
 """From inputs in the unit cube (``n x d``) and observations (``n x 1``) to a model that is not fitted yet."""
+
+
+Learning = Literal["map", "likelihood"]
+"""How hyper-parameters are learned: with BoTorch's priors and no output scale, or by likelihood alone, output scale included."""
+
+LENGTHSCALES = (0.025, 10.0)
+"""Limits of maximum likelihood, in sides of the unit cube: without priors the likelihood is flat beyond, and a fit that starts
+there from the last one never comes back."""
+OUTPUT_SCALES = (0.05, 100.0)
+"""Limits of maximum likelihood, in variances of the observations."""
+
+
+def exact_matern_gp(learning: Learning) -> MakeModel:
+    """Return what makes an exact GP with a Matérn-5/2 kernel: :func:`matern_gp` or :func:`matern_gp_without_priors`."""
+    return matern_gp if learning == "map" else matern_gp_without_priors
+
+
+def sparse_or_exact_matern_gp(learning: Learning) -> MakeModel:
+    """Return what makes :class:`sparse_bo.SparseGP` with the kernel and likelihood of :func:`exact_matern_gp`."""
+    return sparse_matern_gp if learning == "map" else sparse_matern_gp_without_priors
+
+
+def matern_gp_without_priors(X: Tensor, Y: Tensor) -> SingleTaskGP:
+    """Return an exact GP for maximum likelihood (GSSBO §6): Matérn-5/2, a lengthscale per input, an output scale, no priors."""
+    return SingleTaskGP(X, Y, covar_module=_scaled_matern(X), likelihood=_plain_likelihood())
+
+
+def sparse_matern_gp_without_priors(X: Tensor, Y: Tensor) -> SparseGP:
+    """Return :class:`sparse_bo.SparseGP` with kernel and likelihood of :func:`matern_gp_without_priors`."""
+    return SparseGP(X, Y, covar_module=_scaled_matern(X), likelihood=_plain_likelihood())
+
+
+def _scaled_matern(X: Tensor) -> Kernel:
+    lengthscales = Interval(*LENGTHSCALES, transform=None, initial_value=0.5)
+    matern = MaternKernel(nu=2.5, ard_num_dims=X.shape[-1], lengthscale_constraint=lengthscales)
+    return ScaleKernel(matern, outputscale_constraint=Interval(*OUTPUT_SCALES, transform=None, initial_value=1.0))
+
+
+def _plain_likelihood() -> GaussianLikelihood:
+    return GaussianLikelihood(noise_constraint=GreaterThan(MIN_INFERRED_NOISE_LEVEL, transform=None, initial_value=1e-3))
 
 
 def matern_gp(X: Tensor, Y: Tensor) -> SingleTaskGP:

@@ -11,9 +11,9 @@ from sparse_bo.models.vecchia import VecchiaGP
 from sparse_bo.policies.botorch.proposers import MaximiseAcquisition, Search
 from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.botorch.surrogate_models import matern_gp, sparse_matern_gp
+from sparse_bo.policies.botorch.surrogate_models import Learning, exact_matern_gp, sparse_matern_gp
 from sparse_bo.policies.protocol import box_of
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_choice, check_count
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,9 +22,18 @@ class BoTorchUCB(SurrogateSettings):
 
     Settings: :class:`SurrogateSettings`. The comparator of GSSBO: by default the standard loop, which learns the
     hyper-parameters anew every round with BoTorch's own settings.
+
+    Attributes:
+        learning: Of the default surrogate. ``"map"``: BoTorch's priors, no output scale; ``"likelihood"``: maximum likelihood
+            with an output scale.
     """
 
     warm_start: bool = False
+    learning: Learning = "map"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("learning", self.learning, ("map", "likelihood"))
 
     @property
     def name(self) -> str:
@@ -33,7 +42,7 @@ class BoTorchUCB(SurrogateSettings):
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        return surrogate_loop(self, box_of(domain, policy=self.name), make=self.surrogate or matern_gp)
+        return surrogate_loop(self, box_of(domain, policy=self.name), make=self.surrogate or exact_matern_gp(self.learning))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
