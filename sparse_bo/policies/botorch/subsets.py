@@ -153,10 +153,11 @@ class DiverseRows:
             return RandomRows(self.initial)(state, size, newest=newest, generator=generator)
         n = len(state.y)
         newest = min(newest, size - self.initial)
+        pool: Tensor | None = None  # all, in low rank
         if self.pool == "buffer":
             pool = torch.cat([state.subset, torch.arange(n - newest, n, device=state.y.device)])
-        else:
-            pool = torch.arange(n, device=state.y.device) if self.pool == "exact" else None
+        elif self.pool == "exact":
+            pool = torch.arange(n, device=state.y.device)
         return gradient_subset(
             state.surrogate,
             state.box.to_unit(state.X),

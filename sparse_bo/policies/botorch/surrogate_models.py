@@ -21,7 +21,7 @@ MakeModel = Callable[[Tensor, Tensor], Model]
 
 
 Learning = Literal["map", "likelihood"]
-"""How hyper-parameters are learned: with BoTorch's priors and no output scale, or by likelihood alone, output scale included."""
+"""How hyper-parameters are learned: with BoTorch's priors and no output scale, or by likelihood alone and with one."""
 
 LENGTHSCALES = (0.025, 10.0)
 """Limits of maximum likelihood, in sides of the unit cube: without priors the likelihood is flat beyond, and a fit that starts
