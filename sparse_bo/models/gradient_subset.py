@@ -41,7 +41,7 @@ def gradient_subset(
 
     What a gradient is decides what is kept. As numbers (Eq. 3 as printed) all cosines are ±1: signs are balanced, and ties
     decide the rest. As columns ``K_y⁻¹ e_i``, which is our reading and neither Eq. 3 nor App. A.1, near neighbours have
-    opposite columns and attract each other. App. A.1 argues that the rule equals the greedy choice of Nyström columns; that greedy
+    opposite columns and attract each other. App. A.1 argues that the rule equals the greedy choice of Nyström columns; that
     choice is ``gradient="nystrom"``: each row the one of largest prior variance given those already in (pivoted Cholesky).
 
     The gradients of all n observations need ``K_y⁻¹`` over all of them; ``"nystrom"`` needs one kernel column for each row
