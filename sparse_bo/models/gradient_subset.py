@@ -79,10 +79,11 @@ def gradient_subset(
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
     if generator is None and (perturbation > 0.0 or gradient == "scalar"):
         raise ValueError("random choices need generator=torch.Generator().manual_seed(...); pass one")
-    kept = torch.cat([torch.arange(min(initial, n)), torch.arange(max(n - newest, min(initial, n)), n)]).to(X.device)
-    rows = torch.arange(n, device=X.device) if pool is None else _checked_pool(pool, kept, size, X)
+    everything = torch.arange(n, device=X.device)
+    kept = torch.cat([everything[:initial], everything[max(n - newest, min(initial, n)) :]])
+    rows = everything if pool is None else _checked_pool(pool, kept, size, X)
     if n <= size:
-        return torch.arange(n, device=X.device)
+        return everything
     with torch.no_grad():
         features, residuals = _prior_at(model, X[rows], y[rows], X[n - newest :] if pool is None else X[rows], pool is None)
         forced = torch.searchsorted(rows, kept)
@@ -103,7 +104,9 @@ def _choose(
     n = len(features)
 
     def normal(*shape: int) -> Tensor:
-        draws = torch.randn(*shape, generator=generator, dtype=torch.float64) if perturbation > 0.0 else torch.zeros(*shape)
+        if perturbation == 0.0:
+            return features.new_zeros(shape)
+        draws = torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64)
         return math.sqrt(perturbation) * draws.to(features)
 
     if gradient == "column":
@@ -111,7 +114,7 @@ def _choose(
         return greedy_diverse(columns, forced=forced, size=size)
     perturbed = gradients(features, noise=noise, residuals=residuals) + normal(n)
     signs = torch.where(perturbed < 0, -1, 1)  # a gradient of exactly zero has no direction; it counts as positive
-    order = torch.randperm(n, generator=generator).to(features.device)
+    order = torch.randperm(n, generator=generator, device="cpu").to(features.device)
     return greedy_balanced(signs, forced=forced, size=size, order=order)
 
 

@@ -79,7 +79,7 @@ class Second:
 
     @contextmanager
     def rounding(self, units: int) -> Iterator[None]:
-        """Let sums, products, solves and transcendental functions on the device be off by up to ``units`` units of round-off."""
+        """Let sums, products, solves and the like on the device be off by up to ``units`` units of round-off."""
         self._lib.second_rounding(units)
         try:
             yield
