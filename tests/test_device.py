@@ -161,8 +161,9 @@ def test_a_sweep_never_waits(precision, memory_bytes, waits):
 
 def test_a_resparsification_waits_a_fixed_number_of_times(waits):
     """Each a few microseconds, beside a sweep of milliseconds: the size of the union of old and new arms and the number of
-    pulls (2); the results, summed arm by arm on the host (3); the dictionary's rows, to look up their columns (2), and where those are (2); whether the dictionary is well
-    conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``, ``sup k(x, x)``, d_eff (3)."""
+    pulls (2); the results, summed arm by arm on the host (3); the dictionary's rows, to look up their columns (2), and where
+    those are (2); whether the dictionary is well conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``,
+    ``sup k(x, x)``, d_eff (3)."""
     for a, pulls, m in ((100, 20, 10), (1000, 200, 40)):
         problem = random_problem(0, a=a, pulls=pulls, m=m, device=PRETEND, kernel=rbf_kernel(0.1))
         waits.reset()

@@ -116,10 +116,7 @@ def _draws(device):
         torch.poisson(x),
         torch.distributions.Gamma(x, x).rsample(),
         torch.distributions.Normal(x, x).rsample(),
-        *(
-            getattr(like.clone(), f"{name}_")()
-            for name in ("normal", "uniform", "exponential", "random", "bernoulli")
-        ),
+        *(getattr(like.clone(), f"{name}_")() for name in ("normal", "uniform", "exponential", "random", "bernoulli")),
         torch.rand(3),
     ]
 

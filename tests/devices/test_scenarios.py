@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -243,16 +244,15 @@ def test_streamed_arms_are_picked_as_on_the_cpu(kind, accelerator, tmp_path):
 
 
 def test_every_command_of_the_command_line(second, tmp_path):
-    """``run``, ``resume``, ``show``, ``plan`` and ``bench`` of arms and boxes, with and without a journal."""
-    for number, extra in enumerate(
-        (["--storage", tmp_path / "arms.db"], ["--policy", "s-gp-ts-arms", "--kernel", "matern52"], ["--certify-every", "1"])
-    ):
+    """``run``, ``resume``, ``report`` and ``plan``; runs of arms, and of every built-in box with a journal."""
+    for number, extra in enumerate(([], ["--policy", "s-gp-ts-arms", "--kernel", "matern52"], ["--certify-every", "1"])):
         picks = []
         for device in ("cpu", "second"):
             out = tmp_path / f"{device}{number}"
-            done = invoke(*QUICK, "--device", device, "--out", out, *extra)
+            done = invoke(*QUICK, "--device", device, "--out", out, "--storage", tmp_path / f"{device}{number}.db", *extra)
             assert done.exit_code == 0, done.stderr
-            picks.append(json.loads((out / "history.json").read_text()))
+            (history,) = out.glob("*.jsonl")
+            picks.append([json.loads(line).get("indices") for line in history.read_text().splitlines()])
         assert picks[0] == picks[1]
     for problem in ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100"):
         path = tmp_path / f"{problem}.db"
@@ -261,6 +261,8 @@ def test_every_command_of_the_command_line(second, tmp_path):
         assert done.exit_code == 0, (problem, done.stderr)
         done = invoke("resume", path, "--budget", "3")
         assert done.exit_code == 0, (problem, done.stderr)
+    done = invoke("report", path, "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.stderr
     done = invoke("plan", "--arms", "2000", "--dims", "2", "--budget", "100", "--device", "second")
     assert done.exit_code == 0, done.stderr
 
