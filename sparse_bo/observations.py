@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparse_bo.core.sums import group_sums
 from sparse_bo.domains.lazy import ArmSet
 
 
@@ -82,12 +83,12 @@ def merge_observations(X: Tensor, y: Tensor) -> Observations:
         y: ``n`` observations.
     """
     distinct, group = torch.unique(X, dim=0, return_inverse=True)
-    zeros = y.new_zeros(distinct.shape[0])
+    counts, sums, squares = group_sums(torch.stack([torch.ones_like(y), y, y.square()]), group, groups=len(distinct))
     return Observations(
         distinct,
-        zeros.index_add(0, group, torch.ones_like(y)),
-        zeros.index_add(0, group, y),
-        zeros.index_add(0, group, y.square()),
+        counts,
+        sums,
+        squares,
         _first(group, torch.arange(len(y), device=y.device), distinct.shape[0]),
     )
 
@@ -110,17 +111,15 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
         ValueError: If ``observations`` has no indices.
     """
     distinct, group = torch.unique(torch.cat([observations.arm_indices, indices]), return_inverse=True)
-    zeros = y.new_zeros(distinct.shape[0])
-
-    def grown(old: Tensor, new: Tensor) -> Tensor:
-        return zeros.index_add(0, group, torch.cat([old, new]))
-
+    old = torch.stack([observations.counts, observations.sums, observations.sums_of_squares])
+    new = torch.stack([torch.ones_like(y), y, y.square()])
+    counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
     now = observations.pulls + torch.arange(len(y), device=y.device)
     return Observations(
         arms[distinct],
-        grown(observations.counts, torch.ones_like(y)),
-        grown(observations.sums, y),
-        grown(observations.sums_of_squares, y.square()),
+        counts,
+        sums,
+        squares,
         _first(group, torch.cat([observations.first_pull, now]), distinct.shape[0]),
         distinct,
     )

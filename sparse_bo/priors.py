@@ -145,7 +145,9 @@ def learn_prior(given: Prior, observations: Observations, bounds: Tensor, *, gen
 def _standardized(observations: Observations, bounds: Tensor, generator: torch.Generator) -> _Data:
     keep: Tensor | slice = slice(None)
     if observations.n > LEARNING_INPUTS:
-        keep = torch.randperm(observations.n, generator=generator)[:LEARNING_INPUTS].sort().values.to(bounds.device)
+        keep = (
+            torch.randperm(observations.n, generator=generator, device="cpu")[:LEARNING_INPUTS].sort().values.to(bounds.device)
+        )
     X, counts, sums = observations.X[keep], observations.counts[keep], observations.sums[keep]
     pulls = counts.sum()
     means = sums / counts

@@ -2,30 +2,88 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests import second_device
 from tests.pretend_device import PRETEND, pretend_device
 
 # The matrices of the tests are small: one thread is faster, and does not stall where other processes hold the cores.
 torch.set_num_threads(1)
 
-DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-if os.environ.get("PRETEND_DEVICE"):  # tests/test_device.py uses it always; for all tests it would double their time
-    DEVICES.append("pretend")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        metavar="NAME",
+        help="run what depends on the device, on this one: 'second' (made of host memory, needs g++), 'cuda', 'cuda:1', "
+        "'pretend'. Default: everything, on the CPU and on a GPU if there is one",
+    )
 
 
-@pytest.fixture(params=DEVICES)
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--device")
+    if name == second_device.NAME:
+        if not second_device.can_be_built():
+            raise pytest.UsageError("--device second needs g++ to build the device; install it")
+        # One per process: a second session in it, such as xdist's, finds it there.
+        config.stash[SECOND] = second_device.Second(second_device.built(config.cache.mkdir("second_device")))
+    elif name not in (None, "cpu", "pretend") and not torch.cuda.is_available():
+        raise pytest.UsageError(f"--device {name} was asked for, but torch sees no CUDA device")
+
+
+SECOND = pytest.StashKey[second_device.Second]()
+ON_DEVICES = {"device", "accelerator", "second"}
+"""Fixtures whose tests ``--device`` selects."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = any("device" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "device" in metafunc.fixturenames and not own:
+        name = metafunc.config.getoption("--device")
+        everywhere = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        metafunc.parametrize("device", everywhere if name is None else [name], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") is None:
+        return
+    chosen = [item for item in items if ON_DEVICES.intersection(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """The CPU, a GPU if there is one, and, with ``PRETEND_DEVICE=1`` in the environment, what stands in for one."""
+    """Where a test computes: on the CPU and on a GPU if there is one, or where ``--device`` says."""
     if request.param != "pretend":
         yield torch.device(request.param)
         return
     with pretend_device():
         yield PRETEND
+
+
+@pytest.fixture
+def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Another device than the CPU: what ``--device`` says, else the GPU, else the one that is pretended."""
+    name = request.config.getoption("--device") or ("cuda" if torch.cuda.is_available() else "pretend")
+    if name == "cpu":
+        pytest.skip("the CPU is not another device")
+    if name != "pretend":
+        yield torch.device(name, 0) if ":" not in name else torch.device(name)
+        return
+    with pretend_device():
+        yield PRETEND
+
+
+@pytest.fixture
+def second(request: pytest.FixtureRequest) -> second_device.Second:
+    """The second device, for what only a device that C++ knows can show."""
+    if SECOND not in request.config.stash:
+        pytest.skip("shown on the second device: pytest --device second")
+    return request.config.stash[SECOND]
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])

@@ -70,7 +70,6 @@ RUNS: dict[str, Callable[[torch.device], list[Tensor]]] = {
     "bbkb, local rule": loop(BBKB(stop_rule="local", **PRIOR)),
     "bbkb, process": loop(BBKB(in_batch="process", **PRIOR)),
     "bbkb, float32 sweeps": loop(BBKB(sweep_dtype=torch.float32, **PRIOR)),
-    "bbkb, tf32 sweeps": loop(BBKB(sweep_dtype="tf32", **PRIOR)),
     "bbkb, repeats": loop(BBKB(stop_rule="repeat", **PRIOR)),
     "bbkb, streamed": loop(BBKB(memory_bytes=2**20, initial_design=4, **PRIOR), n=8, domain=grid),
     "bbkb, learned": loop(BBKB(), n=12),
@@ -149,7 +148,7 @@ def test_gradients_pass_through(waits):
     torch.testing.assert_close(moved.grad.cpu(), x.grad)
 
 
-@pytest.mark.parametrize("precision", [torch.float64, torch.float32, "tf32"])
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
 @pytest.mark.parametrize("memory_bytes", [2**28, 2**15], ids=["one chunk", "chunks"])
 def test_a_sweep_never_waits(precision, memory_bytes, waits):
     problem = random_problem(0, a=500, pulls=40, m=30, device=PRETEND, sweep_dtype=precision, memory_bytes=memory_bytes)
@@ -162,13 +161,14 @@ def test_a_sweep_never_waits(precision, memory_bytes, waits):
 
 def test_a_resparsification_waits_a_fixed_number_of_times(waits):
     """Each a few microseconds, beside a sweep of milliseconds: the size of the union of old and new arms and the number of
-    pulls (2); the dictionary's rows, to look up their columns (2), and where those are (2); whether the dictionary is well
-    conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``, ``sup k(x, x)``, d_eff (3)."""
+    pulls (2); the results, summed arm by arm on the host (3); the dictionary's rows, to look up their columns (2), and where
+    those are (2); whether the dictionary is well conditioned (1), ``B`` and ``I − B⁻¹`` positive definite (2); ``tr B``,
+    ``sup k(x, x)``, d_eff (3)."""
     for a, pulls, m in ((100, 20, 10), (1000, 200, 40)):
         problem = random_problem(0, a=a, pulls=pulls, m=m, device=PRETEND, kernel=rbf_kernel(0.1))
         waits.reset()
         problem.posterior()
-        assert waits.total() <= 12, waits.where
+        assert waits.total() <= 15, waits.where
 
 
 @pytest.mark.parametrize(("in_batch", "per_block"), [("fixed", 6), ("process", 7)])
@@ -193,13 +193,14 @@ def test_picks_wait_per_block_and_not_per_pick(in_batch, per_block, waits, monke
     [
         (GreedyVarianceSampler(size=12), 1),
         (IVMSampler(size=12), 1),
-        (KMeansPlusPlusSampler(size=12), 1),
+        (KMeansPlusPlusSampler(size=12), 2),
         (KDPPSampler(size=12), 12),
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_greedy_samplers_wait_once_per_point(sampler, at_most, waits):
-    """For whether there is anything left to choose; the determinantal sampler also for each of its ten proposals per point."""
+def test_greedy_samplers_wait_a_fixed_number_of_times_per_point(sampler, at_most, waits):
+    """For whether there is anything left to choose; k-means++ chooses on the host and takes its choice back; the determinantal
+    sampler waits also for each of its ten proposals per point."""
     problem = random_problem(0, a=80, pulls=80, device=PRETEND)
     candidates = candidates_of(problem.observations, None, covariance=problem.prior.covariance, regularization=0.1)
     waits.reset()

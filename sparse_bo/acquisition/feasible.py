@@ -14,6 +14,7 @@ from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
 
 from sparse_bo.domains.box import Box
+from sparse_bo.seeding import generators_kept
 from sparse_bo.validation import check_finite, check_number
 
 LinearConstraint = tuple[Tensor, Tensor, float]
@@ -95,19 +96,23 @@ class Feasible:
         return kept
 
     def _polytope(self, n: int, generator: torch.Generator) -> Tensor:
-        at = torch.tensor([1.0]).to(self.box.bounds)
-        fixed = [(torch.tensor([column], device=at.device), at, value) for column, value in (self.fixed or {}).items()]
-        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        # On the CPU: a chain of small steps, and the same draws for every device.
+        bounds = self.box.bounds.cpu()
+        inequality, equality = ([_on_the_cpu(c) for c in kind] for kind in (self.inequality, self.equality))
+        at = torch.ones(1, dtype=bounds.dtype, device="cpu")
+        fixed = [(torch.tensor([column], device="cpu"), at, value) for column, value in (self.fixed or {}).items()]
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
         try:
-            X = get_polytope_samples(
-                n,
-                bounds=self.box.bounds,
-                inequality_constraints=list(self.inequality) or None,
-                equality_constraints=[*self.equality, *fixed] or None,
-                seed=seed,
-                n_burnin=BURN_IN,
-                n_thinning=THINNING,
-            )
+            with generators_kept(self.box.device):
+                X = get_polytope_samples(
+                    n,
+                    bounds=bounds,
+                    inequality_constraints=inequality or None,
+                    equality_constraints=[*equality, *fixed] or None,
+                    seed=seed,
+                    n_burnin=BURN_IN,
+                    n_thinning=THINNING,
+                )
         except InfeasibilityError as error:
             raise ValueError(
                 "expected constraints that some point of the bounds satisfies, but the linear constraints and the fixed "
@@ -159,6 +164,11 @@ class Feasible:
     def _of_unit(self, constraint: NonlinearConstraint) -> NonlinearConstraint:
         function, single = constraint
         return (lambda u: function(self.box.from_unit(u))), single
+
+
+def _on_the_cpu(constraint: LinearConstraint) -> LinearConstraint:
+    indices, coefficients, rhs = constraint
+    return indices.cpu(), coefficients.cpu(), rhs
 
 
 def check_feasible(

@@ -127,8 +127,9 @@ class AcquisitionBox:
 
     def __call__(self, posterior: BatchPosterior) -> Chosen:
         """See :class:`~sparse_bo.acquisition.picking.Chooser`."""
-        with seeded(self.search.generator), torch.enable_grad():
-            X, value = optimize_acqf(self.pending.function, self.search.feasible.box.bounds, q=1, **self.settings)
+        bounds = self.search.feasible.box.bounds
+        with seeded(self.search.generator, device=bounds.device), torch.enable_grad():
+            X, value = optimize_acqf(self.pending.function, bounds, q=1, **self.settings)
         self.pending.add(X)
         return Chosen(posterior.prepare(X), value.detach())
 

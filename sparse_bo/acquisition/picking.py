@@ -167,7 +167,7 @@ class UpperConfidenceBox:
 def around(search: Search, X: Tensor) -> Tensor:
     """Return feasible points around a pick (``1 x d``). Draws ``LOCAL_SAMPLES x d`` normals."""
     feasible, box = search.feasible, search.feasible.box
-    noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=search.generator, dtype=torch.float64).to(X)
+    noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=search.generator, device="cpu", dtype=torch.float64).to(X)
     near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
     near = feasible.settle(near.clamp(box.lower, box.upper))
     return near[feasible.contains(near)]
@@ -176,10 +176,10 @@ def around(search: Search, X: Tensor) -> Tensor:
 def apart(search: Search, best: Tensor) -> list[int]:
     """Return up to ``num_restarts`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
     unit = search.feasible.to_unit(best)
-    near = (unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART
+    near = ((unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART).tolist()  # one wait for the device
     rows: list[int] = []
     for i in range(len(best)):
-        if len(rows) < search.num_restarts and not bool(near[i, rows].any()):
+        if len(rows) < search.num_restarts and not any(near[i][row] for row in rows):
             rows.append(i)
     return rows
 

@@ -133,7 +133,7 @@ class SampledBox:
         search = self.search
         if self.last is not None:
             self._join(posterior, around(search, self.last))
-        with self._standing_in(), seeded(search.generator):
+        with self._standing_in(), seeded(search.generator, device=search.feasible.box.device):
             values = self._values(self.pool)
             order = values.argsort(descending=True, stable=True)
             best = order[: max(BLOCK, 4 * search.num_restarts)]

@@ -8,7 +8,7 @@ from sparse_bo.arms.batch import BatchPicks, pick_batch
 from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.conditioner import InBatch
 from sparse_bo.arms.fit import ArmFit, arm_fit
-from sparse_bo.arms.moments import PRECISIONS, Precision
+from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior, prior_variances
 from sparse_bo.arms.resparsification import Fitted, arm_posterior, fit_arms
@@ -25,7 +25,6 @@ __all__ = [
     "InBatch",
     "InMemoryPosterior",
     "KernelColumns",
-    "Precision",
     "StopRule",
     "StreamedPosterior",
     "arm_fit",

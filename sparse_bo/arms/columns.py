@@ -20,10 +20,13 @@ _LEAST_BLOCK_BYTES = 2**20
 
 
 class _Storage:
-    """Rows that are only ever appended to; several values may share it, each sees the rows it knows."""
+    """Rows that are only ever appended to; several values may share it, each sees the rows it knows.
+
+    Until memory runs out: then the rows go, for all of them.
+    """
 
     def __init__(self, rows: Tensor) -> None:
-        self.rows, self.used = rows, 0
+        self.rows, self.used, self.gone = rows, 0, False
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +42,19 @@ class KernelColumns:
         """Return whether ``points`` columns over ``arms`` (``a x d``) fit into the budget."""
         return points * arms.shape[0] * arms.element_size() <= self.memory_bytes
 
+    def given_up(self) -> KernelColumns:
+        """Return no columns, and free the memory of these ones and of all that share it: they are evaluated anew if needed."""
+        if self.storage is not None:
+            self.storage.rows, self.storage.gone = self.storage.rows[:0, :0].clone(), True
+        return KernelColumns(self.memory_bytes)
+
     def grown(self, covariance: CovarianceFunction, arms: Tensor, indices: Tensor) -> KernelColumns:
         """Return the columns with those of ``indices`` added. O(a d) per missing one.
 
         If they would pass the budget together, columns outside ``indices`` are dropped.
         """
+        if self.storage is not None and self.storage.gone:
+            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices)
         missing = [i for i in indices.tolist() if i not in self.slots]
         if not missing:
             return self

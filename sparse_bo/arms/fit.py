@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.moments import Evaluator, Precision, evaluator
+from sparse_bo.arms.moments import Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.core import dtc
 from sparse_bo.core.leverage import effective_dimension
@@ -86,7 +86,7 @@ def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX
     return dtc.fit(factor, factor.features(K_DX), observations.counts * scale, residuals, prior_mean=prior.prior_mean)
 
 
-def evaluator_of(prior: ArmPrior, state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision) -> Evaluator:
+def evaluator_of(prior: ArmPrior, state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype) -> Evaluator:
     """Return what evaluates posterior moments from kernel columns, see :func:`sparse_bo.arms.moments.evaluator`."""
     return evaluator(state, form, precision=precision, kappa_squared=prior.kappa_squared, noise=prior.regularization)
 

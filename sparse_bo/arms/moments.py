@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core import dtc
 
-Precision = torch.dtype | Literal["tf32"]
-"""Of the one large matrix product of a sweep: ``torch.float64``, ``torch.float32`` or ``"tf32"``."""
-
-PRECISIONS: dict[str, Precision] = {"float64": torch.float64, "float32": torch.float32, "tf32": "tf32"}
-"""By name, from the most to the least accurate."""
+PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
+"""Of the one large matrix product of a sweep, by name, from the most to the least accurate."""
 
 
 class Moments(NamedTuple):
@@ -45,7 +41,7 @@ class Evaluator(Protocol):
         ...
 
 
-def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kappa_squared: float, noise: float) -> Evaluator:
+def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, kappa_squared: float, noise: float) -> Evaluator:
     """Return what evaluates the moments of a posterior: the one-product form in ``precision``, or the two-term form.
 
     The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage (λ tiny beside the prior
@@ -61,7 +57,7 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: Precision, kap
     error = dtc.one_product_error(state) * kappa_squared
     if error > _ABSOLUTE * noise or error * state.best_precision > _RELATIVE:
         return _TwoTerms(state, form)
-    return _OneProduct(form) if precision == torch.float64 else _LowPrecision(form, precision)
+    return _OneProduct(form) if precision == torch.float64 else _LowPrecision(form)
 
 
 _ABSOLUTE = 1e-7
@@ -92,7 +88,7 @@ class _TwoTerms:
 
 
 class _LowPrecision:
-    """The one-product form with its one large product in float32 or TF32, and a bound on what that costs.
+    """The one-product form with its one large product in float32, and a bound on what that costs.
 
     The mean is a matrix-vector product in float64, a share of 1/m of the work. For the variance let ``R_j`` be the columns of
     R and ``b_j = R_jᵀ k``. Rounding both factors (relative error ``u_in`` each) and summing m terms in float32
@@ -103,62 +99,65 @@ class _LowPrecision:
 
     with the *computed* b_j. The first sum is taken arm by arm: a column with a large norm belongs to a direction that the
     dictionary barely spans, and there b_j is small. Bounding it by ``‖b‖ ‖R‖_F`` loses two orders of magnitude on an
-    ill-conditioned dictionary. TF32: inputs cut to 10 bits (``u_in = 2⁻¹⁰``) and a tensor core's float32 sums, which
-    truncate (``u = 2⁻²³``).
+    ill-conditioned dictionary.
+
+    Torch may be set to round the factors of float32 products further (:func:`float32_products`). That is a setting of the
+    process, which other threads multiply by too: it is left as it is, and the bound is that of what is set.
     """
 
-    def __init__(self, form: dtc.OneProduct, precision: Precision) -> None:
-        m, r = form.root.shape
-        self.form, self.tensor_cores = form, precision == "tf32"
-        unit = 2.0**-23 if self.tensor_cores else 2.0**-24
-        rounding = 2.0**-10 if self.tensor_cores else 2.0**-24
-        self.gamma = 1.001 * (2.0 * rounding + rounding**2 + (m + 2) * unit)
-        self.square_error = (r + 2) * unit
-        self.emulated = self.tensor_cores and form.root.device.type != "cuda"  # no such cores: cut the inputs as they would
+    def __init__(self, form: dtc.OneProduct) -> None:
+        self.form, self.step = form, form.step
         self.root = form.root.T.float().contiguous()  # r x m
         self.norms = form.root.norm(dim=0).float() * (1.0 + 2.0**-20)
         self.frobenius = self.norms.double().square().sum()
-        if self.emulated:
-            self.root = cut_to_tf32(self.root)
-        self.step = form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
         K = K_DX.float()
-        norm = K.square().sum(dim=0).double().sqrt_().mul_((1.0 + self.square_error) * self.gamma)  # γ ‖k‖
-        if self.emulated:
-            K = cut_to_tf32(K)
-        squares, weighted = torch.zeros_like(norm), torch.zeros_like(norm)
-        with matmul_precision(tf32=self.tensor_cores):
-            for start in range(0, len(self.root), self.step):  # a triangular root has nothing below its diagonal
-                stop = min(start + self.step, len(self.root))
-                rows = stop if self.form.triangular else len(K)
-                product = (self.root[start:stop, :rows] @ K[:rows]).abs_()
-                weighted += self.norms[start:stop] @ product
-                squares += product.square_().sum(dim=0)
-        weighted *= 1.0 + 2.0 * self.square_error
-        errors = norm * (2.0 * weighted + norm * self.frobenius) + self.square_error * squares
+        lengths = K.square().sum(dim=0).double().sqrt_()
+        squares, weighted, before = torch.zeros_like(lengths), torch.zeros_like(lengths), float32_products(K.device)
+        for start in range(0, len(self.root), self.step):  # a triangular root has nothing below its diagonal
+            stop = min(start + self.step, len(self.root))
+            rows = stop if self.form.triangular else len(K)
+            product = (self.root[start:stop, :rows] @ K[:rows]).abs_()
+            weighted += self.norms[start:stop] @ product
+            squares += product.square_().sum(dim=0)
+        rounding = max(before, float32_products(K.device))  # another thread may have changed it in between
+        gamma, square_error = self._errors(rounding)
+        norm = lengths.mul_((1.0 + square_error) * gamma)  # γ ‖k‖
+        weighted *= (1.0 + 2.0 * square_error) * (1.0 + 3.0 * rounding.factors)
+        errors = norm * (2.0 * weighted + norm * self.frobenius) + square_error * squares
         return Moments(self.form.mean(K_DX), (prior_variance - squares).clamp_min_(0.0), errors)
 
+    def _errors(self, rounding: Rounding) -> tuple[float, float]:
+        """Return γ, and the relative error of a sum of r squares."""
+        r, m = self.root.shape
+        factors = 2.0 * rounding.factors + rounding.factors**2
+        return 1.001 * (factors + (m + 2) * rounding.sums), (r + 2) * rounding.sums
 
-def cut_to_tf32(X: Tensor) -> Tensor:
-    """Return a float32 tensor cut to TF32's 10 bits after the point."""
-    return (X.view(torch.int32) & -(2**13)).view(torch.float32)
+
+class Rounding(NamedTuple):
+    """Relative errors of a product of float32 matrices; the larger, the coarser."""
+
+    factors: float
+    """u_in, of each factor."""
+    sums: float
+    """u, of each addition."""
 
 
-@contextmanager
-def matmul_precision(*, tf32: bool) -> Iterator[None]:
-    """Multiply float32 matrices in TF32, or in float32 proper, whatever the process is set to; restored afterwards.
+ROUNDINGS: Mapping[str, Rounding] = {
+    "ieee": Rounding(2.0**-24, 2.0**-24),
+    "tf32": Rounding(2.0**-10, 2.0**-23),  # cut to 10 bits after the point; the sums of tensor cores truncate
+    "bf16": Rounding(2.0**-7, 2.0**-23),  # 7 bits
+}
+"""By what torch calls its settings. Cut, not rounded, to be safe."""
 
-    The bound above holds for the precision that it was made for: a user's ``torch.set_float32_matmul_precision("medium")``
-    must not change it.
+
+def float32_products(device: torch.device) -> Rounding:
+    """Return how float32 matrices are multiplied on a device, as the process is set at the moment.
+
+    Any of torch's ways to set it counts: ``torch.backends.cuda.matmul.fp32_precision``, ``torch.backends.fp32_precision``,
+    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used.
     """
-    before = torch.get_float32_matmul_precision()
-    wanted = "high" if tf32 and torch.cuda.is_available() else "highest"
-    if before == wanted:
-        yield
-        return
-    torch.set_float32_matmul_precision(wanted)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
+    setting = str(backend.matmul.fp32_precision)
+    return ROUNDINGS["ieee"] if setting in ("none", "ieee") else ROUNDINGS.get(setting, ROUNDINGS["bf16"])

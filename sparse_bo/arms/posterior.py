@@ -188,6 +188,7 @@ def in_memory_posterior(
     def attempt(memory_bytes: int) -> tuple[InMemoryPosterior, KernelColumns]:
         if memory_bytes == prior.memory_bytes:
             return _swept(prior, observations, dictionary, columns)
+        columns.given_up()  # the state before this one holds them as well, and they may be what filled the memory
         return _swept(replace(prior, memory_bytes=memory_bytes), observations, dictionary, KernelColumns(memory_bytes))
 
     return shrinking(attempt, memory_bytes=prior.memory_bytes)

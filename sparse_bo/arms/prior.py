@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.moments import Precision
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
@@ -53,7 +52,7 @@ class ArmPrior:
     """μ₀ (y)."""
     regularization: float
     """λ > 0 (y²)."""
-    sweep_dtype: Precision = torch.float64
+    sweep_dtype: torch.dtype = torch.float64
     """Precision of the one large matrix product of a sweep; factorisations are always float64."""
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""

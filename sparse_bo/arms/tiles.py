@@ -50,7 +50,7 @@ class _Fetch:
         """Read, and start the copy; runs in the reading thread."""
         host = self.arms.host_rows(part.start, part.stop)
         if self.stream is None:
-            return host.to(self.arms.dtype), None
+            return host.to(self.arms.device).to(self.arms.dtype), None
         with torch.cuda.stream(self.stream):
             rows = host.pin_memory().to(self.arms.device, non_blocking=True).to(self.arms.dtype)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

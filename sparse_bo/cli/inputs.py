@@ -110,16 +110,16 @@ def problem_of(made: Mapping[str, Any]) -> AnyProblem:
 
 
 def device_of(name: str) -> torch.device:
-    """Return a device that is there.
+    """Return a device that is there: the CPU, a CUDA device, or one of another kind that computes in float64.
 
     Raises:
-        ValueError: If it is not, or is neither the CPU nor a CUDA device.
+        ValueError: If it is none of these.
     """
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"expected --device cpu, cuda or cuda:N, got {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") and not _computes(device):
         raise ValueError(f"expected --device cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -127,9 +127,21 @@ def device_of(name: str) -> torch.device:
             raise ValueError(f"--device {name} was asked for, but torch sees no CUDA device; use --device cpu")
         if (device.index or 0) >= count:
             raise ValueError(f"--device {name} was asked for, but torch sees CUDA devices 0 to {count - 1} only")
-    elif device.index:
+    elif device.type == "cpu" and device.index:
         raise ValueError(f"expected --device cpu, cuda or cuda:N, got {name!r}")
     return device
+
+
+def _computes(device: torch.device) -> bool:
+    """Return whether there is a device that computes in float64, which Apple's do not."""
+    module = getattr(torch, device.type, None)
+    if module is None or not module.is_available() or (device.index or 0) >= module.device_count():
+        return False
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def bytes_of(name: str, gibibytes: float | None) -> int | None:

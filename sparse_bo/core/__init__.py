@@ -11,6 +11,7 @@
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
+- :mod:`~sparse_bo.core.sums`: sums whose terms are added in one order on every device;
 - :mod:`~sparse_bo.core.chunking`: rows from a byte budget, and a smaller budget where memory runs out;
 - :mod:`~sparse_bo.core.shapes`: batch shapes.
 """
@@ -28,6 +29,7 @@ from sparse_bo.core import (
     quadrature,
     shapes,
     spectrum,
+    sums,
     woodbury,
 )
 
@@ -44,5 +46,6 @@ __all__ = [
     "quadrature",
     "shapes",
     "spectrum",
+    "sums",
     "woodbury",
 ]

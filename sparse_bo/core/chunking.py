@@ -75,6 +75,7 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
         # Not before the exception is gone: its traceback holds the tensors of the failed attempt.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+            torch.cuda.empty_host_cache()
         warnings.warn(
             f"out of memory with memory_bytes={budget:,} ({message}); going on with {smaller:,}: smaller tiles, the same "
             "results, more time",
@@ -84,6 +85,10 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
         budget = smaller
 
 
+_SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED")
+"""What messages say where no memory was left: of the CPU, of page-locked memory, of a library's own workspace."""
+
+
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch could not allocate: on the CPU that is a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Return whether torch could not allocate; only CUDA's own allocator has a class of errors for it."""
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)

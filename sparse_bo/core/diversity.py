@@ -42,7 +42,8 @@ def gradient_columns(features: Tensor, *, noise: float | Tensor, perturbation: T
         noise: λ > 0, the noise variance (y²).
         perturbation: ``n x min(n, r)`` numbers, the ``ξ_i``; zeros perturb nothing.
     """
-    basis, triangle = torch.linalg.qr(features)
+    # On the CPU wherever the data is: a basis is one of many, and each library's may differ in signs.
+    basis, triangle = (part.to(features.device) for part in torch.linalg.qr(features.cpu()))
     inner = triangle @ triangle.mT
     inner.diagonal().add_(noise)
     inside = torch.cholesky_solve(basis.mT, torch.linalg.cholesky(inner)).mT + perturbation

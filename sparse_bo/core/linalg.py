@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -37,7 +36,12 @@ def try_cholesky(A: Tensor, *, jitter: float) -> Tensor | None:
     if jitter:
         A = A + jitter * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     factor, info = torch.linalg.cholesky_ex(A)
-    return None if bool(info.any()) else factor
+    return factor if bool(_went_well(factor, info)) else None
+
+
+def _went_well(factor: Tensor, info: Tensor) -> Tensor:
+    """Return whether a factorisation did, a scalar: CUDA answers NaN with NaN and ``info = 0``, so both are asked in one."""
+    return (info == 0).all() & factor.detach().diagonal(dim1=-2, dim2=-1).sum().isfinite()
 
 
 def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
@@ -54,13 +58,12 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
     """
     factor, info = torch.linalg.cholesky_ex(A)
-    # Both questions in one read of the device.
-    if bool((info == 0).all() & factor.detach().diagonal(dim1=-2, dim2=-1).sum().isfinite()):
+    if bool(_went_well(factor, info)):
         return JitteredCholesky(factor, 0.0)
-    unit = round_off(A)
-    if not math.isfinite(unit):
+    # All of A, not its diagonal: CUDA factorises NaN without saying so.
+    if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
-    jitter = 0.0
+    unit, jitter = round_off(A), 0.0
     for attempt in range(tries - 1):
         jitter = unit * 10.0 ** (2 * attempt + 1)
         jittered = try_cholesky(A, jitter=jitter)

@@ -60,6 +60,9 @@ class NystromFactor:
         return self.matrix @ W
 
 
+_NOT_FINITE = "expected a finite kernel matrix, got NaN or infinite entries; check inputs and kernel parameters"
+
+
 def nystrom_factor(K_DD: Tensor) -> NystromFactor:
     """Whiten a dictionary: find ``P`` with ``Pᵀ K_DD P = I`` (algorithms: ``P = K_DD^{+/2}``, BKB §3.1).
 
@@ -91,13 +94,15 @@ def nystrom_factor(K_DD: Tensor) -> NystromFactor:
     scale, failures, pivot = torch.stack([_diagonal(K_DD).abs().amax(), info.sum().to(K_DD), _diagonal(factor).amin()]).tolist()
     unit = round_off(K_DD, scale=scale)
     if not math.isfinite(unit):
-        raise ValueError("expected a finite kernel matrix, got NaN or infinite entries; check inputs and kernel parameters")
+        raise ValueError(_NOT_FINITE)
     if failures == 0.0 and _well_conditioned(factor, pivot, unit):
         return NystromFactor(factor, True, 0.0, "cholesky")
     jitter = _SAFETY * unit
     jittered = try_cholesky(K_DD, jitter=jitter)
     if jittered is not None:
         return NystromFactor(jittered, True, jitter, "jittered")
+    if not bool(K_DD.detach().isfinite().all()):  # beside the diagonal
+        raise ValueError(_NOT_FINITE)
     return _truncated(K_DD, unit)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.core.pivoted import pivoted_cholesky
+from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import Gram, kernel_gram
 from sparse_bo.dictionary.recursive import Sketch, ridge_scores, sketch_tail
@@ -72,7 +73,7 @@ class KDPPSampler:
         gram = Gram(gram.covariance, gram.inputs, candidates.counts.double().sqrt())
         diagonal = gram.diagonal()
         steps = 10 * self.size if self.steps is None else self.steps
-        draws = torch.rand(3, steps, generator=generator, dtype=torch.float64)
+        draws = torch.rand(3, steps, generator=generator, device="cpu", dtype=torch.float64)
         start = pivoted_cholesky(lambda p: gram.block(slice(None), p.reshape(1)).squeeze(-1), diagonal, size=self.size).rows
         if not len(start):
             start = torch.zeros(1, dtype=torch.long, device=diagonal.device)
@@ -92,7 +93,7 @@ def _walk(gram: Gram, diagonal: Tensor, start: Tensor, draws: Tensor) -> Tensor:
     """
     m, nugget = len(start), _NUGGET * float(diagonal.max())
     proposal = _proposal(gram, diagonal, start)
-    ends = proposal.cumsum(0)
+    ends = running_sums(proposal)
     proposed = torch.searchsorted(ends, draws[1] * ends[-1], right=True).clamp(max=gram.n - 1)
     members = (draws[0] * m).long().clamp(max=m - 1).tolist()
     rows, M, swaps = start.clone(), _inverse(gram, start, nugget), 0

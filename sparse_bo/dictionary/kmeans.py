@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import kernel_gram
 from sparse_bo.dictionary.simple import AllSampler
@@ -48,17 +49,17 @@ class KMeansPlusPlusSampler:
         diagonal, counts = gram.diagonal(), candidates.counts.double()
         if not bool(torch.isfinite(diagonal).all()):
             raise ValueError("expected finite variances, got NaN or infinite ones; check inputs and kernel parameters")
-        draws = torch.rand(self.size, generator=generator, dtype=torch.float64).to(diagonal.device)
+        draws = torch.rand(self.size, generator=generator, device="cpu", dtype=torch.float64)
         floor = 1e3 * torch.finfo(torch.float64).eps * diagonal.max()  # distances are differences of kernel values
         distances, weights = torch.full_like(diagonal, torch.inf), counts
         picked = torch.zeros_like(diagonal, dtype=torch.bool)
         for draw in draws:
-            ends = weights.cumsum(0)
+            ends = running_sums(weights.cpu())  # the choice is made there: two waits
             if not bool(ends[-1] > 0.0):
                 break
             # An interval of no length is never hit: the first end beyond the mark, or the last one that is not flat.
             p = torch.minimum(torch.searchsorted(ends, draw * ends[-1], right=True), torch.searchsorted(ends, ends[-1]))
-            p = p.reshape(1)  # as an index, a scalar would be read by the host
+            p = p.reshape(1).to(diagonal.device)
             picked.index_fill_(0, p, True)
             to_new = diagonal + diagonal[p] - 2.0 * gram.block(slice(None), p).squeeze(-1)
             distances = torch.minimum(distances, to_new)

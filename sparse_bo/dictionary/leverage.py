@@ -55,7 +55,7 @@ class LeverageSampler:
         )
         if self.max_size is not None:
             probabilities = probabilities * (self.max_size / probabilities.sum()).clamp_max(1.0)
-        draws = torch.rand(len(probabilities), generator=generator, dtype=torch.float64).to(probabilities.device)
+        draws = torch.rand(len(probabilities), generator=generator, device="cpu", dtype=torch.float64).to(probabilities.device)
         positions = (draws < probabilities).nonzero().squeeze(-1)
         if self.max_size is not None and len(positions) > self.max_size:
             order = (draws / probabilities)[positions].argsort(stable=True)

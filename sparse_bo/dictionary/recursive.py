@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.linalg import round_off, safe_cholesky
+from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import Gram, whitened_gram
 from sparse_bo.dictionary.simple import AllSampler
@@ -95,12 +96,12 @@ class RecursiveRLSSampler:
         rows = torch.arange(n, device=device)
         levels = [rows]
         if self.size is not None:
-            order = torch.randperm(n, generator=generator).to(device) if n > self.size else rows
+            order = torch.randperm(n, generator=generator, device="cpu").to(device) if n > self.size else rows
             while len(levels[-1]) > self.size:
                 levels.append(order[: (len(levels[-1]) + 1) // 2])
             return levels
         while len(levels[-1]) > 192.0 * self._log_inverse_delta(len(levels) - 1):
-            draws = torch.rand(len(levels[-1]), generator=generator, dtype=torch.float64)
+            draws = torch.rand(len(levels[-1]), generator=generator, device="cpu", dtype=torch.float64)
             levels.append(levels[-1][(draws < 0.5).to(device)])
         return levels
 
@@ -120,7 +121,7 @@ class RecursiveRLSSampler:
         scores = 1.5 * ridge_scores(gram, diagonal, sketch, rows, ridge=1.0)
         logarithm = math.log(max(float(scores.sum()), 1.0)) + self._log_inverse_delta(depth)
         probabilities = (16.0 * logarithm * scores).clamp(max=1.0)
-        draws = torch.rand(len(rows), generator=generator, dtype=torch.float64).to(rows.device)
+        draws = torch.rand(len(rows), generator=generator, device="cpu", dtype=torch.float64).to(rows.device)
         positions = (draws < probabilities).nonzero().squeeze(-1)
         if not len(positions):  # all scores next to nothing: the largest stands in, as if it were certain
             positions = scores.argmax().unsqueeze(0)
@@ -195,7 +196,7 @@ def inclusion_of_size(scores: Tensor, size: int) -> Tensor:
     if count <= size:
         return positive.to(scores)
     ordered = scores.sort(descending=True).values
-    rest = ordered.flip(0).cumsum(0).flip(0)  # what is left beside the j largest
+    rest = running_sums(ordered.flip(0)).flip(0)  # what is left beside the j largest
     certain = torch.arange(size, device=scores.device, dtype=scores.dtype)
     factors = (size - certain) / rest[:size]  # c, if exactly the j largest are certain
     j = int((ordered[:size] * factors >= 1.0).long().cumprod(0).sum())
@@ -216,9 +217,9 @@ def systematic(probabilities: Tensor, *, generator: torch.Generator) -> Tensor:
     Returns:
         The rows, ascending.
     """
-    order = torch.randperm(len(probabilities), generator=generator).to(probabilities.device)
-    start = torch.rand(1, generator=generator, dtype=torch.float64).to(probabilities.device)
-    ends = probabilities[order].cumsum(0)
+    order = torch.randperm(len(probabilities), generator=generator, device="cpu").to(probabilities.device)
+    start = torch.rand(1, generator=generator, device="cpu", dtype=torch.float64).to(probabilities.device)
+    ends = running_sums(probabilities[order])
     total = max(1, round(float(ends[-1])))
     marks = start + torch.arange(total, device=ends.device, dtype=ends.dtype)
     hit = torch.searchsorted(ends * (total / ends[-1]), marks, right=True).clamp(max=len(order) - 1)

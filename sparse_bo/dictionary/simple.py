@@ -57,7 +57,7 @@ class UniformSampler:
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one permutation of the candidates. O(n)."""
         n = candidate_count(candidates, needed_by=type(self).__name__)
-        order = torch.randperm(n, generator=generator).to(candidates.X.device)
+        order = torch.randperm(n, generator=generator, device="cpu").to(candidates.X.device)
         positions = order[: self.size].sort().values
         share = min(1.0, self.size / n)
         return chosen(candidates, positions, torch.full_like(candidates.counts[positions], share))
@@ -68,7 +68,7 @@ class FixedSampler:
     """The user's own points, the same at every resparsification. Draws nothing.
 
     Attributes:
-        points: ``m x d``; they need not be arms. For arms, pass ``arms[indices]``.
+        points: ``m x d``, on any device; they need not be arms. For arms, pass ``arms[indices]``.
     """
 
     points: Tensor
@@ -81,7 +81,8 @@ class FixedSampler:
 
         Raises:
             ValueError: If its width differs from the candidates'.
-            TypeError: If its dtype or device does.
+            TypeError: If its dtype does.
         """
-        check_points("points", self.points, like=candidates.X)
-        return Dictionary(self.points, self.points.new_ones(self.points.shape[0]))
+        points = self.points.to(candidates.X.device)  # those of a policy that was rebuilt from a journal are on the CPU
+        check_points("points", points, like=candidates.X)
+        return Dictionary(points, points.new_ones(points.shape[0]))

@@ -60,7 +60,7 @@ class Arms(Domain):
 
     def check(self, name: str, where: Tensor) -> Tensor:
         """See :meth:`Domain.check`."""
-        return check_indices(name, torch.as_tensor(where), size=self.count).to(self.points.device)
+        return check_indices(name, torch.as_tensor(where, device=self.points.device), size=self.count)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""
@@ -91,14 +91,14 @@ class Arms(Domain):
         """
         a, device = self.count, self.device
         if 4 * (q + len(seen)) < a:
-            pool = torch.randint(a, (2 * q + 16,), generator=generator).tolist()
+            pool = torch.randint(a, (2 * q + 16,), generator=generator, device="cpu").tolist()
             known = set(seen.tolist())
             fresh = [i for i in dict.fromkeys(pool) if i not in known][:q]
             if len(fresh) == q:
                 return torch.tensor(fresh, device=device)
-        order = torch.randperm(a, generator=generator).to(device)
+        order = torch.randperm(a, generator=generator, device="cpu").to(device)
         unseen = order[~torch.isin(order, seen)][:q]
         if len(unseen) == q:
             return unseen
-        more = torch.randint(a, (q - len(unseen),), generator=generator).to(device)
+        more = torch.randint(a, (q - len(unseen),), generator=generator, device="cpu").to(device)
         return torch.cat([unseen, more])

@@ -108,11 +108,11 @@ class Box(Domain):
 
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` points uniformly, by ``n d`` numbers of a CPU generator."""
-        return self.from_unit(torch.rand(n, self.dims, generator=generator, dtype=torch.float64).to(self.bounds))
+        return self.from_unit(torch.rand(n, self.dims, generator=generator, device="cpu", dtype=torch.float64).to(self.bounds))
 
     def sobol(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` points of a scrambled Sobol sequence, whose scrambling is seeded by one draw of a CPU generator."""
-        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
         engine = torch.quasirandom.SobolEngine(self.dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
         return self.from_unit(engine.draw(n, dtype=torch.float64).to(self.bounds))
 

@@ -198,7 +198,7 @@ class Dispatch:
         return max(1, min(fitting, MAX_CHUNK, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
-        arguments = (self.evaluate, self.evaluate.packed(batch), next(self._numbers))
+        arguments = (self.evaluate, self.evaluate.packed(batch, elsewhere=pool.pickles), next(self._numbers))
         try:
             future = pool.submit(evaluate_remotely, *arguments)
         except (BrokenExecutor, RuntimeError, OSError) as error:

@@ -52,17 +52,26 @@ class Evaluate:
     vectorized: bool = True
     arrays: Arrays = "torch"
 
-    def packed(self, batch: Batch) -> Batch | PlainBatch:
-        """Return a batch as the objective takes it, on the CPU. A copy: objectives may write into what they are given."""
-        indices, tickets = None if batch.indices is None else batch.indices.cpu().clone(), list(batch.tickets)
+    def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
+        """Return a batch as the objective takes it. A copy: objectives may write into what they are given.
+
+        Args:
+            batch: As it was handed out.
+            elsewhere: Whether the objective runs in another process: tensors get there by way of the CPU, and stay on it.
+        """
+        indices, tickets = batch.indices, list(batch.tickets)
         if self.arrays == "torch":
-            return type(batch)(indices, batch.X.cpu().clone(), tickets)
+            X = batch.X
+            if elsewhere:
+                indices, X = None if indices is None else indices.cpu(), X.cpu()
+            return type(batch)(None if indices is None else indices.clone(), X.clone(), tickets)
+        indices = None if indices is None else indices.cpu()
         if self.arrays == "numpy":
-            return PlainBatch(None if indices is None else indices.numpy(), batch.X.cpu().clone().numpy(), tickets)
+            return PlainBatch(None if indices is None else indices.clone().numpy(), batch.X.cpu().clone().numpy(), tickets)
         return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets)
 
     def own(self, batch: Batch) -> Batch | PlainBatch:
-        """Return a batch as the objective takes it where it was made, on its device; its lists are the objective's own."""
+        """Return a batch that nobody else uses as the objective takes it in this process; its lists are the objective's own."""
         if self.arrays == "torch":
             return type(batch)(batch.indices, batch.X, list(batch.tickets))
         return self.packed(batch)

@@ -86,10 +86,11 @@ def gradient_subset(
         raise ValueError(f"expected perturbation >= 0 (a variance), got {perturbation!r}")
     if generator is None and perturbation > 0.0 and gradient != "nystrom":
         raise ValueError("random choices need generator=torch.Generator().manual_seed(...); pass one")
-    kept = torch.cat([torch.arange(min(initial, n)), torch.arange(max(n - newest, min(initial, n)), n)]).to(X.device)
-    rows = torch.arange(n, device=X.device) if pool is None else _checked_pool(pool, kept, size, X)
+    everything = torch.arange(n, device=X.device)
+    kept = torch.cat([everything[:initial], everything[max(n - newest, min(initial, n)) :]])
+    rows = everything if pool is None else _checked_pool(pool, kept, size, X)
     if n <= size:
-        return torch.arange(n, device=X.device)
+        return everything
     if gradient == "nystrom":
         with torch.no_grad():
             return rows[_nystrom_rows(model, X[rows], forced=torch.searchsorted(rows, kept), size=size)]
@@ -113,7 +114,9 @@ def _choose(
     n = len(features)
 
     def normal(*shape: int) -> Tensor:
-        draws = torch.randn(*shape, generator=generator, dtype=torch.float64) if perturbation > 0.0 else torch.zeros(*shape)
+        if perturbation == 0.0:
+            return features.new_zeros(shape)
+        draws = torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64)
         return math.sqrt(perturbation) * draws.to(features)
 
     if gradient == "column":

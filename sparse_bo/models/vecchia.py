@@ -134,7 +134,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         m = min(n, self.neighbors * X.shape[-2])
         with torch.no_grad():
             closeness = self._kernel(X, data).amax(dim=-2)  # to the nearest of the q points
-            index = closeness.topk(m, dim=-1).indices if m < n else torch.arange(n, device=X.device).expand(*X.shape[:-2], n)
+            index = nearest(closeness, m) if m < n else torch.arange(n, device=X.device).expand(*X.shape[:-2], n)
         near = data[index]
         K = self._kernel(near, near)
         K = K + self.likelihood.noise * torch.eye(m, dtype=X.dtype, device=X.device)
@@ -151,8 +151,27 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         n = len(X)
         closeness = self._kernel(X, X).tril(-1)
         closeness = closeness.masked_fill(~torch.ones_like(closeness, dtype=torch.bool).tril(-1), -torch.inf)
-        values, index = closeness.topk(min(self.neighbors, n), dim=-1)
-        return index, values > -torch.inf
+        index = nearest(closeness, min(self.neighbors, n))
+        return index, closeness.gather(-1, index) > -torch.inf
 
     def _kernel(self, A: Tensor, B: Tensor) -> Tensor:
         return self.covar_module(A, B).to_dense()
+
+
+def nearest(closeness: Tensor, count: int) -> Tensor:
+    """Return the ``count`` largest entries of each row, largest first and of equal ones the first, ``… x count`` indices.
+
+    ``topk`` leaves open which of equal entries it takes, and takes others on other devices. O(n) per row; O(n log n) where
+    entries at the margin are equal, as they are if an input was observed twice. Waits once for the device.
+
+    Args:
+        closeness: ``… x n``.
+        count: At most n.
+    """
+    n = closeness.shape[-1]
+    values, index = closeness.topk(min(count + 1, n), dim=-1)
+    if count < n and bool((values[..., count] == values[..., count - 1]).any()):
+        return closeness.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    ascending = index[..., :count].sort(dim=-1).values
+    order = closeness.gather(-1, ascending).sort(dim=-1, descending=True, stable=True).indices
+    return ascending.gather(-1, order)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -95,9 +96,9 @@ def seconds_per_pick() -> float:
     from sparse_bo.arms.picks import greedy_picks
 
     generator = torch.Generator().manual_seed(0)
-    root = torch.randn(BLOCK, BLOCK, generator=generator, dtype=torch.float64)
+    root = torch.randn(BLOCK, BLOCK, generator=generator, device="cpu", dtype=torch.float64)
     covariance = (root @ root.T / BLOCK).numpy()
-    zeros = torch.zeros(BLOCK, dtype=torch.float64).numpy()
+    zeros = np.zeros(BLOCK)
 
     def picks() -> None:
         greedy_picks(
@@ -114,7 +115,7 @@ def seconds_per_pick() -> float:
             max_picks=500,
         )
 
-    return _seconds(picks, repeats=2) / 500
+    return _seconds(picks, device=torch.device("cpu"), repeats=2) / 500
 
 
 def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> int:
@@ -155,8 +156,8 @@ def _operations(
 ) -> dict[str, float]:
     prior = _prior(Head(arms, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
     n = min(max(distinct, m), rows)
-    indices = torch.randperm(rows, generator=generator)[:n].sort().values.to(arms.device)
-    y = torch.randn(n, generator=generator, dtype=torch.float64).to(arms.device)
+    indices = torch.randperm(rows, generator=generator, device="cpu")[:n].sort().values.to(arms.device)
+    y = torch.randn(n, generator=generator, device="cpu", dtype=torch.float64).to(arms.device)
     observations = add_observations(no_observations(prior.arms), prior.arms, indices, y)
     chosen = indices[: min(m, n)]
     points = prior.arms[chosen]
@@ -175,9 +176,9 @@ def _operations(
 
     return {
         "m": float(len(chosen)),
-        "cold": _seconds(lambda: resparsified(cold)),
-        "warm": _seconds(lambda: resparsified(warm)),
-        "pick": _seconds(pick),
+        "cold": _seconds(lambda: resparsified(cold), device=arms.device),
+        "warm": _seconds(lambda: resparsified(warm), device=arms.device),
+        "pick": _seconds(pick, device=arms.device),
     }
 
 
@@ -196,14 +197,14 @@ def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
     )
 
 
-def _seconds(operation: Callable[[], object], *, repeats: int = 3) -> float:
-    """Return the seconds of an operation, the median of a few after a first one that does not count."""
+def _seconds(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
+    """Return the seconds of an operation on a device, the median of a few after a first one that does not count."""
     times = []
     for attempt in range(repeats + 1):
         start = time.perf_counter()
         operation()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
         if attempt:
             times.append(time.perf_counter() - start)
     return statistics.median(times)
@@ -226,7 +227,7 @@ def memory(
         held: Whether the arms are in memory already (then they do not count).
     """
     block = TEMPORARIES * 8 * m
-    tile = min(memory_bytes, block * a) if device.type == "cuda" else min(memory_bytes, max(2**22 * TEMPORARIES, block * 1024))
+    tile = min(memory_bytes, block * a) if device.type != "cpu" else min(memory_bytes, max(2**22 * TEMPORARIES, block * 1024))
     small = 8 * (4 * n * m + 12 * m * m)
     if streamed:
         rows = min(a, TILE_ROWS)
@@ -242,8 +243,8 @@ def memory(
 
 def available_bytes(device: torch.device) -> int:
     """Return the bytes that are free: on a GPU as its driver says; else of the machine and of this control group."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
     free = [int(psutil.virtual_memory().available)]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":

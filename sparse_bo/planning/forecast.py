@@ -172,7 +172,7 @@ def _default_kernel(arms: ArmSet) -> Kernel:
 
 def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
     policy = request.policy
-    if request.device.type == "cuda" and policy.memory_bytes == DEFAULT_MEMORY_BYTES:
+    if request.device.type != "cpu" and policy.memory_bytes == DEFAULT_MEMORY_BYTES:
         policy = replace(policy, memory_bytes=max(min(GPU_BYTES, request.available // 8), LEAST_BYTES))
         return policy, [f"a GPU works in larger blocks: memory_bytes set to {bytes_text(policy.memory_bytes)}"]
     return policy, []
@@ -196,11 +196,14 @@ def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: tor
 def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
     a = request.arms.shape[0]
     if not request.held:  # any number of arms in the cube looks like this
-        return torch.rand(size, request.dims, generator=generator, dtype=torch.float64).to(request.device)
+        return torch.rand(size, request.dims, generator=generator, device="cpu", dtype=torch.float64).to(request.device)
     if size == a:
         return request.arms[:]
     # Of very many arms a repeated draw is rare, and dropped.
-    drawn = torch.randint(a, (size,), generator=generator) if a > 2**24 else torch.randperm(a, generator=generator)[:size]
+    if a > 2**24:
+        drawn = torch.randint(a, (size,), generator=generator, device="cpu")
+    else:
+        drawn = torch.randperm(a, generator=generator, device="cpu")[:size]
     indices = torch.unique(drawn)
     return request.arms[indices.to(request.device)]
 
@@ -276,7 +279,7 @@ def _fit_time(
     made = forecast(policy)
     while request.seconds is not None and made.seconds > request.seconds:
         cap = policy.max_dictionary or size if isinstance(policy, (BBKB, BKB)) else 0
-        if request.device.type == "cuda" and policy.sweep_dtype == torch.float64:
+        if request.device.type != "cpu" and policy.sweep_dtype == torch.float64:
             policy = replace(policy, sweep_dtype=torch.float32)
             notes = [*notes, "lower precision: sweeps in float32 (picks stay exact)"]
         elif cap > 64:

@@ -164,10 +164,10 @@ def _pilots(
     covariance = covariance_function(policy.covar_module, like=X)
     L = safe_cholesky(covariance.cross(X, X)).factor
     noise_sd = (policy.noise_variance or policy.regularization) ** 0.5
-    order = torch.randperm(len(X), generator=generator).to(X.device)
+    order = torch.randperm(len(X), generator=generator, device="cpu").to(X.device)
 
     def normal(n: int) -> Tensor:
-        return torch.randn(n, generator=generator, dtype=X.dtype).to(X.device)
+        return torch.randn(n, generator=generator, device="cpu", dtype=X.dtype).to(X.device)
 
     def pilot(draw: int, f: Tensor, some: Tensor) -> _Trace:
         loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[_Step]()

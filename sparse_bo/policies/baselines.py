@@ -150,11 +150,11 @@ def with_exploration(
         out: Evaluations without results.
         generator: CPU generator.
     """
-    t = torch.arange(1, q + 1, dtype=torch.float64) + (state.pulls + out)
-    explore = torch.rand(q, generator=generator, dtype=torch.float64) < epsilon * t.pow(-decay)
+    t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
+    explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)
     indices = best.repeat(q)
     if bool(explore.any()):
-        randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator)
+        randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator, device="cpu")
         randoms = spared(randoms.to(indices.device), state.refusal(), count=state.arms.shape[0], generator=generator)
         indices[explore.to(indices.device)] = randoms
     return indices

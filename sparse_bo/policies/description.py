@@ -36,6 +36,12 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 Description = Any
 """What ``json`` takes."""
 
+REPLACED: Mapping[str, Mapping[str, Description]] = {"sweep_dtype": {"tf32": {"dtype": "torch.float32"}}}
+"""Values by field that older journals describe and that there are no more, with what does the same now.
+
+``"tf32"``: sweeps switched the process to TF32. A precision of sweeps changes no pick.
+"""
+
 
 def describe(value: Any) -> Description:
     """Return a value as plain data; what cannot be rebuilt is marked ``"unknown"``."""
@@ -69,7 +75,8 @@ def rebuild(description: Description) -> Any:
     if "kernel" in description:
         return _rebuild_kernel(description)
     if "tensor" in description:
-        return torch.tensor(description["tensor"], dtype=_DTYPES[description["dtype"]]).reshape(description["shape"])
+        held = torch.tensor(description["tensor"], dtype=_DTYPES[description["dtype"]], device="cpu")
+        return held.reshape(description["shape"])
     if "dtype" in description:
         return _DTYPES[description["dtype"]]
     if "value" in description:
@@ -103,7 +110,12 @@ def up_to_date(description: Description) -> Description:
         return parts
     kind = parts["value"].rpartition(":")[2]  # early versions wrote module:name
     names = RENAMED.get(kind, {})
-    return {"value": kind, "fields": {names.get(name, name): part for name, part in parts["fields"].items()}}
+    fields_now = {names.get(name, name): part for name, part in parts["fields"].items()}
+    return {"value": kind, "fields": {name: _replaced(name, part) for name, part in fields_now.items()}}
+
+
+def _replaced(name: str, part: Description) -> Description:
+    return REPLACED[name].get(part, part) if name in REPLACED and isinstance(part, str) else part
 
 
 def _class_of(name: str) -> Any:
@@ -123,8 +135,8 @@ def _describe_kernel(kernel: Kernel) -> Description:
         return _unknown(kernel)
     again = _rebuild_kernel(description)
     before, after = kernel.state_dict(), again.state_dict()
-    # What is rebuilt lies on the CPU.
-    equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key]) for key in before)
+    # The kernel may be on any device, and what is rebuilt is made on the default one.
+    equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key].cpu()) for key in before)
     same = equal and repr(again) == repr(kernel)
     return description if same else _unknown(kernel)
 

@@ -219,7 +219,7 @@ def spared(draws: Tensor, refuse: Refusal | None, *, count: int, generator: torc
         if not len(again):
             break
         draws = draws.clone()
-        draws[again] = torch.randint(count, (len(again),), generator=generator).to(draws.device)
+        draws[again] = torch.randint(count, (len(again),), generator=generator, device="cpu").to(draws.device)
     return draws
 
 

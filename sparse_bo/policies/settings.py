@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from gpytorch.kernels import Kernel
 
-from sparse_bo.arms.moments import PRECISIONS, Precision
+from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.priors import Prior
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
@@ -82,8 +82,9 @@ class SweepSettings:
     """How arms are swept.
 
     Attributes:
-        sweep_dtype: ``torch.float64``, or ``torch.float32`` or ``"tf32"`` for the large product of a sweep (picks stay exact:
-            every arm whose error interval reaches the best is recomputed in float64).
+        sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm whose
+            error interval reaches the best is recomputed in float64). Where torch is set to multiply float32 matrices in TF32
+            or bfloat16, that is what is done, and the intervals are wider.
         memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
             (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed by policies
             that can: swept tile by tile, with only the arms kept that can still win.
@@ -93,10 +94,10 @@ class SweepSettings:
         ValueError: If the dtype is none of these, or the budget is less than a mebibyte.
     """
 
-    sweep_dtype: Precision = torch.float64
+    sweep_dtype: torch.dtype = torch.float64
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
         check_count("memory_bytes", self.memory_bytes, minimum=2**20)
         if self.sweep_dtype not in PRECISIONS.values():
-            raise ValueError(f"expected sweep_dtype torch.float64, torch.float32 or 'tf32', got {self.sweep_dtype!r}")
+            raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype!r}")

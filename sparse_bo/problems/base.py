@@ -47,14 +47,14 @@ class Problem:
         generator = torch.Generator().manual_seed(seed)
 
         def evaluate(indices: Tensor) -> Tensor:
-            noise = torch.randn(len(indices), generator=generator, dtype=torch.float64)
+            noise = torch.randn(len(indices), generator=generator, device="cpu", dtype=torch.float64)
             return self.values[indices] + self.noise_sd * noise.to(self.values.device)
 
         return evaluate
 
     def regret(self, indices: list[int]) -> Tensor:
         """Return the regret of each evaluation, ``len(indices)``: best value minus true value."""
-        return self.best_value - self.values.cpu()[torch.tensor(indices, dtype=torch.long)]
+        return self.best_value - self.values.cpu()[torch.tensor(indices, dtype=torch.long, device="cpu")]
 
     def regret_of(self, run: History | HistoryRow) -> Tensor:
         """Return the regret of every evaluation of a run or a batch, in order."""
@@ -92,14 +92,14 @@ class BoxProblem:
         generator = torch.Generator().manual_seed(seed)
 
         def evaluate(X: Tensor) -> Tensor:
-            noise = torch.randn(len(X), generator=generator, dtype=torch.float64)
+            noise = torch.randn(len(X), generator=generator, device="cpu", dtype=torch.float64)
             return self.function(X) + self.noise_sd * noise.to(X.device)
 
         return evaluate
 
     def regret(self, points: list[list[float]] | Tensor) -> Tensor:
         """Return the regret of each evaluation, ``q`` from ``q x d``: best value minus true value."""
-        X = torch.as_tensor(points, dtype=torch.float64).to(self.bounds.device)
+        X = torch.as_tensor(points, dtype=torch.float64, device=self.bounds.device)
         return (self.best_value - self.function(X)).cpu()
 
     def regret_of(self, run: History | HistoryRow) -> Tensor:
@@ -132,7 +132,7 @@ class Repeatable:
             assert batch.indices is not None
             values = self.truth[batch.indices.to(self.truth.device)]
         else:
-            values = self.truth(batch.X.to(torch.float64))
+            values = self.truth(batch.X.to(device="cpu", dtype=torch.float64))
         return values + self.noise_sd * ticket_noise(batch.tickets, seed=self.seed).to(values.device)
 
 

@@ -115,7 +115,7 @@ def parsed_grid(text: str) -> ProductGrid:
     needed, free = AXIS_BYTES * sum(counts), available_bytes(torch.device("cpu"))
     if needed > free:
         raise MemoryError(f"--grid {text} needs {bytes_text(needed)} for its axes, and {bytes_text(free)} are free")
-    return ProductGrid.linspace(torch.tensor(corners, dtype=torch.float64).T, counts)
+    return ProductGrid.linspace(torch.tensor(corners, dtype=torch.float64, device="cpu").T, counts)
 
 
 def _is_count(text: str) -> bool:

@@ -68,10 +68,11 @@ def gp_draw(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64)
 
-    X = torch.rand(arms, dims, generator=generator, dtype=torch.float64)
-    frequencies, phases = normal(dims, features) / lengthscale, torch.rand(features, generator=generator, dtype=torch.float64)
+    X = torch.rand(arms, dims, generator=generator, device="cpu", dtype=torch.float64)
+    frequencies = normal(dims, features) / lengthscale
+    phases = torch.rand(features, generator=generator, device="cpu", dtype=torch.float64)
     weights = normal(features) * math.sqrt(2.0 / features)
     values = torch.cat([(part @ frequencies + 2.0 * math.pi * phases).cos() @ weights for part in torch.split(X, 8192)])
     text = f"a Gaussian-process draw (lengthscale {lengthscale:g}) over {arms:,} arms in [0, 1]^{dims}"

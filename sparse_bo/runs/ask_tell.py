@@ -280,7 +280,9 @@ class AskTell:
             call_with: ``"X"``: with ``q x d`` points; ``"indices"``: with ``q`` arms; ``"batch"``: with a :class:`Batch`, whose
                 tickets can seed a random objective, so that it repeats after a resume.
             vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
-            arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`.
+            arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`. Tensors
+                are on the device of the arms or bounds wherever the objective runs in this process, here or on threads, and
+                on the CPU in others.
             executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
                 ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
             workers: Evaluations at a time; default: as many as the executor has workers.
@@ -394,7 +396,7 @@ class _Progress:
 def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:
     where, y = initial
     picks = domain.check("initial inputs", where)
-    values = torch.as_tensor(y, dtype=torch.float64).detach().flatten()
+    values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")

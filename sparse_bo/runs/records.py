@@ -115,7 +115,8 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
     if "bounds" in about:
         if arms is not None:
             raise ValueError(f"the run in {path} is on a box; drop arms=")
-        return None, torch.tensor(about["bounds"], dtype=getattr(torch, about["dtype"].removeprefix("torch."))).to(where)
+        dtype = getattr(torch, about["dtype"].removeprefix("torch."))
+        return None, torch.tensor(about["bounds"], dtype=dtype, device=where)
     if arms is None:
         arms = journal.arms()
         if arms is None:

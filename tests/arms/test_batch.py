@@ -11,6 +11,7 @@ from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKern
 import sparse_bo.arms.batch
 from sparse_bo.arms import StopRule, pick_batch
 from tests.arms.builders import Problem, all_pulled, make_prior, random_problem
+from tests.arms.low_precision import SETTINGS, set_products
 from tests.builders import rbf_kernel
 from tests.oracles import BatchTrace
 
@@ -140,10 +141,11 @@ def test_a_long_batch_over_many_blocks(in_batch, monkeypatch):
 
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
-def test_low_precision_sweeps_pick_like_float64_sweeps(kind, in_batch, device):
+def test_low_precision_sweeps_pick_like_float64_sweeps(kind, in_batch, device, monkeypatch):
     for seed in range(6):
+        set_products(monkeypatch, device, SETTINGS[seed % 3])
         p = random_problem(seed, a=120, m=15, pulls=30, noise=[0.1, 1.0][seed % 2], device=device)
-        low = p.with_prior(sweep_dtype="tf32" if seed % 3 == 2 else torch.float32)
+        low = p.with_prior(sweep_dtype=torch.float32)
         assert _picks(low, kind, in_batch) == _picks(p, kind, in_batch), seed
 
 

@@ -19,6 +19,7 @@ from tests.arms.builders import (
     make_prior,
     random_problem,
 )
+from tests.arms.low_precision import SETTINGS, set_products
 from tests.builders import rbf_kernel
 
 EXACT = 1e-8
@@ -218,16 +219,17 @@ def test_more_pulls_at_a_fixed_dictionary_never_raise_a_leverage():
         assert bool((more.posterior().leverages <= p.posterior().leverages + ONE_PRODUCT / 0.1).all()), seed
 
 
-@pytest.mark.parametrize("precision", [torch.float32, "tf32"], ids=str)
+@pytest.mark.parametrize("precision", SETTINGS)
 @pytest.mark.parametrize("noise", [1.0, 1e-3])
-def test_sweep_errors_of_a_low_precision_are_within_their_bounds(noise, precision, device):
+def test_sweep_errors_of_a_low_precision_are_within_their_bounds(noise, precision, device, monkeypatch):
+    set_products(monkeypatch, device, precision)
     for seed in range(5):
         p = random_problem(seed, a=60, m=30, pulls=60, noise=noise, prior_mean=0.3, device=device)
-        low, high = p.with_prior(sweep_dtype=precision).posterior(), p.posterior()
+        low, high = p.with_prior(sweep_dtype=torch.float32).posterior(), p.posterior()
         assert low.leverage_errors is not None
         _close(low.means, high.means, 1e-10)
         assert bool(((low.leverages - high.leverages).abs() <= low.leverage_errors + ONE_PRODUCT / noise).all()), seed
-        if precision == torch.float32:
+        if precision == "ieee":
             assert float(low.leverage_errors.max()) <= 0.01 / noise, "a bound that large would help nobody"
 
 

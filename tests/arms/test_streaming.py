@@ -13,6 +13,7 @@ from sparse_bo.arms.conditioning import fixed_dictionary
 from sparse_bo.arms.prior import LazyVariances
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem
+from tests.arms.low_precision import SETTINGS, set_products
 from tests.builders import rbf_kernel, unit_box
 
 UPDATES = ["fixed", "process"]
@@ -101,14 +102,15 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device,
     assert kind == "single" or len(lengths) >= 3
 
 
-@pytest.mark.parametrize("precision", [torch.float32, "tf32"], ids=str)
+@pytest.mark.parametrize("precision", SETTINGS)
 @pytest.mark.parametrize("capacity", [5, 1000])
 def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
+    set_products(monkeypatch, torch.device("cpu"), precision)
     monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: capacity)
     for seed in range(6):
         p = _problem(seed)
         expected = _pick(p.posterior(), "global", 3.0, "fixed")
-        low = _swept(streamed(p, sweep_dtype=precision), "global", 3.0)
+        low = _swept(streamed(p, sweep_dtype=torch.float32), "global", 3.0)
         assert _pick(low, "global", 3.0, "fixed") == expected, seed
 
 

@@ -55,7 +55,7 @@ def fantasies(device: torch.device) -> list[Tensor]:
 
 def paths(device: torch.device) -> list[Tensor]:
     gp = model(device)
-    with seeded(torch.Generator().manual_seed(0)):
+    with seeded(torch.Generator().manual_seed(0), device=device):
         drawn = draw_matheron_paths(gp, torch.Size([3]))
     return [drawn(points(4).to(device))]
 

@@ -279,7 +279,7 @@ def test_the_command_says_aloud_what_does_not_fit():
         (["--grid", "3x0"], "points >= 1"),
         (["--arms-file", "nowhere.npy"], "no file nowhere.npy"),
         (["--arms", "10", "--dims", "1", "--lengthscale", "1"], "need a --kernel"),
-        (["--arms", "10", "--dims", "1", "--precision", "half"], "'float64', 'float32', 'tf32'"),
+        (["--arms", "10", "--dims", "1", "--precision", "half"], "'float64', 'float32', got 'half'"),
         (["--arms", "10", "--dims", "1", "--memory", "-1"], "memory > 0"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",

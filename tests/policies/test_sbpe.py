@@ -534,7 +534,6 @@ class TestContradiction:
         ({"on_contradiction": "ignore"}, ValueError, "'raise', 'double'"),
         ({"rkhs_norm": None, "on_contradiction": "double"}, ValueError, "these bounds have none"),
         ({"sweep_dtype": torch.float16}, ValueError, "sweep_dtype"),
-        ({"sweep_dtype": "tf32"}, ValueError, "got 'tf32', which is too coarse"),
         ({"memory_bytes": 10}, ValueError, "memory_bytes >= 1048576"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",

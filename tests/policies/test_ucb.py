@@ -255,7 +255,7 @@ def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_
         ({"stop_rule": "never"}, "'global', 'local', 'gp-bucb'"),
         ({"in_batch": "both"}, "'fixed', 'process'"),
         ({"inclusion": "maybe"}, "'exact', 'union'"),
-        ({"sweep_dtype": torch.float16}, "torch.float64, torch.float32 or .tf32."),
+        ({"sweep_dtype": torch.float16}, "torch.float64 or torch.float32, got torch.float16"),
         ({"max_batch_size": 0}, "max_batch_size >= 1"),
         ({"initial_design": 0}, "initial_design >= 1"),
     ],

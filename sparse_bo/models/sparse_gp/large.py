@@ -67,7 +67,8 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         """Return joint samples from paths, ``num_samples x batch_shape x q``. O(q m), never ``q x q``."""
         samples = self.draw(self.X, num_samples)
         if self.noise is not None:
-            normal = torch.randn(samples.shape, dtype=samples.dtype).to(samples.device)  # drawn on the CPU, as paths are
+            # Drawn on the CPU, as paths are.
+            normal = torch.randn(samples.shape, dtype=samples.dtype, device="cpu").to(samples.device)
             samples = samples + self.noise.sqrt() * normal
         return samples if self.scale is None else samples * self.scale
 

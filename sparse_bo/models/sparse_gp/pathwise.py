@@ -46,7 +46,7 @@ def matheron_weights(representation: Representation, K: Tensor, prior_values: Te
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     spread = safe_cholesky(eye - R.mT @ (K @ R)).factor
     projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
-    normal = torch.randn(projected.shape, dtype=R.dtype).to(R.device)
+    normal = torch.randn(projected.shape, dtype=R.dtype, device="cpu").to(R.device)
     zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
     return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
 

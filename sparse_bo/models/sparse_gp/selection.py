@@ -12,6 +12,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.core import dtc
+from sparse_bo.core.sums import group_sums
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
 from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_diagonal, kernel_matrix, sweep
 from sparse_bo.validation import check_indices, check_points
@@ -148,7 +149,7 @@ def _pilot(kernel: Kernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: T
 
 def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
     """Return ``min(size, n)`` rows, uniform without replacement, ascending. Draws one permutation of n."""
-    return torch.randperm(n, generator=generator)[:size].sort().values.to(device)
+    return torch.randperm(n, generator=generator, device="cpu")[:size].sort().values.to(device)
 
 
 def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
@@ -179,7 +180,7 @@ def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generat
     weights = scores.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
     dimension = float(weights.sum())
     wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
-    draws = torch.rand(a, generator=generator, dtype=torch.float64).to(X.device)
+    draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
     races = draws.log() / weights
     return distinct.rows[races.topk(min(size, wanted)).indices].sort().values
 
@@ -226,7 +227,7 @@ def _candidates(
     posterior = _pilot(kernel, X[..., pilot, :], X, residuals, noise)
     # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
     precision = noise.detach().double().reciprocal()
-    sums = precision.new_zeros(*precision.shape[:-1], len(distinct.rows)).index_add_(-1, distinct.group, precision)
+    sums = group_sums(precision, distinct.group, groups=len(distinct.rows))
     harmonic = distinct.counts.double() / sums
     single = noise.shape[:-1].numel() == 1
     levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)

@@ -154,7 +154,7 @@ class REMBO(EmbeddingSettings):
         """Draw ``D d`` normal numbers."""
         generator = torch.Generator().manual_seed(self.embedding_seed)
         return GaussianEmbedding(
-            torch.randn(box.dims, self.target_dims, generator=generator, dtype=torch.float64).to(box.bounds)
+            torch.randn(box.dims, self.target_dims, generator=generator, device="cpu", dtype=torch.float64).to(box.bounds)
         )
 
 
@@ -174,8 +174,8 @@ class HeSBO(EmbeddingSettings):
     def embedding(self, box: Box) -> HashEmbedding:
         """Draw D hashes and D signs."""
         generator = torch.Generator().manual_seed(self.embedding_seed)
-        hashes = torch.randint(self.target_dims, (box.dims,), generator=generator)
-        signs = torch.randint(2, (box.dims,), generator=generator).mul(2).sub(1)
+        hashes = torch.randint(self.target_dims, (box.dims,), generator=generator, device="cpu")
+        signs = torch.randint(2, (box.dims,), generator=generator, device="cpu").mul(2).sub(1)
         return HashEmbedding(hashes.to(box.bounds.device), signs.to(box.bounds), self.target_dims)
 
 

@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
+from sparse_bo.core.sums import group_sums
 from sparse_bo.domains import Box
 
 TOLERANCE = 1e-5
@@ -98,6 +99,6 @@ class HashEmbedding:
     def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Embedding`: the mean of the inputs that share a hash; 0 for a hash that none has."""
         counts = torch.bincount(self.hashes, minlength=self.dims).clamp_min(1)
-        sums = X.new_zeros(len(X), self.dims).index_add_(1, self.hashes, X * self.signs)
+        sums = group_sums(X * self.signs, self.hashes, groups=self.dims)
         U = (sums / counts).clamp(-1.0, 1.0)
         return U, (self.lift(U) - X).abs().amax(dim=-1)

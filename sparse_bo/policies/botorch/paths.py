@@ -89,7 +89,7 @@ class QuadraturePaths:
             features = fourier_features(fitted.X, frequencies, weights * variance)
 
         def draw() -> Path:
-            normal = torch.randn(features.shape[-1], dtype=features.dtype).to(features.device)
+            normal = torch.randn(features.shape[-1], dtype=features.dtype, device="cpu").to(features.device)
             w = sample_weights(features, y, noise=model.likelihood.noise.item(), normal=normal)
             return lambda U: fourier_features(U, frequencies, weights * variance) @ w
 

@@ -196,5 +196,5 @@ def random_subset(n: int, *, size: int, initial: int, newest: int, generator: to
 
     Draws one permutation.
     """
-    others = torch.randperm(n - initial - newest, generator=generator)[: size - initial - newest] + initial
-    return torch.cat([torch.arange(initial), others, torch.arange(n - newest, n)]).sort().values
+    others = torch.randperm(n - initial - newest, generator=generator, device="cpu")[: size - initial - newest] + initial
+    return torch.cat([torch.arange(initial, device="cpu"), others, torch.arange(n - newest, n, device="cpu")]).sort().values

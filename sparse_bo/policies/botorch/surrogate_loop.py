@@ -79,7 +79,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))
         fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known)
-        with seeded(generator):
+        with seeded(generator, device=self.box.device):
             best = self.proposer(fitted, min(max_q, self.batch_size - out), pending=self.box.to_unit(pending))
         picks = self.box.from_unit(best.detach().clamp(0.0, 1.0))
         refuse = state.refusal()
@@ -94,7 +94,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             return replace(state, seconds=watch.seconds)
         with watch.phase("sample"):
             subset = self.subset.rows(state, newest=len(picks), generator=generator)
-        with watch.phase("learn"), seeded(generator):
+        with watch.phase("learn"), seeded(generator, device=self.box.device):
             model = self.fit.fitted(self.box.to_unit(state.X), state.y, subset, previous=state.surrogate)
         after = replace(state, model=InBox(model, self.box), subset=subset, seconds=watch.seconds)
         return self.subset.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
@@ -145,7 +145,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         if not len(wrong) or state.model is None:
             return picks
         X = self.box.sobol(ELSEWHERE, generator=generator)
-        noise = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
+        noise = torch.randn(X.shape, generator=generator, device="cpu", dtype=torch.float64).to(X)
         sides = self.box.upper - self.box.lower
         scales = torch.logspace(-3, -0.5, ELSEWHERE, dtype=X.dtype, device=X.device).unsqueeze(-1)
         near = (state.X[state.y.argmax()] + scales * sides * noise).clamp(self.box.lower, self.box.upper)
@@ -164,7 +164,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
         """Return the model of a state as it was before it was fitted; what it draws is put back."""
         known = self.fit.known(subset, len(state.y))
-        with seeded(torch.Generator()):
+        with seeded(torch.Generator(), device=self.box.device):
             return self.fit.unfitted(self.box.to_unit(state.X[known]), state.y[known])
 
 

@@ -259,4 +259,4 @@ def _seed_of(generator: torch.Generator) -> int:
     """Return a seed that the generator's present state decides, without advancing it."""
     copy = torch.Generator()
     copy.set_state(generator.get_state())
-    return int(torch.randint(2**62, (1,), generator=copy))
+    return int(torch.randint(2**62, (1,), generator=copy, device="cpu"))

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.kernels import covariance_function
@@ -47,7 +45,7 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
 
     Raises:
         TypeError: If a setting has the wrong kind.
-        ValueError: If one is out of range, the schedule does not fit the horizon, ``sweep_dtype`` is ``"tf32"``, or a width
+        ValueError: If one is out of range, the schedule does not fit the horizon, or a width
             needs ``rkhs_norm`` and there is none.
     """
 
@@ -77,7 +75,6 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         PriorSettings.__post_init__(self)
         ConfidenceSettings.__post_init__(self)
         SweepSettings.__post_init__(self)
-        self._planning_dtype()
         check_count("horizon", self.horizon)
         check_positive("discretization_constant", self.discretization_constant)
         check_choice("on_contradiction", self.on_contradiction, ("raise", "double"))
@@ -112,7 +109,7 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             noise_variance=self.noise_variance,
             failure_probability=self.failure_probability,
             doubles_norm=self.on_contradiction == "double",
-            sweep_dtype=self._planning_dtype(),
+            sweep_dtype=self.sweep_dtype,
             memory_bytes=self.memory_bytes,
         )
 
@@ -126,13 +123,3 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         if self.initial_design is not None:
             return self.initial_design
         return max(10, 2 * domain.dims, math.isqrt(self.horizon))
-
-    def _planning_dtype(self) -> torch.dtype:
-        # A design goes where variances are highest, and there they differ by less than TF32's error: nearly every candidate
-        # would be computed again in float64 to choose a pick, which is the same pick, several times later.
-        if not isinstance(self.sweep_dtype, torch.dtype):
-            raise ValueError(
-                f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype!r}, which is too coarse to plan "
-                "picks by variance alone"
-            )
-        return self.sweep_dtype

@@ -66,11 +66,11 @@ class DecoupledDraws:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
         arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal())
         with torch.no_grad():
-            with seeded(generator):
+            with seeded(generator, device=arms.device):
                 kernel = posterior.prior.covariance.kernel
                 phi = gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=self.features)
             rank = posterior.state.factor.rank
-            normal = torch.randn(q, self.features + rank, generator=generator, dtype=arms.dtype).to(arms.device)
+            normal = torch.randn(q, self.features + rank, generator=generator, device="cpu", dtype=arms.dtype).to(arms.device)
             prior, spread = normal[:, : self.features], normal[:, self.features :]
             weights = decoupled_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
             for part, K_DX in posterior.kernel_chunks():
@@ -115,7 +115,7 @@ class SGPTSArms(PosteriorPolicy):
         if self.covar_module is not None:
             kernel = covariance_function(self.covar_module, like=arms[:2]).kernel
             try:
-                with seeded(torch.Generator()):
+                with seeded(torch.Generator(), device=arms.device):
                     gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
             except NotImplementedError as error:
                 raise ValueError(
@@ -157,7 +157,7 @@ class QuadratureDraws:
             roots = observed.counts.sqrt()  # a mean of c pulls with weight c, as c rows
             Z = fourier_features(observed.X, frequencies, weights) * roots.unsqueeze(-1)
             y = (observed.means - surrogate.prior_mean) * roots
-            normal = torch.randn(q, Z.shape[1], generator=generator, dtype=Z.dtype).to(Z.device)
+            normal = torch.randn(q, Z.shape[1], generator=generator, device="cpu", dtype=Z.dtype).to(Z.device)
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
             for part, _ in posterior.kernel_chunks():
                 best.add(part, fourier_features(surrogate.arms[part], frequencies, weights) @ w.mT)

@@ -18,7 +18,6 @@ from sparse_bo.arms import (
     ArmPrior,
     Fitted,
     KernelColumns,
-    Precision,
     arm_posterior,
     fit_arms,
     pick_batch,
@@ -79,7 +78,7 @@ class ArmUCB(Mechanism[BanditState]):
     given: Prior
     design_size: int
     max_batch_size: int
-    sweep_dtype: Precision
+    sweep_dtype: torch.dtype
     memory_bytes: int
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results

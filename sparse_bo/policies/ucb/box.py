@@ -16,6 +16,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from sparse_bo.acquisition import optimize_batch
+from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary import Candidates, Dictionary, UniformSampler, candidates_of
 from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
@@ -218,7 +219,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
         """Return how many results leave pending points that the stop rule allows, by their leverages of today."""
         costs = self.parts.stop_rule.costs(fitted.known(pending)[0])
-        left = costs.sum() - costs.cumsum(0)  # after the oldest 1, 2, … results
+        left = costs.sum() - running_sums(costs)  # after the oldest 1, 2, … results
         return 1 + int((left > self.parts.stop_rule.allowance).sum())
 
     def _prior(
