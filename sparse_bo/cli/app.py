@@ -120,7 +120,7 @@ def plan(settings: PlanSettings, options: dict[str, Any]) -> None:
     loaded("plan").plan(settings, options)
 
 
-@app.command(help="Go on with an interrupted run from its journal: it ends as if nothing had happened.", cls=InPanels)
+@app.command(help="Go on with an interrupted run from its journal: its picks are those of an uninterrupted run.", cls=InPanels)
 @taking(ResumeSettings)
 def resume(settings: ResumeSettings) -> None:
     """Open the journal, rebuild problem and policy from it, go on."""

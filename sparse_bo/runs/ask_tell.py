@@ -100,7 +100,8 @@ class AskTell:
         """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
 
         The last snapshot of the state is loaded and what happened after it is done again. Evaluations that were out are still
-        :attr:`pending`; :meth:`reissue` returns them.
+        :attr:`pending`; :meth:`reissue` returns them. Results and picks are the same to the last bit; what a model says of them
+        (such as ``best_mean``) is computed again, in another order, and agrees to rounding.
 
         Args:
             storage: Path of the journal.
