@@ -13,6 +13,10 @@ from sparse_bo.priors import Prior
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 
 
+LEAST, MOST = 1e-30, 1e30
+"""Of a regularization (y²): beyond them λ, or what is divided by it, leaves the range of numbers on the way to a posterior."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PriorSettings:
     """What is known of the objective before the first evaluation; the rest is learned.
@@ -39,7 +43,9 @@ class PriorSettings:
         if self.prior_mean is not None:
             check_number("prior_mean", self.prior_mean)
         if self.regularization is not None:
-            check_positive("regularization", self.regularization)
+            number = check_positive("regularization", self.regularization)
+            if not LEAST <= number <= MOST:
+                raise ValueError(f"expected regularization from {LEAST:g} to {MOST:g}, got {number:g}; measure y in another unit")
 
     @property
     def given(self) -> Prior:

@@ -29,6 +29,8 @@ from sparse_bo.runs.records import about_run, domain_of, policy_of, run_info
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_count, check_finite
 
+SEEDS = 2**64
+"""A seed is smaller: torch's generators take no other."""
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
@@ -76,7 +78,8 @@ class AskTell:
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
-        check_count("seed", seed, minimum=0)
+        if check_count("seed", seed, minimum=0) >= SEEDS:
+            raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
         if certify_every is not None:
             check_count("certify_every", certify_every)
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
