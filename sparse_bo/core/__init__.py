@@ -9,6 +9,7 @@
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
+- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
 - :mod:`~sparse_bo.core.chunking`: rows from a byte budget, and a smaller budget where memory runs out;
@@ -18,6 +19,7 @@
 from sparse_bo.core import (
     chunking,
     decoupled,
+    diagnostics,
     diversity,
     dtc,
     leverage,
@@ -34,6 +36,7 @@ from sparse_bo.core import (
 __all__ = [
     "chunking",
     "decoupled",
+    "diagnostics",
     "diversity",
     "dtc",
     "leverage",

@@ -43,7 +43,13 @@ class Pool:
     """An executor and the number of evaluations it can run at once."""
 
     def __init__(
-        self, executor: str | Submits, workers: int | None, *, arrays: Arrays = "torch", evaluate: Any = None, timed: bool = False
+        self,
+        executor: str | Submits,
+        workers: int | None,
+        *,
+        arrays: Arrays = "torch",
+        evaluate: Any = None,
+        timed: bool = False,
     ) -> None:
         """Start an own pool, or hold the one given.
 
@@ -152,7 +158,9 @@ class Pool:
             for future in [self._executor.submit(warm_up, *arguments) for _ in range(self.workers)]:
                 future.result()
         except (BrokenExecutor, RuntimeError, OSError) as error:
-            raise RuntimeError(f"the executor takes no evaluations ({type(error).__name__}: {error}); make a new one") from error
+            raise RuntimeError(
+                f"the executor takes no evaluations ({type(error).__name__}: {error}); make a new one"
+            ) from error
 
     def _sendable(self, evaluate: Any) -> bytes:
         """Return what is evaluated as it is sent to another process; nothing if it stays in this one.
@@ -173,8 +181,8 @@ class Pool:
         except Exception as error:
             advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
             raise TypeError(
-                f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top level "
-                f"of a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
+                f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top "
+                f"level of a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
             ) from error
 
     def _abandon(self) -> None:

@@ -12,7 +12,6 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.priors import Prior
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 
-
 LEAST, MOST = 1e-30, 1e30
 """Of a regularization (y²): beyond them λ, or what is divided by it, leaves the range of numbers on the way to a posterior."""
 
@@ -45,7 +44,7 @@ class PriorSettings:
         if self.regularization is not None:
             number = check_positive("regularization", self.regularization)
             if not LEAST <= number <= MOST:
-                raise ValueError(f"expected regularization from {LEAST:g} to {MOST:g}, got {number:g}; measure y in another unit")
+                raise ValueError(f"expected regularization from {LEAST:g} to {MOST:g}, got {number:g}; scale y")
 
     @property
     def given(self) -> Prior:
