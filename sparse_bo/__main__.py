@@ -1,6 +1,11 @@
 """``python -m sparse_bo``."""
 
-from sparse_bo.cli.app import main
+import sys
+
+try:
+    from sparse_bo.cli.app import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,10 @@ What a command does is imported when it is run, so that ``--help`` and mistyped 
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+import threading
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +18,7 @@ from sparse_bo._version import __version__
 from sparse_bo.cli.console import accept_any_encoding, complain, refused, say
 from sparse_bo.cli.names import POLICIES, PROBLEMS
 from sparse_bo.cli.options import InPanels, paragraph, taking
-from sparse_bo.cli.settings import PlanSettings, ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.cli.settings import AuditSettings, PlanSettings, ReportSettings, ResumeSettings, RunSettings
 
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
 
@@ -85,6 +88,23 @@ def loaded(module: str) -> Any:
     Raises:
         typer.Exit: With 2 if matplotlib refuses the environment variable MPLBACKEND.
     """
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return _imported(module)
+    # Extensions turn an interrupt inside an import into errors of their own; nothing is lost by ending at once.
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        return _imported(module)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    complain("stopped", "interrupted", style="yellow")
+    os._exit(130)
+
+
+def _imported(module: str) -> Any:
     try:
         importlib.import_module("matplotlib")
     except ValueError as error:
@@ -120,7 +140,7 @@ def plan(settings: PlanSettings, options: dict[str, Any]) -> None:
     loaded("plan").plan(settings, options)
 
 
-@app.command(help="Go on with an interrupted run from its journal: it ends as if nothing had happened.", cls=InPanels)
+@app.command(help="Go on with an interrupted run from its journal: its picks are those of an uninterrupted run.", cls=InPanels)
 @taking(ResumeSettings)
 def resume(settings: ResumeSettings) -> None:
     """Open the journal, rebuild problem and policy from it, go on."""
@@ -132,6 +152,13 @@ def resume(settings: ResumeSettings) -> None:
 def report(settings: ReportSettings) -> None:
     """Read without locking anybody out."""
     loaded("commands").report(settings)
+
+
+@app.command(help="Audit a journal: certificate, calibration, failures, drift. Imports no objective.", cls=InPanels)
+@taking(AuditSettings)
+def audit(settings: AuditSettings) -> None:
+    """Read without locking anybody out, and compute the state again."""
+    loaded("commands").audit(settings)
 
 
 def main() -> None:

@@ -1,8 +1,11 @@
-"""The commands that run: ``run``, ``resume`` and ``report``."""
+"""The commands on runs: ``run``, ``resume``, ``report`` and ``audit``."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,16 @@ from sparse_bo.cli.inputs import (
 from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
-from sparse_bo.cli.settings import ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.journal.files import remove
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy
+from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.synthetic import SYNTHETIC
-from sparse_bo.reports.tables import recorded_summary
+from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.records import about_of, read_run
 
 
@@ -58,21 +65,24 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         policy = make_policy(settings.policy, {**options, **_translated(settings)}, problem=name, budget=budget)
         if settings.memory is not None or settings.seconds is not None:
             policy = _planned(policy, problem, settings, budget=budget)
-        with folder(settings.out):
-            loop = AskTell(
-                policy=policy,
-                seed=settings.seed,
-                certify_every=settings.certify_every,
-                storage=settings.storage,
-                notes={
-                    "problem": made,
-                    "budget": budget,
-                    "out": str(settings.out),
-                    "executor": [settings.executor, settings.workers, settings.asynchronous],
-                },
-                **problem.domain,
-            )
-        outcome = launch(loop, problem, budget, workers, storage=settings.storage, quiet=settings.quiet)
+        with ExitStack() as undo:
+            with folder(settings.out):
+                loop = AskTell(
+                    policy=policy,
+                    seed=settings.seed,
+                    certify_every=settings.certify_every,
+                    storage=settings.storage,
+                    notes={
+                        "problem": made,
+                        "budget": budget,
+                        "out": str(settings.out),
+                        "executor": [settings.executor, settings.workers, settings.asynchronous],
+                    },
+                    **problem.domain,
+                )
+            undo.callback(_forget, loop, settings.storage)  # a journal without a single evaluation would block the retry
+            outcome = launch(loop, problem, budget, workers, storage=settings.storage, quiet=settings.quiet)
+            undo.pop_all()
     except INPUT_ERRORS as error:
         raise refused(error) from error
     finish(outcome, loop, problem, settings.out, storage=settings.storage, quiet=settings.quiet)
@@ -84,6 +94,13 @@ def _check_new(storage: Path | None) -> None:
             f"{storage} exists; go on with it by `python -m sparse_bo resume {shlex.quote(str(storage))}`, "
             "or choose another --storage"
         )
+
+
+def _forget(loop: AskTell, storage: Path | None) -> None:
+    """Delete the journal of a run that could not begin."""
+    loop.close()
+    if storage is not None and not loop.asked:
+        remove(storage.resolve(), ends=("", "-wal", "-shm", "-journal", "-lock"))
 
 
 def _check_there(storage: Path) -> None:
@@ -130,13 +147,14 @@ def resume(settings: ResumeSettings) -> None:
         notes = about["notes"]
         if "problem" not in notes:
             raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
+        out = Path(notes["out"]) if settings.out is None else settings.out
+        _trusted(storage, notes["problem"], out, settings)
         where, count, asynchronous = notes["executor"]
         changed = settings.executor is not None
         where = (None if settings.executor == "here" else settings.executor) if changed else where
         count = settings.workers if changed or settings.workers is not None else count
         workers = spread(where, count, asynchronous and where is not None)
         problem = problem_of(notes["problem"]).to(device_of(about["device"]))
-        out = Path(notes["out"]) if settings.out is None else settings.out
         with folder(out):
             loop = AskTell.resume(storage, arms=problem.domain.get("arms"))
         more = max((notes["budget"] if settings.budget is None else settings.budget) - loop.asked, 0)
@@ -144,6 +162,60 @@ def resume(settings: ResumeSettings) -> None:
     except INPUT_ERRORS as error:
         raise refused(error) from error
     finish(outcome, loop, problem, out, storage=storage, quiet=settings.quiet)
+
+
+def _trusted(storage: Path, made: Mapping[str, Any], out: Path, settings: ResumeSettings) -> None:
+    """Say what a journal names that will be imported or made, and go on only if that is wanted.
+
+    Raises:
+        ValueError: If it is not, or nobody can be asked.
+    """
+    named = []
+    if "objective" in made:
+        module = str(made["objective"]).partition(":")[0]
+        named.append(f"import the module {module} (looked for in {Path.cwd()} first), and run {made['objective']}")
+    if made.get("arms_file") is not None:
+        named.append(f"read arms from {made['arms_file']}")
+    if settings.out is None:
+        named.append(f"write into the folder {out.absolute()}" + ("" if out.exists() else ", which is made"))
+    if not named:
+        return
+    say(f"{storage} says to " + "; to ".join(named) + ".")
+    if settings.yes or ("objective" not in made and (settings.out is not None or out.exists())):
+        return
+    if not _at_a_terminal():
+        raise ValueError("nobody can be asked whether to do that; if you trust this journal, add --yes")
+    if not typer.confirm("Do that?"):
+        raise ValueError("not resumed; nothing was imported or written")
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def audit(settings: AuditSettings) -> None:
+    """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing.
+
+    Raises:
+        typer.Exit: With 2 if the journal cannot be read, or its state cannot be computed again.
+    """
+    storage = settings.storage
+    try:
+        _check_there(storage)
+        found = audit_run(storage, arms=_arms_of(about_of(storage)["notes"].get("problem"), settings.arms_file))
+    except INPUT_ERRORS as error:
+        raise refused(error) from error
+    console.print(audit_table(storage, found))
+
+
+def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None:
+    """Return the arms of a run that `run` made; ``None`` of any other, whose journal may have them."""
+    if file is not None or made is None:
+        return own_arms(file, None)
+    if "objective" in made:
+        arms = made.get("arms_file")
+        return own_arms(None if arms is None else Path(arms), made.get("grid"))
+    return make_problem(**made).domain.get("arms")
 
 
 def report(settings: ReportSettings) -> None:

@@ -73,7 +73,7 @@ def launch(
         except ObjectiveError as error:
             result = error.result
             stopped, code = error.reason, 1
-        except (RuntimeError, ValueError, MemoryError) as error:  # of the policy, the journal, or the results
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:  # of the policy, the journal, or the results
             result = vars(error)["result"]  # whatever ends a run carries it
             stopped, code = str(error) or type(error).__name__, 1
     if code:

@@ -105,7 +105,16 @@ class ResumeSettings:
     out: Annotated[Path | None, option(RUN, "Folder for the figure and the history (default: as before).")] = None
     executor: Annotated[str | None, option(RUN, "threads, processes, loky, or here (default: as before).")] = None
     workers: Annotated[int | None, option(RUN, "Evaluations at a time.")] = None
+    yes: Annotated[bool, option(RUN, "Do not ask whether to import and to write what the journal names.", "--yes")] = False
     quiet: Quiet = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """``audit``."""
+
+    storage: Annotated[Path, typer.Argument(help="Journal of `run --storage`, or of AskTell(storage=...).")]
+    arms_file: Annotated[Path | None, option(ARMS, "Arms (.npy) that were too large to be kept (AskTell alone).")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
+- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
 - :mod:`~sparse_bo.core.sums`: sums whose terms are added in one order on every device;
@@ -19,6 +20,7 @@
 from sparse_bo.core import (
     chunking,
     decoupled,
+    diagnostics,
     diversity,
     dtc,
     leverage,
@@ -36,6 +38,7 @@ from sparse_bo.core import (
 __all__ = [
     "chunking",
     "decoupled",
+    "diagnostics",
     "diversity",
     "dtc",
     "leverage",

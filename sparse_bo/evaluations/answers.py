@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 FAILED = math.nan
 """The result of a failed evaluation, wherever results are kept: one NaN, so that two histories with failures can be equal."""
+
+MANY = 10_000
+"""Rows of a list whose own lengths are not looked at for a message."""
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
@@ -21,9 +24,10 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
+    _check_size(tickets, y)  # before anything is copied: what an objective returns by mistake may be huge
     rows = _rows(tickets, y)
     if len(rows) != len(tickets):
-        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {_shape(rows)}")
+        raise _wrong_shape(tickets, _shape(rows))
     plain = {float}.issuperset(map(type, rows))  # the usual case, and the one that has to be quick
     numbers = rows if plain else [_number(tickets, y, row) for row in rows]
     if any(map(math.isinf, numbers)):
@@ -42,13 +46,31 @@ def some(items: Sequence[Any]) -> str:
     return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"
 
 
+def _check_size(tickets: Sequence[int], y: Any) -> None:
+    """Check the shape of an array or tensor, or the length of anything else that has one.
+
+    Raises:
+        ValueError: If it is not that of one value per ticket.
+    """
+    shape = getattr(y, "shape", None)
+    if isinstance(shape, tuple):
+        if tuple(shape) not in ((len(tickets),), (len(tickets), 1)):
+            raise _wrong_shape(tickets, tuple(shape))
+    elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
+        raise _wrong_shape(tickets, (len(y),))
+
+
+def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
+    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}")
+
+
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
     """Return what ``y`` holds per evaluation."""
     plain = y.tolist() if hasattr(y, "tolist") else y
     if isinstance(plain, (list, tuple)):
         return list(plain)
     if isinstance(plain, (int, float)):
-        raise ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape ()")
+        raise _wrong_shape(tickets, ())
     raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
 
 
@@ -57,9 +79,7 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     value = row.tolist() if hasattr(row, "tolist") else row
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):
-            raise ValueError(
-                f"expected one value for each of {len(tickets)} tickets, got y of shape {_shape(_rows(tickets, y))}"
-            )
+            raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
         (value,) = value
         value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, complex):
@@ -77,7 +97,9 @@ def _not_numbers(tickets: Sequence[int], y: Any, why: str) -> TypeError:
 
 
 def _shape(rows: Iterable[Any]) -> tuple[int, ...]:
-    """Return the shape of nested lists, as far as it is regular."""
+    """Return the shape of nested lists, as far as it is regular; of very long ones the length."""
     rows = list(rows)
+    if len(rows) > MANY:
+        return (len(rows),)
     inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
     return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)

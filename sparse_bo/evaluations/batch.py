@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +48,18 @@ def _unpacked(indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int])
     return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
 
 
-def tickets_of(tickets: Sequence[int] | Tensor) -> list[int]:
-    """Return tickets as a list of integers.
+def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
+    """Return tickets as a list of integers; those of NumPy are taken too.
 
     Raises:
-        TicketError: If one is not an integer.
+        TicketError: If they are not a list, or one is not an integer.
     """
-    numbers = tickets.tolist() if isinstance(tickets, Tensor) else list(tickets)
-    if not {int}.issuperset(map(type, numbers)) and any(isinstance(t, bool) or not isinstance(t, int) for t in numbers):
+    numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
+    if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
+        raise TicketError(f"expected a list of tickets, one value for each, got {tickets!r}; a single one is [{tickets!r}]")
+    numbers = list(numbers)
+    if {int}.issuperset(map(type, numbers)):  # the usual case, and the one that has to be quick
+        return numbers
+    if any(isinstance(ticket, bool) or not hasattr(ticket, "__index__") or getattr(ticket, "ndim", 0) for ticket in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
-    return numbers
+    return [operator.index(ticket) for ticket in numbers]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_args
 
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.pools import Pool, check_picklable
+from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, evaluate_remotely
 from sparse_bo.evaluations.workers import Workers
 from sparse_bo.validation import check_choice
@@ -136,9 +136,10 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails for good and that is to end the run; what has finished is told.
             TypeError: If the objective cannot be sent to the workers; nothing is asked then.
         """
-        pool = Pool(self.workers.executor, self.workers.count, arrays=self.evaluate.arrays)
+        workers, evaluate = self.workers, self.evaluate
+        timed = workers.timeout is not None
+        pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed)
         try:
-            check_picklable(pool, self.evaluate)
             if self.loop.pending:
                 self._queue.append(self.loop.reissue())
             while True:

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol, runtime_checkable
 
-from sparse_bo.evaluations.worker import Arrays, be_a_worker
+from sparse_bo.evaluations.threads import Threads
+from sparse_bo.evaluations.worker import Arrays, be_a_worker, present, warm_up
 from sparse_bo.validation import check_choice
 
 NAMES = ("threads", "processes", "loky")
@@ -42,13 +42,35 @@ class Submits(Protocol):
 class Pool:
     """An executor and the number of evaluations it can run at once."""
 
-    def __init__(self, executor: str | Submits, workers: int | None, *, arrays: Arrays = "torch") -> None:
-        """Start an own pool, or hold the one given; ``arrays``: what the objective takes."""
+    def __init__(
+        self,
+        executor: str | Submits,
+        workers: int | None,
+        *,
+        arrays: Arrays = "torch",
+        evaluate: Any = None,
+        timed: bool = False,
+    ) -> None:
+        """Start an own pool, or hold the one given.
+
+        Args:
+            executor: Its name, or the one given.
+            workers: Evaluations at a time.
+            arrays: What the objective takes.
+            evaluate: What will be evaluated: workers import its modules before their first evaluation.
+            timed: Whether evaluations have a time limit: then the workers of a given executor are warmed up too.
+
+        Raises:
+            TypeError: If ``evaluate`` cannot be sent to the workers; nothing is started then.
+            RuntimeError: If own workers cannot be started.
+        """
         self._given, self._arrays = executor, arrays
         self._workers = workers
         self.owned = isinstance(executor, str)
-        self._startup, self._ready = 0.0, 0.0
+        self._packed = self._sendable(evaluate)
         self._executor: Any = self._started()
+        if timed and not self.owned and self.pickles:
+            self._warm_up()
 
     @property
     def workers(self) -> int:
@@ -64,16 +86,14 @@ class Pool:
     @property
     def pickles(self) -> bool:
         """Whether what is submitted goes to another process."""
-        return not isinstance(self._executor, ThreadPoolExecutor)
+        if self.owned:
+            return self._given != "threads"
+        return not isinstance(self._given, ThreadPoolExecutor)
 
     @property
     def grace(self) -> float:
         """Seconds that a task submitted now may take on top, because its worker may still be starting."""
-        own: float | None = getattr(self._executor, "grace", None)
-        if own is not None:
-            return own
-        since = time.monotonic() - self._ready
-        return 2.0 * self._startup if since < 2.0 * self._startup else 0.0
+        return float(getattr(self._executor, "grace", 0.0))
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         """Start ``fn(*args)``."""
@@ -98,35 +118,79 @@ class Pool:
             return self._given
         workers = self._workers or os.cpu_count() or 1
         if self._given == "threads":
-            return ThreadPoolExecutor(workers)
-        started = time.monotonic()
-        pool = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker) if self._given == "loky" else None
-        gate = None
-        if pool is None:
-            context = _context(self._arrays)
-            gate = context.Event()
-            pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(gate,))
+            return Threads(workers)
+        first = (os.getpid(), PRELOADED[self._arrays], self._packed)
         # Processes may import torch for seconds before their first task; that is not the task's time. The gate keeps all of
         # them waiting until the last one is started: the standard library cannot start one while another one dies.
+        gate = None
+        pool: Any = None
         try:
-            first = [pool.submit(os.getpid) for _ in range(workers)]
-            if gate is not None:
-                gate.set()
-            for future in first:
-                future.result()
-        except BrokenExecutor as error:
+            if self._given == "loky":
+                pool = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker, initargs=first)
+            else:
+                context = _context(self._arrays)
+                gate = context.Event()
+                pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(*first, gate))
+            _all_present(pool, workers, gate)
+        except (BrokenExecutor, OSError) as error:
+            if pool is not None:
+                self._executor = pool
+                self._abandon()
             raise RuntimeError(
                 f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
                 "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "
                 "(memory), or see what they wrote to stderr"
             ) from error
-        self._ready = time.monotonic()
-        self._startup = self._ready - started
         return pool
+
+    def _warm_up(self) -> None:
+        """Let the workers of a given executor import what evaluations need: on Dask all, on others as many as are told apart.
+
+        Raises:
+            RuntimeError: If the executor takes nothing.
+        """
+        arguments = (PRELOADED[self._arrays], self._packed)
+        client = getattr(self._executor, "_client", None)
+        if client is not None:
+            client.run(warm_up, *arguments)
+            return
+        try:
+            for future in [self._executor.submit(warm_up, *arguments) for _ in range(self.workers)]:
+                future.result()
+        except (BrokenExecutor, RuntimeError, OSError) as error:
+            raise RuntimeError(
+                f"the executor takes no evaluations ({type(error).__name__}: {error}); make a new one"
+            ) from error
+
+    def _sendable(self, evaluate: Any) -> bytes:
+        """Return what is evaluated as it is sent to another process; nothing if it stays in this one.
+
+        Raises:
+            TypeError: If it cannot be sent; says what to do.
+        """
+        if not self.pickles:
+            return b""
+        # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
+        by_value = self._given != "processes" and not isinstance(self._given, ProcessPoolExecutor)
+        pickler = getattr(self._given, "pickler", "cloudpickle")
+        dumps: Callable[[Any], bytes] = pickle.dumps
+        if by_value and importlib.util.find_spec(pickler) is not None:
+            dumps = importlib.import_module(pickler).dumps
+        try:
+            return dumps(evaluate)
+        except Exception as error:
+            advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
+            raise TypeError(
+                f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top "
+                f"level of a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
+            ) from error
 
     def _abandon(self) -> None:
         if self._given == "loky":
             self._executor.shutdown(wait=False, kill_workers=True)
+            return
+        if self._given == "threads":
+            self._executor.shutdown()
             return
         processes = list((getattr(self._executor, "_processes", None) or {}).values())
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -163,28 +227,16 @@ def check_executor(executor: Any) -> None:
         raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
 
 
-def check_picklable(pool: Pool, *parts: Any) -> None:
-    """Check that what is evaluated can be sent to another process, before anything is started.
-
-    Raises:
-        TypeError: If it cannot; says what to do.
-    """
-    if not pool.pickles:
-        return
-    dumps: Callable[[Any], bytes] = pickle.dumps
-    # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
-    by_value = not isinstance(pool._executor, ProcessPoolExecutor) or pool._given == "loky"
-    pickler = getattr(pool._executor, "pickler", "cloudpickle")
-    if by_value and importlib.util.find_spec(pickler) is not None:
-        dumps = importlib.import_module(pickler).dumps
-    try:
-        dumps(parts)
-    except Exception as error:
-        advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
-        raise TypeError(
-            f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top level of "
-            f"a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
-        ) from error
+def _all_present(pool: Any, workers: int, gate: Any) -> None:
+    """Wait until every worker of a new pool has done a task: until it has imported what it needs."""
+    seen: set[int] = set()
+    seconds = 0.0
+    while len(seen) < workers:
+        futures = [pool.submit(present, seconds) for _ in range(workers)]
+        if gate is not None:
+            gate.set()
+        seen |= {future.result() for future in futures}
+        seconds = min(0.01 + 2.0 * seconds, 0.1)  # the quick ones do not take the tasks of those that still import
 
 
 def optional(name: str) -> Any:

@@ -6,12 +6,15 @@ of workers fit on a machine where the objective takes plain numbers (``arrays="l
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 CallWith = Literal["X", "indices", "batch"]
 Arrays = Literal["torch", "numpy", "list"]
+PARENT_SECONDS = 0.5
+"""How often a worker looks whether its parent is there, if it cannot wait for its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,16 +119,48 @@ def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return fn(*args, **kwargs)
 
 
-def be_a_worker(gate: Any = None) -> None:
-    """Leave Ctrl-C to the parent, which stops its workers itself; end when it is killed; begin when the gate opens."""
+def present(seconds: float) -> int:
+    """Return the number of this process, after a moment in which others get their turn."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def warm_up(modules: Sequence[str], packed: bytes) -> None:
+    """Import what evaluations need, so that the first one does not take the time for it.
+
+    Args:
+        modules: Those that every evaluation needs.
+        packed: The objective and how it is called, pickled: reading it imports its modules. If that fails, so will its first
+            evaluation, which says why.
+    """
+    for module in modules:
+        importlib.import_module(module)
+    with suppress(Exception):
+        pickle.loads(packed)
+
+
+def be_a_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = None) -> None:
+    """Leave Ctrl-C to the parent, which stops its workers itself; end when it is killed; get warm; begin when the gate opens.
+
+    Args:
+        parent: Number of the process that evaluates on this one.
+        modules: See :func:`warm_up`.
+        packed: See :func:`warm_up`.
+        gate: Waits until all workers are started.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    warm_up(modules, packed)
     if gate is not None:
         gate.wait()
 
 
-def _end_with(parent: Any) -> None:
-    parent.join()
+def _end_with(number: int) -> None:
+    """End this process when the parent has ended. Not every pool says who its parent is, nor is it told of its death."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.sentinel is not None:  # loky's says nothing
+        parent.join()
+    else:
+        while os.getppid() == number:
+            time.sleep(PARENT_SECONDS)
     os._exit(1)

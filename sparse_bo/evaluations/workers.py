@@ -21,7 +21,8 @@ class Workers:
         asynchronous: ``False``: batch by batch; picks depend on the seed alone, whatever the executor and the timing. ``True``:
             new evaluations are handed out as soon as a worker is free and the policy allows; picks depend on the order in
             which results come.
-        timeout: Seconds that one evaluation may take; ``None``: any time.
+        timeout: Seconds that one evaluation may take; ``None``: any time. Workers import what they need before it counts.
+            Threads that take longer cannot be ended; they do not keep the process from ending.
         retries: How often an evaluation is tried again after it raised, timed out or lost its worker.
         on_error: Of an evaluation that still fails: ``"raise"``, or ``"drop"`` it as one that returned NaN.
         chunk: Evaluations per task; ``None``: one, or as many as take 50 ms together.

@@ -224,21 +224,24 @@ class Journal:
             StorageError: If it cannot be written; then nothing is, and what is queued stays so.
         """
         with self._guard:
-            at = self._settled()
+            at = self._at if self._at.attempt is None else self._settled()
             if event is None and not at.queue:
                 return
             log = self._log
             if log is None:
                 raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
-            statements = [*log.due(), *at.queue]
-            after = _At(at.last, at.last, (), None)
+            statements, last = [*log.due(), *at.queue], at.last
             if event is not None:
-                statements.append(insert_event(at.last + 1, event))
-                after = _At(at.last + 1, at.last + 1, (), None)
+                last += 1
+                statements.append(insert_event(last, event))
+            after = _At(last, last, (), None)
             self._at = _At(at.written, at.last, at.queue, after)
             try:
                 with storage_errors(self.path, "write"):
-                    self._write(statements)
+                    if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
+                        self._cursor.execute(*statements[0])
+                    else:
+                        self._write(statements)
             except BaseException:
                 self._settled()
                 raise
@@ -247,9 +250,6 @@ class Journal:
 
     def _write(self, statements: list[Statement]) -> None:
         execute = self._cursor.execute
-        if len(statements) == 1:  # a transaction of its own
-            execute(*statements[0])
-            return
         execute("BEGIN")
         for statement in statements:
             execute(*statement)

@@ -73,9 +73,9 @@ class Evaluated(NamedTuple):
 
 def insert_event(seq: int, event: Event) -> Statement:
     """Return how an event is written under a number."""
-    kind, first, max_q, *arrays = event
-    blobs = [None if part is None else _bytes(part) for part in arrays]
-    values = (seq, kind, first, max_q, *blobs, event_checksum(seq, kind, first, max_q, *blobs))
+    kind, first, max_q, picks, tickets, results = event
+    one, two, three = _blob(picks), _blob(tickets), _blob(results)
+    values = (seq, kind, first, max_q, one, two, three, event_checksum(seq, kind, first, max_q, one, two, three))
     return "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
 
 
@@ -95,21 +95,19 @@ def size_in_log(statements: list[Statement]) -> int:
     """Return about how many bytes a transaction adds to the log: two pages for each statement, and its arrays."""
     size = 2 * PAGE_BYTES * len(statements)
     for _, values in statements:
-        for value in values:
-            if type(value) is bytes:
-                size += len(value)
+        size += sum([len(value) for value in values if type(value) is bytes])
     return size
 
 
 def event_checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs: bytes | None) -> int:
     """Return the checksum of an event's record."""
-    return crc(f"{seq},{kind},{first},{max_q}", *blobs)
+    return crc(f"{seq},{kind},{first},{max_q}".encode(errors="surrogatepass"), *blobs)
 
 
 def crc(*parts: bytes | str | None) -> int:
     """Return a checksum; −1, which no record has, if a part is not even of the right kind."""
     try:
-        return zlib.crc32(b"".join([_encoded(part) for part in parts]))
+        return zlib.crc32(b"".join([part if type(part) is bytes else _encoded(part) for part in parts if part is not None]))
     except TypeError:
         return -1
 
@@ -127,11 +125,15 @@ def floats(blob: bytes | None) -> NDArray[np.float64] | None:
 _INTEGER, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
 
 
+def _blob(array: NDArray[Any] | None) -> bytes | None:
+    return None if array is None else _bytes(array)
+
+
 def _bytes(array: NDArray[Any]) -> bytes:
+    if array.dtype is _INTEGER or array.dtype is _FLOAT:  # the usual case, and one of the most frequent calls
+        return array.tobytes()
     return array.astype(_INTEGER if array.dtype.kind == "i" else _FLOAT, copy=False).tobytes()
 
 
 def _encoded(part: Any) -> Any:
-    if part is None:
-        return b""
     return part.encode(errors="surrogatepass") if isinstance(part, str) else part

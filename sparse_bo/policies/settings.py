@@ -12,6 +12,9 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.priors import Prior
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 
+LEAST, MOST = 1e-30, 1e30
+"""Of a regularization (y²): beyond them λ, or what is divided by it, leaves the range of numbers on the way to a posterior."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PriorSettings:
@@ -39,7 +42,9 @@ class PriorSettings:
         if self.prior_mean is not None:
             check_number("prior_mean", self.prior_mean)
         if self.regularization is not None:
-            check_positive("regularization", self.regularization)
+            number = check_positive("regularization", self.regularization)
+            if not LEAST <= number <= MOST:
+                raise ValueError(f"expected regularization from {LEAST:g} to {MOST:g}, got {number:g}; scale y")
 
     @property
     def given(self) -> Prior:

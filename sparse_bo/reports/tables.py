@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from torch import Tensor
@@ -14,9 +15,14 @@ from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.reports.text import plain
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.audit import Audit
 from sparse_bo.runs.records import Recorded
 from sparse_bo.runs.result import Result
 
+OFF = 1.5
+"""A spread of leave-one-out scores beyond this, or below its inverse, is worth a word."""
+DRIFTING = 4.0
+"""Standard errors of a drift that is worth a word."""
 NEWEST = 1_000
 """Evaluations whose regret is shown apart, in runs of more."""
 
@@ -73,6 +79,55 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
     if rows and rows[-1].dictionary_size is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points"
     return _table(title, lines)
+
+
+def audit_table(path: Path, audit: Audit) -> Table:
+    """Return what an audit found, a line for each promise, and for each what it means."""
+    recorded, failing = audit.recorded, audit.failing
+    newest_failed, newest = failing.newest
+    done = recorded.told + recorded.failed
+    lines = {
+        "evaluations": f"{recorded.asked:,} asked, {recorded.told:,} told, {recorded.failed:,} failed, "
+        f"{recorded.asked - done:,} out; all checksums fit",
+        "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
+        "failures": "none"
+        if not failing.failed
+        else f"{failing.failed:,} of {done:,}; {newest_failed:,} of the newest {newest:,}",
+    }
+    if failing.often:
+        lines["failing again"] = "; ".join(f"{_place(pick)} {times:,} times" for pick, times in failing.often)
+    certificate = audit.certificate
+    lines["certificate"] = (
+        "none: no sparse model over arms"
+        if certificate is None
+        else f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
+    )
+    calibration = audit.calibration
+    lines["calibration"] = (
+        "none: no model of which the prior is at hand, or too few inputs"
+        if calibration is None
+        else f"of {calibration.points:,} inputs predicted from the others, {calibration.within_68:.0%} are within 68 % bounds "
+        f"and {calibration.within_95:.0%} within 95 %; spread {calibration.spread:.2f} ({_verdict(calibration.spread)})"
+    )
+    drift, kind = audit.drift, "repeated evaluations" if audit.repeated else "leave-one-out errors"
+    if drift is None:
+        lines["drift"] = "none looked for: too few repeated evaluations, and no predictions"
+    else:
+        seen = "no sign of any" if abs(drift.score) < DRIFTING else "the objective changes with time"
+        lines["drift"] = (
+            f"{seen}: {kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations, {abs(drift.score):.1f} standard errors"
+        )
+    return _table(f"audit of {recorded.about['policy']}, seed {recorded.about['seed']}, in {path}", lines)
+
+
+def _place(pick: Any) -> str:
+    return f"arm {pick}" if isinstance(pick, int) else f"({', '.join(f'{x:.4g}' for x in pick)})"
+
+
+def _verdict(spread: float) -> str:
+    if spread > OFF:
+        return "too sure: noise, kernel or mean do not fit"
+    return "too unsure" if spread < 1.0 / OFF else "as it should be"
 
 
 def plan_table(made: Plan) -> Table:

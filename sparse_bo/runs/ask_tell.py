@@ -29,6 +29,8 @@ from sparse_bo.runs.records import about_run, domain_of, policy_of, run_info
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_count, check_finite
 
+SEEDS = 2**64
+"""A seed is smaller: torch's generators take no other."""
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
@@ -76,7 +78,8 @@ class AskTell:
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
-        check_count("seed", seed, minimum=0)
+        if check_count("seed", seed, minimum=0) >= SEEDS:
+            raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
         if certify_every is not None:
             check_count("certify_every", certify_every)
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
@@ -100,7 +103,8 @@ class AskTell:
         """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
 
         The last snapshot of the state is loaded and what happened after it is done again. Evaluations that were out are still
-        :attr:`pending`; :meth:`reissue` returns them.
+        :attr:`pending`; :meth:`reissue` returns them. Results and picks are the same to the last bit; what a model says of them
+        (such as ``best_mean``) is computed again, in another order, and agrees to rounding.
 
         Args:
             storage: Path of the journal.

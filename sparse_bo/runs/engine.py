@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.result import make_row
 
 UNLIMITED = 2**62
+W = TypeVar("W")
+_CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
+"""Fields of the machine that events change, besides ledger and history."""
+_FIELDS = attrgetter(*_CHANGING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,38 @@ class Update:
     generator: torch.Generator
     seconds: float
     """About what a replay would cost."""
+
+
+class _Change(Generic[W]):
+    """A change of the machine, made when the block begins; everything is put back as it was if change or block raise.
+
+    A class, since a generator in its place takes longer than what it guards. Lives only around one block.
+    """
+
+    __slots__ = ("_before", "_change", "_engine", "_ledger", "_rows", "_what")
+
+    def __init__(self, engine: Engine, change: Callable[[W], None], what: W) -> None:
+        self._engine, self._change, self._what = engine, change, what
+        self._before = _FIELDS(engine)
+        self._rows, self._ledger = len(engine.rows), engine.ledger.mark()
+
+    def __enter__(self) -> None:
+        try:
+            self._change(self._what)
+        except BaseException:
+            self._undo()
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._undo()
+
+    def _undo(self) -> None:
+        engine = self._engine
+        engine.ledger.back_to(self._ledger)
+        del engine.rows[self._rows :], engine.row_tickets[self._rows :]
+        for name, value in zip(_CHANGING, self._before, strict=True):
+            setattr(engine, name, value)
 
 
 class Engine:
@@ -105,39 +141,21 @@ class Engine:
         q = len(picks) + len(more.picks)
         return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).part(0, q, self.next_ticket, generator)
 
-    @contextmanager
-    def handing_out(self, handing: Handing) -> Iterator[None]:
+    def handing_out(self, handing: Handing) -> _Change[Handing]:
         """Record that evaluations are out; take it back if the block raises, as if they had never been proposed."""
+        return _Change(self, self._hand_out, handing)
+
+    def _hand_out(self, handing: Handing) -> None:
         q = len(handing.batch)
-        with self._undone_by_errors():
-            self.ledger.add(handing.batch.tickets, handing.picks)
-            self._ahead, self._at = handing.ahead, handing.start + q
-            self.generator, self._refused = handing.generator, None
-            self.next_ticket += q
-            self.asked += q
-            yield
+        self.ledger.add(handing.batch.tickets, handing.picks)
+        self._ahead, self._at = handing.ahead, handing.start + q
+        self.generator, self._refused = handing.generator, None
+        self.next_ticket += q
+        self.asked += q
 
-    @contextmanager
-    def answering(self, answers: Mapping[int, float]) -> Iterator[None]:
+    def answering(self, answers: Mapping[int, float]) -> _Change[Mapping[int, float]]:
         """Record results (NaN: failed); take them back if the block raises."""
-        with self._undone_by_errors():
-            self.ledger.answer(answers)
-            yield
-
-    @contextmanager
-    def _undone_by_errors(self) -> Iterator[None]:
-        """Put everything back as it was if the block raises."""
-        names = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
-        before = {name: getattr(self, name) for name in names}
-        rows, ledger = len(self.rows), self.ledger.mark()
-        try:
-            yield
-        except BaseException:
-            self.ledger.back_to(ledger)
-            del self.rows[rows:], self.row_tickets[rows:]
-            for name, value in before.items():
-                setattr(self, name, value)
-            raise
+        return _Change(self, self.ledger.answer, answers)
 
     @property
     def complete(self) -> bool:
@@ -155,15 +173,18 @@ class Engine:
 
     def take(self, update: Update) -> None:
         """Change to what :meth:`folded` or :meth:`observed` returned: all of it, or nothing if that raises."""
-        with self._undone_by_errors():
-            self.rows.append(update.row)
-            self.row_tickets.append(update.tickets)
-            self.state, self.generator = update.state, update.generator
-            self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
-            self._effort, self._rechecked = {}, 0
-            self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
-            self.seconds += update.seconds
-            self.ledger.settle(update.tickets)
+        with _Change(self, self._take, update):
+            pass
+
+    def _take(self, update: Update) -> None:
+        self.rows.append(update.row)
+        self.row_tickets.append(update.tickets)
+        self.state, self.generator = update.state, update.generator
+        self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
+        self._effort, self._rechecked = {}, 0
+        self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
+        self.seconds += update.seconds
+        self.ledger.settle(update.tickets)
 
     def certificate(self) -> Certificate | None:
         """See :meth:`sparse_bo.AskTell.certificate`."""

@@ -39,7 +39,8 @@ class Handing(NamedTuple):
 class Ahead:
     """Picks that a policy has made already, for the next asks as long as the state stays. A value.
 
-    They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies.
+    They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies,
+    on the CPU made by NumPy, which takes a fifth of torch's time for them.
 
     Args:
         domain: The user's.
@@ -49,7 +50,8 @@ class Ahead:
     def __init__(self, domain: Domain, picks: Tensor) -> None:
         self.domain, self.picks = domain, picks
         self._host: NDArray[Any] = domain.recorded(picks)
-        self._fetched = (picks[:0], 0, 0)  # inputs of the picks from a start to a stop
+        self._on_host = domain.device.type == "cpu"
+        self._fetched: tuple[Any, int, int] = (None, 0, 0)  # inputs of the picks from a start to a stop
 
     def __len__(self) -> int:
         return len(self._host)
@@ -60,11 +62,20 @@ class Ahead:
         inputs, first, last = self._fetched
         if not first <= start <= stop <= last:
             ahead = self.picks[start : max(stop, start + GATHERED)]
-            inputs, first, last = self._fetched = (self.domain.inputs(ahead), start, start + len(ahead))
+            made, first, last = self.domain.inputs(ahead), start, start + len(ahead)
+            inputs = made.numpy() if self._on_host else made
+            self._fetched = (inputs, first, last)
         # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
-        X = inputs.narrow(0, start - first, q).clone()
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop].copy()
-        indices = self.picks.narrow(0, start, q).clone() if self.domain.indexed else None
+        indices: Tensor | None = None
+        if self._on_host:
+            X = torch.from_numpy(inputs[start - first : stop - first].copy())
+            if self.domain.indexed:
+                indices = torch.from_numpy(host.copy())
+        else:
+            X = inputs[start - first : stop - first].clone()
+            if self.domain.indexed:
+                indices = self.picks[start:stop].clone()
         return Handing(Batch(indices, X, tickets), host, self, start, generator)
 
 

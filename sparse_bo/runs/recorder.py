@@ -98,7 +98,7 @@ class Recorder:
             StorageError: If that fails; then nothing is written.
         """
         if self._journal is not None:
-            self._append(Event("tell", tickets=np.array(list(answers)), results=np.array(list(answers.values()))))
+            self._append(Event("tell", None, None, None, np.array(list(answers)), np.array(list(answers.values()))))
 
     @contextmanager
     def updating(self, *, by_ask: bool) -> Iterator[None]:

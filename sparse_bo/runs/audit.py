@@ -1,0 +1,187 @@
+"""The audit of a recorded run, finished or going on: certificate, calibration, failures, drift.
+
+Reads a journal and computes its state again from its policy, arms and results; imports no objective, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.diagnostics import Trend, leave_one_out, trend
+from sparse_bo.dictionary import Certificate
+from sparse_bo.domains import ArmSet, check_domain
+from sparse_bo.errors import ResumeWarning
+from sparse_bo.journal import Journal
+from sparse_bo.kernels import CovarianceFunction, covariance_function
+from sparse_bo.observations import Observations, merge_observations
+from sparse_bo.policies import BanditState, State
+from sparse_bo.policies.ucb.box import BoxUCBState
+from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.recorder import Recorder
+from sparse_bo.runs.records import Recorded, domain_of, evaluations_of, policy_of, read_run
+
+FEWEST, MOST = 8, 2_000
+"""Distinct inputs of which leave-one-out predictions are made: at least; and of more, so many spread over them."""
+NEWEST = 100
+"""Evaluations whose failures are counted apart."""
+
+
+class Calibration(NamedTuple):
+    """How well the model predicts each observed input from all the others, under its kernel, mean and λ."""
+
+    points: int
+    """Distinct inputs that were predicted."""
+    within_68: float
+    """Share of the means observed within the central 68 % of their prediction."""
+    within_95: float
+    """And within 95 %."""
+    spread: float
+    """Standard deviation of (observed − predicted) / predicted standard deviation: 1 if right, above 1 if too sure."""
+
+
+class Failing(NamedTuple):
+    """What failed."""
+
+    failed: int
+    """Evaluations."""
+    newest: tuple[int, int]
+    """Of the newest evaluations, those that failed, and how many these are."""
+    often: Sequence[tuple[Any, int]]
+    """Arms, or points, that failed more than once, and how often: the worst three."""
+
+
+class Audit(NamedTuple):
+    """What a journal says of its run."""
+
+    recorded: Recorded
+    state: State
+    """At the end of the journal."""
+    certificate: Certificate | None
+    """``None`` without a sparse model over arms."""
+    calibration: Calibration | None
+    """``None`` without a model whose prior is at hand, or with fewer than eight inputs."""
+    failing: Failing
+    drift: Trend | None
+    """Of repeated evaluations of the same inputs (y per evaluation), or, without enough of them, of leave-one-out errors;
+    ``None`` if there are too few of either."""
+    repeated: bool
+    """Whether the drift is that of repeated evaluations."""
+    differing: Sequence[str]
+    """Warnings of picks that, made again, differ from those recorded."""
+
+
+def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
+    """Audit a run from its journal, also while it is being written. Computes on the CPU.
+
+    Costs what a resume costs, the certificate (:func:`sparse_bo.certify`) and O(min(n, 2,000)³).
+
+    Args:
+        path: Of the journal.
+        arms: Those of the run; needed only where they were too large to be kept.
+
+    Raises:
+        FileNotFoundError: If there is no journal.
+        StorageError: If the file is no journal, damaged, or of a newer version.
+        ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
+    """
+    recorded = read_run(path)
+    journal = Journal.read(path)
+    try:
+        picks, y = _evaluations(journal)
+        engine, differing = _engine_of(journal, arms)
+    finally:
+        journal.close()
+    state = engine.state
+    predicted = _predicted(state)
+    drift, repeated = _drift(picks, y), True
+    if drift is None and predicted is not None:
+        _, errors, times = predicted
+        drift, repeated = trend(times, errors, torch.zeros_like(times, dtype=torch.int64)), False
+    return Audit(
+        recorded=recorded,
+        state=state,
+        certificate=engine.certificate(),
+        calibration=None if predicted is None else _calibration(predicted[0]),
+        failing=_failing(picks, y),
+        drift=drift,
+        repeated=repeated,
+        differing=differing,
+    )
+
+
+def _engine_of(journal: Journal, arms: ArmSet | None) -> tuple[Engine, list[str]]:
+    """Return the state machine where a journal ends, and what was warned of on the way there."""
+    where, bounds = domain_of(journal, arms, "cpu")
+    policy = policy_of(journal, None)
+    engine = Engine(check_domain(where, bounds), policy, seed=journal.about["seed"], certify_every=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ResumeWarning)
+        Recorder(journal).replay(engine)
+    return engine, [str(warning.message) for warning in caught]
+
+
+def _evaluations(journal: Journal) -> tuple[list[Any], Tensor]:
+    """Return what was evaluated, by ticket (arms, or tuples of coordinates), and the results, NaN where it failed."""
+    every = evaluations_of(journal)
+    picks = every.picks[every.known].tolist()
+    return [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks, torch.from_numpy(every.values[every.known])
+
+
+def _failing(picks: Sequence[Any], y: Tensor) -> Failing:
+    bad = y.isnan()
+    counts = Counter(pick for pick, failed in zip(picks, bad.tolist(), strict=True) if failed)
+    often = [(pick, times) for pick, times in counts.most_common(3) if times > 1]
+    newest = bad[-NEWEST:]
+    return Failing(int(bad.sum()), (int(newest.sum()), len(newest)), often)
+
+
+def _drift(picks: Sequence[Any], y: Tensor) -> Trend | None:
+    """Return the trend of inputs that were evaluated several times, each around its own mean."""
+    numbers: dict[Any, int] = {}
+    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64)
+    good = (~y.isnan()).nonzero().squeeze(-1)
+    return trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])
+
+
+def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return leave-one-out scores and errors of distinct inputs, and when each was first evaluated; or ``None``."""
+    prior = _prior_of(state)
+    if prior is None:
+        return None
+    covariance, mean, noise, observations = prior
+    rows = torch.linspace(0, observations.n - 1, min(observations.n, MOST), dtype=torch.float64).long()
+    if len(rows) < FEWEST:
+        return None
+    X, counts = observations.X[rows], observations.counts[rows]
+    errors, scores = leave_one_out(covariance.cross(X, X), noise / counts, observations.means[rows] - mean)
+    return scores, errors, observations.first_pull[rows]
+
+
+def _prior_of(state: State) -> tuple[CovarianceFunction, float, float, Observations] | None:
+    """Return kernel, mean and λ of a state's model, and its observations; ``None`` where they are not at hand."""
+    if isinstance(state, BanditState) and state.posterior is not None:
+        prior = state.posterior.prior
+        return prior.covariance, prior.prior_mean, prior.regularization, state.observations
+    if isinstance(state, BoxUCBState) and state.fitted is not None:
+        known = state.fitted.prior
+        covariance = covariance_function(known.covar_module, like=state.X)
+        return covariance, known.prior_mean, known.regularization, merge_observations(state.X, state.y)
+    return None
+
+
+def _calibration(scores: Tensor) -> Calibration:
+    sizes = scores.abs()
+    return Calibration(
+        len(scores),
+        float((sizes <= 0.99446).double().mean()),
+        float((sizes <= 1.95996).double().mean()),
+        float(scores.square().mean().sqrt()),
+    )
