@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.models.sparse_gp.model import SparseGP
+from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
 Gradient = Literal["column", "scalar"]

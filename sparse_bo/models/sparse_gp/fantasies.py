@@ -117,9 +117,9 @@ class ProcessConditioning:
         likelihood = self.likelihood.get_fantasy_likelihood(**known)
         cache = self._cache()
         shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
-        residuals, noise = targets - self.mean_module(X), self._noise(X, shape, **known)
+        residuals, noise = targets - self.prior_mean(X), self._noise(X, shape, **known)
         try:
-            representation = cache.representation.condition(self.covar_module, X, residuals=residuals, noise=noise)
+            representation = cache.representation.condition(self.prior_kernel, X, residuals=residuals, noise=noise)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
         inputs_below, targets_below = self._stored_inputs, self._stored_targets

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.core import dtc
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
-from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_diagonal, kernel_matrix, sweep
+from sparse_bo.models.sparse_gp.representation import PriorKernel, fit_dtc, kernel_diagonal, kernel_matrix, sweep
 from sparse_bo.validation import check_indices, check_points
 
 PILOT_POINTS = 256
@@ -124,7 +123,7 @@ class _Pilot(NamedTuple):
     """``n`` posterior variance over noise, averaged over the batch."""
 
 
-def _pilot(kernel: Kernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
+def _pilot(kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
     """Return the DTC posterior over ``pilot`` at every point. O(n p²).
 
     Args:
@@ -151,7 +150,7 @@ def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch
     return torch.randperm(n, generator=generator)[:size].sort().values.to(device)
 
 
-def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
+def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
     """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n).
 
     A uniform pilot gives leverages; the size is ``OVERSAMPLING`` times the effective dimension they show, within
@@ -193,7 +192,7 @@ class _AverageCovariance:
     number of members.
     """
 
-    kernel: Kernel
+    kernel: PriorKernel
     levels: Tensor
     """``batch_shape`` by what each member's kernel is divided."""
 
@@ -211,7 +210,7 @@ class _AverageCovariance:
 
 
 def _candidates(
-    kernel: Kernel,
+    kernel: PriorKernel,
     X: Tensor,
     raw_X: Tensor,
     residuals: Tensor,
@@ -249,7 +248,7 @@ def _candidates(
 
 def sampled(
     sampler: Sampler,
-    kernel: Kernel,
+    kernel: PriorKernel,
     X: Tensor,
     raw_X: Tensor,
     *,
