@@ -86,7 +86,13 @@ def answer_for_sparse_models(sparse: type[Any]) -> None:
 
     @functools.wraps(theirs)
     def predictions(model: Any, observation_noise: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        return (model._left_out if isinstance(model, sparse) else functools.partial(theirs, model))(observation_noise)
+        if isinstance(model, sparse) and _has_data(model):
+            return model._left_out(observation_noise)
+        return theirs(model, observation_noise)  # also where there is nothing to leave out, which it refuses
 
     predictions.answers_for = sparse  # type: ignore[attr-defined]  # says to a second call that it is done
     botorch.cross_validation._compute_loo_predictions = predictions
+
+
+def _has_data(model: Any) -> bool:
+    return model.train_targets is not None and model.train_inputs is not None and isinstance(model.train_inputs[0], Tensor)

@@ -38,10 +38,17 @@ def forward(model: Any, X: Tensor) -> MultivariateNormal:
     """Return the prior of ``model`` at transformed points ``X`` (``… x q x d``).
 
     Raises:
-        UnsupportedError: If the model's ``forward`` returns no ``MultivariateNormal``.
+        UnsupportedError: If the model's ``forward`` returns no ``MultivariateNormal``, or a covariance as a tensor that
+            PyTorch cannot factorise (one of repeated points, such as the dictionary beside the data it is of).
     """
-    with evaluating(model):
-        prior = model.forward(X.view_as(X))  # a view: the training inputs themselves ask for leave-one-out
+    try:
+        with evaluating(model):
+            prior = model.forward(X.view_as(X))  # a view: the training inputs themselves ask for leave-one-out
+    except torch.linalg.LinAlgError as error:
+        raise UnsupportedError(
+            f"{type(model).__name__}.forward makes a MultivariateNormal of a plain tensor, which PyTorch factorises at once; "
+            "wrap the covariance: MultivariateNormal(mean, linear_operator.to_linear_operator(covariance))"
+        ) from error
     if not isinstance(prior, MultivariateNormal):
         raise UnsupportedError(
             f"expected {type(model).__name__}.forward to return a gpytorch MultivariateNormal, got {type(prior).__name__}; "
