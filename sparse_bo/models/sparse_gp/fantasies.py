@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, check_width
 
 Model = TypeVar("Model", bound=Module)
 
@@ -112,6 +112,7 @@ class ProcessConditioning:
             )
         (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
         X = X.unsqueeze(-1) if X.dim() == 1 else X
+        check_width(X, self._stored_inputs)
         batch_shape = check_fantasy_shapes(X, targets, model_batch_shape=_batch_shape(self._stored_inputs))
         known = {"noise": kwargs["noise"]} if "noise" in kwargs else {}
         likelihood = self.likelihood.get_fantasy_likelihood(**known)

@@ -41,8 +41,16 @@ from sparse_bo.models.sparse_gp.representation import (
     kernel_diagonal,
     kernel_matrix,
 )
-from sparse_bo.models.sparse_gp.selection import checked_dictionary, default_rows, planned_size, sampled, uniform_rows
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
+from sparse_bo.models.sparse_gp.selection import (
+    checked_dictionary,
+    default_rows,
+    planned_size,
+    sampled,
+    uniform_rows,
+    warn_if_far,
+)
+from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, check_width, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
 
 SUBSET_POINTS = 1040
@@ -53,7 +61,7 @@ LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
 
-class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
+class DictionaryPosterior(Sparsity, TrainingData, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
     """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
     It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
@@ -74,6 +82,14 @@ class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: 
         self._max_dictionary = options.max_dictionary
         self._fit = options.fit
         self._seed = options.seed
+        assert self.train_targets is not None
+        n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
+        default = options.dictionary is None and options.max_dictionary is None
+        learned_from = SUBSET_POINTS if options.fit is None else None
+        announce(type(self).__name__, n, learned_from=learned_from, cap=planned_size(n, batch) if default else None)
+
+    def _strategy(self, n: int) -> Fit:
+        return self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
 
     # --- the posterior -------------------------------------------------------------------------------------------------
 
@@ -86,6 +102,8 @@ class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: 
             return super().__call__(*args, **kwargs)
         (X,) = args
         X = X.unsqueeze(-1) if X.dim() == 1 else X
+        assert self._stored_inputs is not None
+        check_width(X, self._stored_inputs)
         representation = self._cache().representation
         broadcast_shapes(X.shape[:-2], representation.batch_shape)  # raises what SingleTaskGP raises
         if X.shape[-2] > LARGE_Q:
@@ -126,7 +144,7 @@ class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: 
             posterior_transform: What is applied to the posterior at the end.
         """
         transform: Any = getattr(self, "outcome_transform", None)
-        if X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
+        if X.dim() < 2 or X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
         self.eval()
         inputs = self.transform_inputs(X)
@@ -181,7 +199,7 @@ class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: 
         (x,) = args
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         n = x.shape[-2]
-        strategy = self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
+        strategy = self._strategy(n)
         if strategy == "exact":
             return super().__call__(x, **kwargs)
         x = self.transform_inputs(x)
@@ -261,6 +279,8 @@ class DictionaryPosterior(TrainingData, ProcessConditioning, ExactGP):  # type: 
             else:
                 dictionary = self._dictionary_points_in(X, rows, points)
                 representation = dtc_representation(self.prior_kernel, dictionary, X, **data)
+                if points is not None:
+                    warn_if_far(self.prior_kernel, representation.points, X)
         except SamplerError:
             raise
         except ValueError as error:  # as SingleTaskGP raises it

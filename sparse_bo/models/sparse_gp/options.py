@@ -29,9 +29,12 @@ def checked_options(dictionary: Chosen, max_dictionary: int | None, fit: Fit | N
     """Return the options; what needs the data (rows, points) is checked when the data are.
 
     Raises:
-        TypeError: If ``max_dictionary`` or ``seed`` is no integer.
+        TypeError: If ``dictionary`` is a class, or ``max_dictionary`` or ``seed`` is no integer.
         ValueError: If ``max_dictionary`` < 1, ``seed`` < 0 or ``fit`` is unknown.
     """
+    if isinstance(dictionary, type):
+        name = dictionary.__name__
+        raise TypeError(f"expected dictionary to be a sampler, got the class {name}; pass an instance: dictionary={name}(...)")
     cap = None if max_dictionary is None else check_count("max_dictionary", max_dictionary)
     if fit is not None:
         check_choice("fit", fit, get_args(Fit))

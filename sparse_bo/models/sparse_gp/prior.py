@@ -44,7 +44,7 @@ def forward(model: Any, X: Tensor) -> MultivariateNormal:
     try:
         with evaluating(model):
             prior = model.forward(X.view_as(X))  # a view: the training inputs themselves ask for leave-one-out
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it without saying so
         raise UnsupportedError(
             f"{type(model).__name__}.forward makes a MultivariateNormal of a plain tensor, which PyTorch factorises at once; "
             "wrap the covariance: MultivariateNormal(mean, linear_operator.to_linear_operator(covariance))"

@@ -29,9 +29,12 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
     *Caches* follow data and parameters: whatever changes them, the next posterior is computed anew, the default dictionary
     chosen anew with the parameters of that moment (select, fit, reselect).
 
+    *Leave-one-out* is closed form, O(n m²): :meth:`leave_one_out`, and BoTorch's ``loo_cv``. *A subclass* with its own
+    ``forward`` (deep kernels, means of its own) learns and predicts from it. ``repr`` says n, m, and how accurate the posterior
+    is known to be; :attr:`dictionary` shows the points, :meth:`certify` bounds what they cost.
+
     What BoTorch would do densely behind the model's back:
 
-    - ``loo_cv`` (efficient leave-one-out) raises ``UnsupportedError`` when sparse; use ``batch_cross_validation``.
     - ``prune_baseline=True`` (qLogNEI, qLogNEHVI) and cached roots over more than 4,096 baseline points raise; pass fewer.
     - The joint posterior of more than 4,096 points is lazy: mean, variance and ``rsample`` cost O(q m), samples are pathwise
       (kernels that BoTorch has features for); with several outputs it raises; use ``ModelListGP``.
