@@ -5,7 +5,7 @@ from .dictionary import certify
 from .domains import MemmapArms, ProductGrid
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
-from .models import SparseGP, gradient_subset
+from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE
 from .runs import AskTell, History, Result, maximize
@@ -28,6 +28,9 @@ __all__ = [
     "Result",
     "RunInterrupted",
     "SparseGP",
+    "SparseMixedGP",
+    "SparseMultiFidelityGP",
+    "SparseMultiTaskGP",
     "Workers",
     "__version__",
     "certify",

@@ -13,6 +13,10 @@ class MemoryWarning(UserWarning):
     """Memory ran out; the computation went on in smaller tiles, with the same results."""
 
 
+class DictionaryWarning(UserWarning):
+    """A dictionary that the user gave is far from all data, so that the posterior over it is nearly the prior."""
+
+
 class SamplerError(ValueError):
     """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
 

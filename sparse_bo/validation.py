@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def check_number(name: str, value: float) -> float:
         TypeError: If it is not a number.
         ValueError: If it is NaN or infinite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"expected a finite {name}, got {value!r}")
@@ -51,17 +52,17 @@ def check_probability(name: str, value: float, *, closed: bool = False) -> float
 
 
 def check_count(name: str, value: int, *, minimum: int = 1) -> int:
-    """Return ``value`` as an integer that is at least ``minimum``.
+    """Return ``value`` (NumPy's integers too) as an ``int`` that is at least ``minimum``.
 
     Raises:
         TypeError: If it is not an integer.
         ValueError: If it is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"expected {name} to be an integer, got {type(value).__name__} {value!r}")
     if value < minimum:
         raise ValueError(f"expected {name} >= {minimum}, got {value}")
-    return value
+    return int(value)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:

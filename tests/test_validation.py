@@ -140,3 +140,14 @@ def test_good_indices_come_back_as_long(indices: torch.Tensor) -> None:
     checked = validation.check_indices("indices", indices, size=4)
     assert checked.dtype == torch.int64
     assert checked.tolist() == indices.tolist()
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.int32(3), np.uint8(3)])
+def test_numpys_integers_are_counts_and_come_back_as_int(value) -> None:
+    assert type(validation.check_count("size", value)) is int
+    assert type(validation.check_number("size", value)) is float
+
+
+def test_numpys_booleans_are_none() -> None:
+    with pytest.raises(TypeError, match="integer"):
+        validation.check_count("size", np.True_)

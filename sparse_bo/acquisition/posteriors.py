@@ -18,20 +18,20 @@ from typing import Any, Protocol
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models import MixedSingleTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
+from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
 from botorch.models.model import Model
 from botorch.models.transforms.outcome import Standardize
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from sparse_bo.arms import InBatch
 from sparse_bo.core.nystrom import NystromFactor
-from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import (
+    PriorKernel,
     Representation,
     dictionary_factor,
     exact_representation,
@@ -111,7 +111,7 @@ class ClosedForm:
 
     model: Any
     """Gives the input transform and the prior mean."""
-    kernel: Kernel
+    kernel: PriorKernel
     representation: Representation
     shift: float
     scale: float
@@ -142,7 +142,7 @@ class ClosedForm:
         inputs = self.model.transform_inputs(X)
         K = kernel_matrix(self.kernel, inputs, self.representation.points)  # b x m
         h = K @ self.representation.root  # b x r
-        mean = self.model.mean_module(inputs) + K @ self.representation.alpha
+        mean = _prior_mean(self.model, inputs) + K @ self.representation.alpha
         variance = (kernel_diagonal(self.kernel, inputs) - h.square().sum(dim=-1)).clamp_min(0.0)
         columns = (inputs, h) if self.factor is None else (h, self.factor.features(K.mT.double()).to(K))
         return Points(X, self.shift + self.scale * mean, self.scale**2 * variance, columns)
@@ -255,7 +255,7 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
             f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
             f"{batch_shape}; optimise one output, or scalarise first"
         )
-    if in_batch == "fixed" and not isinstance(model, SparseGP):
+    if in_batch == "fixed" and not isinstance(model, DictionaryPosterior):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")
     model.eval()
     closed = _closed_form(model, in_batch)
@@ -280,14 +280,20 @@ def _conditioned_model(model: Model, like: Tensor) -> ConditionedModel:
     return ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
 
 
+def _prior_mean(model: Any, X: Tensor) -> Tensor:
+    return model.prior_mean(X) if isinstance(model, DictionaryPosterior) else model.mean_module(X)
+
+
 def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
     """Return the model in closed form, or ``None`` if it has none."""
     transform = getattr(model, "outcome_transform", None)
     exact = type(model) in EXACT_MODELS
-    if not (exact or isinstance(model, SparseGP)) or (transform is not None and type(transform) is not Standardize):
+    sparse = isinstance(model, DictionaryPosterior) and not isinstance(model, MultiTaskGP)  # whose X may lack the task
+    if not (exact or sparse) or (transform is not None and type(transform) is not Standardize):
         return None
     if not isinstance(model.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)) or model.train_inputs is None:
         return None
+    kernel: PriorKernel = model.covar_module if exact else model.prior_kernel
     with torch.no_grad():
         (X,) = model.train_inputs  # transformed, in evaluation mode
         zeros = torch.zeros_like(model.train_targets)
@@ -295,13 +301,13 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
         noise = noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
         if exact:
             residuals = model.train_targets - model.mean_module(X)
-            representation = exact_representation(model.covar_module, X, residuals=residuals, noise=noise)
+            representation = exact_representation(kernel, X, residuals=residuals, noise=noise)
         else:
-            representation = model.representation().full(model.covar_module).map(torch.Tensor.detach)
-        factor = dictionary_factor(model.covar_module, representation.points) if in_batch == "fixed" else None
+            representation = model.representation().full(kernel).map(torch.Tensor.detach)
+        factor = dictionary_factor(kernel, representation.points) if in_batch == "fixed" else None
         return ClosedForm(
             model=model,
-            kernel=model.covar_module,
+            kernel=kernel,
             representation=representation,
             shift=0.0 if transform is None else float(transform.means),
             scale=1.0 if transform is None else float(transform.stdvs),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import gpytorch
 import torch
 from botorch.models.model import Model
 from gpytorch.likelihoods import GaussianLikelihood
@@ -14,7 +13,8 @@ from torch import Tensor
 from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.core.pivoted import pivoted_cholesky
-from sparse_bo.models.sparse_gp.model import SparseGP
+from sparse_bo.models.sparse_gp.model import DictionaryPosterior
+from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
 Gradient = Literal["column", "scalar", "nystrom"]
@@ -166,16 +166,16 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     """
     model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
     inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
+    sparse = isinstance(model, DictionaryPosterior)
+    kernel, mean = (model.prior_kernel, model.prior_mean) if sparse else (model.covar_module, model.mean_module)
     if trained:
-        known = model.representation().points if isinstance(model, SparseGP) else model.train_inputs[0]
+        known = model.representation().points if sparse else model.train_inputs[0]
         dictionary = torch.cat([known, dictionary])
     Y = y.unsqueeze(-1)
     if getattr(model, "outcome_transform", None) is not None:
         Y = model.outcome_transform(Y)[0]
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        K_DD = model.covar_module(dictionary, dictionary).to_dense()
-        K_DX = model.covar_module(dictionary, inputs).to_dense()
-    return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - model.mean_module(inputs)
+    K_DD, K_DX = kernel_matrix(kernel, dictionary, dictionary), kernel_matrix(kernel, dictionary, inputs)
+    return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - mean(inputs)
 
 
 def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from torch import Tensor
@@ -47,6 +48,8 @@ def describe(value: Any) -> Description:
     """Return a value as plain data; what cannot be rebuilt is marked ``"unknown"``."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return value.item()
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
     if isinstance(value, torch.dtype):

@@ -1,5 +1,8 @@
 """Bad input raises what SingleTaskGP raises, or says what is wrong with the dictionary; numbers stay finite."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
@@ -11,6 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
+from sparse_bo.errors import DictionaryWarning
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import selection
 from sparse_bo.models.sparse_gp.selection import planned_size
@@ -74,11 +78,27 @@ WRONG_OPTIONS = {
     "no index": ({"dictionary": torch.tensor([], dtype=torch.long)}, ValueError, "at least one row"),
     "more indices than data": ({"dictionary": torch.arange(N + 1)}, ValueError, "in \\[0, 30\\)"),
     "two-dimensional indices": ({"dictionary": torch.ones(2, 2, dtype=torch.long)}, ValueError, "one dimension"),
-    "boolean mask": ({"dictionary": torch.ones(N, dtype=torch.bool)}, TypeError, "integer"),
+    "boolean mask": ({"dictionary": torch.ones(N, dtype=torch.bool)}, TypeError, "use mask.nonzero\\(\\).squeeze\\(-1\\)"),
     "points of the wrong width": ({"dictionary": torch.rand(3, D + 1, dtype=torch.float64)}, ValueError, "2 columns"),
     "points of another dtype": ({"dictionary": torch.rand(3, D)}, TypeError, "float64"),
     "points with NaN": ({"dictionary": torch.full((3, D), torch.nan, dtype=torch.float64)}, ValueError, "finite"),
-    "a list": ({"dictionary": [1, 2]}, TypeError, "sampler"),
+    "a list": ({"dictionary": [1, 2]}, TypeError, "list; use torch.as_tensor\\(dictionary\\)"),
+    "an array": ({"dictionary": np.arange(3)}, TypeError, "ndarray; use torch.as_tensor\\(dictionary\\)"),
+    "something else": ({"dictionary": "leverage"}, TypeError, "a tensor of row indices or of points, got str$"),
+    "a number": (
+        {"dictionary": 10},
+        TypeError,
+        "use max_dictionary=10, for exactly so many dictionary=UniformSampler\\(size=10\\)",
+    ),
+    "a NumPy number": ({"dictionary": np.int64(10)}, TypeError, "max_dictionary=10"),
+    "a class of samplers": ({"dictionary": LeverageSampler}, TypeError, "pass an instance: dictionary=LeverageSampler\\("),
+    "a vector of points": (
+        {"dictionary": torch.rand(D, dtype=torch.float64)},
+        ValueError,
+        "one point is dictionary.unsqueeze\\(0\\)",
+    ),
+    "rows as floats": ({"dictionary": torch.arange(3).double()}, ValueError, "for rows of train_X use dictionary.long\\(\\)"),
+    "seed as a float": ({"seed": 1.0}, TypeError, "integer"),
     "cap of zero": ({"max_dictionary": 0}, ValueError, "max_dictionary >= 1"),
     "unknown fit": ({"fit": "map"}, ValueError, "subset"),
     "negative seed": ({"seed": -1}, ValueError, "seed >= 0"),
@@ -90,6 +110,49 @@ def test_wrong_options_are_refused(case):
     options, error, message = WRONG_OPTIONS[case]
     with pytest.raises(error, match=message):
         SparseGP(**data(), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
+@pytest.mark.parametrize("width", [1, D + 1])
+def test_points_of_another_width_are_refused_with_the_width(options, width):
+    """One column too few would broadcast against the lengthscales without a word."""
+    X = torch.rand(2, width, dtype=torch.float64)
+    exact, sparse = pair("plain", **options)
+    with pytest.raises(RuntimeError):
+        exact.posterior(X)
+    with pytest.raises(RuntimeError, match="expected X with 2 columns"):
+        sparse.posterior(X)
+    sparse.posterior(points(1))
+    with pytest.raises(RuntimeError, match="expected X with 2 columns"):
+        sparse.get_fantasy_model(X, torch.ones(2, dtype=torch.float64))
+    fantasy = sparse.get_fantasy_model(points(1), torch.ones(1, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="expected X with 2 columns"):
+        fantasy.posterior(X)
+
+
+def test_one_dimensional_points_are_those_of_one_input():
+    x = torch.linspace(0, 1, 20, dtype=torch.float64).unsqueeze(-1)
+    T = torch.linspace(0, 1, 5, dtype=torch.float64)
+    theirs, ours = (model(x, x.sin()).posterior(T) for model in (SingleTaskGP, SparseGP))
+    assert ours.mean.shape == theirs.mean.shape == (5, 1)
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(ours.variance, theirs.variance)
+    with pytest.raises(ValueError, match=re.escape("use dictionary.unsqueeze(-1)")):
+        SparseGP(x, x.sin(), dictionary=T)
+
+
+def test_numpy_numbers_are_numbers():
+    one = SparseGP(**data(n=200), max_dictionary=np.int64(12), seed=np.int64(3))
+    two = SparseGP(**data(n=200), max_dictionary=12, seed=3)
+    assert torch.equal(one.posterior(points(2)).mean, two.posterior(points(2)).mean)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "normalized inputs", "two outputs"])
+def test_a_dictionary_far_from_all_data_warns(configuration):
+    with pytest.warns(DictionaryWarning, match="units of train_X"):
+        pair(configuration, dictionary=points(4) + 100.0)[1].posterior(points(2))
+    near = torch.cat([points(1), points(4) + 100.0])  # one that knows something is enough to say nothing
+    pair(configuration, dictionary=near)[1].posterior(points(2))
 
 
 def test_rows_that_no_longer_exist_are_refused():

@@ -7,8 +7,6 @@ import pytest
 import torch
 from botorch import settings
 from botorch.acquisition import qKnowledgeGradient, qLogNoisyExpectedImprovement
-from botorch.cross_validation import loo_cv
-from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
@@ -274,15 +272,6 @@ def test_prior_mode_gives_the_prior():
     with prior_mode():
         prior = model(points(3))
     torch.testing.assert_close(prior.variance, torch.ones(3, dtype=torch.float64))
-
-
-def test_leave_one_out_is_refused_in_the_sparse_regime():
-    with pytest.raises(UnsupportedError, match="batch_cross_validation"):
-        loo_cv(sparse().eval())
-    loo_cv(pair("plain")[1].eval())
-    for fit in ("subset", "vfe", "dtc"):  # left in training mode
-        with pytest.raises(UnsupportedError, match="batch_cross_validation"):
-            loo_cv(sparse(fit=fit).train())
 
 
 def test_model_list_fantasies():

@@ -1,5 +1,8 @@
-"""SparseGP: a drop-in for BoTorch's SingleTaskGP on a dictionary."""
+"""Exact GPs of BoTorch over a dictionary: SparseGP and its siblings for categories, tasks and fidelities."""
 
-from sparse_bo.models.sparse_gp.model import SparseGP
+from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
+from sparse_bo.models.sparse_gp.multi_fidelity import SparseMultiFidelityGP
+from sparse_bo.models.sparse_gp.multi_task import SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.single_task import SparseGP
 
-__all__ = ["SparseGP"]
+__all__ = ["SparseGP", "SparseMixedGP", "SparseMultiFidelityGP", "SparseMultiTaskGP"]

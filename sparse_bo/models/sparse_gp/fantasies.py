@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, check_width
 
 Model = TypeVar("Model", bound=Module)
 
@@ -112,14 +112,15 @@ class ProcessConditioning:
             )
         (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
         X = X.unsqueeze(-1) if X.dim() == 1 else X
+        check_width(X, self._stored_inputs)
         batch_shape = check_fantasy_shapes(X, targets, model_batch_shape=_batch_shape(self._stored_inputs))
         known = {"noise": kwargs["noise"]} if "noise" in kwargs else {}
         likelihood = self.likelihood.get_fantasy_likelihood(**known)
         cache = self._cache()
         shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
-        residuals, noise = targets - self.mean_module(X), self._noise(X, shape, **known)
+        residuals, noise = targets - self.prior_mean(X), self._noise(X, shape, **known)
         try:
-            representation = cache.representation.condition(self.covar_module, X, residuals=residuals, noise=noise)
+            representation = cache.representation.condition(self.prior_kernel, X, residuals=residuals, noise=noise)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
         inputs_below, targets_below = self._stored_inputs, self._stored_targets

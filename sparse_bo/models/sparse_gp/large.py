@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.kernels import Kernel
 from linear_operator.operators import DiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.representation import Representation, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
 
 LARGE_Q = 4096
 """Beyond so many points a joint covariance is lazy (BoTorch factorises densely up to the same size)."""
@@ -35,7 +34,7 @@ class LargePosteriorCovariance(LinearOperator):  # type: ignore[misc]  # the bas
         self,
         X: Tensor,
         *,
-        kernel: Kernel,
+        kernel: PriorKernel,
         posterior: Representation,
         draw: Draw,
         noise: Tensor | None = None,

@@ -1,50 +1,57 @@
-"""SparseGP: stands where BoTorch's ``SingleTaskGP`` stands, at a cost that grows linearly with the data."""
+"""The one mechanism under all sparse models: an exact GP of BoTorch whose posterior stands on a dictionary."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import gpytorch
 import torch
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.cross_validation import CVResults, efficient_loo_cv
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.models import SingleTaskGP
-from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import Standardize
 from botorch.models.utils import gpt_posterior_settings
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
-from gpytorch.means import Mean
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
-from torch.nn import Module
 
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.dictionary import Dictionary, Sampler
+from sparse_bo.dictionary import Sampler
 from sparse_bo.errors import SamplerError
+from sparse_bo.models.sparse_gp.cross_validation import answer_for_sparse_models, left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
 from sparse_bo.models.sparse_gp.large import CHUNK, LARGE_Q, LargePosteriorCovariance
+from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path, zero_mean_samples
+from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import (
+    PriorKernel,
     Representation,
     dtc_representation,
     exact_representation,
     kernel_diagonal,
     kernel_matrix,
 )
-from sparse_bo.models.sparse_gp.selection import checked_dictionary, default_rows, planned_size, sampled, uniform_rows
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
+from sparse_bo.models.sparse_gp.selection import (
+    checked_dictionary,
+    default_rows,
+    planned_size,
+    sampled,
+    uniform_rows,
+    warn_if_far,
+)
+from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, check_width, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
-from sparse_bo.validation import check_choice, check_count
 
 SUBSET_POINTS = 1040
 """Up to so many training points, the default is to learn hyper-parameters from the exact likelihood of all; ``fit="subset"``,
@@ -53,125 +60,60 @@ the default beyond, learns from so many. LAPACK is a third slower on 1,024, whos
 LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
-Fit = Literal["exact", "subset", "vfe", "dtc"]
 
+class DictionaryPosterior(Sparsity, TrainingData, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
+    """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
-class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
-    """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
-
-    The posterior is the DTC one (algorithms §1): ``mean = μ₀ + k_Dᵀα`` and the *joint* covariance ``k − k_DᵀRRᵀk_D``, which
-    with every input in the dictionary are the exact GP's. A posterior call costs O(q m²), whatever n is. Constructor, state
-    dict, transforms, noise, batches, several outputs and fitting through ``ExactMarginalLogLikelihood`` are those of
-    :class:`~botorch.models.SingleTaskGP`; the dictionary is no parameter and not in the state dict.
-
-    *Conditioning* (``condition_on_observations``, ``fantasize``, every look-ahead acquisition function) conditions the
-    posterior process exactly, at a cost independent of n. For new *data*, build a new model or call ``set_train_data``.
-
-    *Caches* follow data and parameters: whatever changes them, the next posterior is computed anew, the default dictionary
-    chosen anew with the parameters of that moment (select, fit, reselect).
-
-    What BoTorch would do densely behind the model's back:
-
-    - ``loo_cv`` (efficient leave-one-out) raises ``UnsupportedError`` when sparse; use ``batch_cross_validation``.
-    - ``prune_baseline=True`` (qLogNEI, qLogNEHVI) and cached roots over more than 4,096 baseline points raise; pass fewer.
-    - The joint posterior of more than 4,096 points is lazy: mean, variance and ``rsample`` cost O(q m), samples are pathwise
-      (kernels that BoTorch has features for); with several outputs it raises; use ``ModelListGP``.
-    - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as it does for any model; use ``qLogNEI``.
-    - Predictive entropy search inverts the covariance of all training inputs by construction: O(n³); use ``qMES`` or JES.
-    - ``fit="exact"`` is the exact likelihood, O(n³) per step.
-
-    Args:
-        train_X: ``batch_shape x n x d`` training inputs.
-        train_Y: ``batch_shape x n x m`` observations of m outputs.
-        train_Yvar: ``batch_shape x n x m`` known noise variances; ``None``: noise is learned.
-        likelihood: As in ``SingleTaskGP``.
-        covar_module: As in ``SingleTaskGP``.
-        mean_module: As in ``SingleTaskGP``.
-        outcome_transform: As in ``SingleTaskGP``.
-        input_transform: As in ``SingleTaskGP``.
-        dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
-            ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
-            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel (or fewer, if the
-            effective dimension is small).
-        max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
-            are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.selection.planned_size` allows, 4,096 up to
-            n = 10⁵.
-        fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
-            :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
-            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
-        seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
-
-    Raises:
-        TypeError: If ``dictionary``, ``max_dictionary`` or ``seed`` are of a wrong kind.
-        ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed.
-
-    Example:
-        >>> model = SparseGP(train_X, train_Y)
-        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        >>> optimize_acqf(qLogExpectedImprovement(model, best_f), bounds, q=8, num_restarts=10, raw_samples=512)
+    It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
+    what the DTC algebra needs; constructor, transforms, noise and state dict stay BoTorch's.
     """
 
     prediction_strategy: PosteriorCache | None
     _learning: tuple[Tensor, Tensor | None] | None
+    _prior_of_modules = True
+    """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
 
-    def __init__(
-        self,
-        train_X: Tensor,
-        train_Y: Tensor,
-        train_Yvar: Tensor | None = None,
-        likelihood: Likelihood | None = None,
-        covar_module: Module | None = None,
-        mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
-        input_transform: InputTransform | None = None,
-        *,
-        dictionary: Sampler | Dictionary | Tensor | None = None,
-        max_dictionary: int | None = None,
-        fit: Fit | None = None,
-        seed: int = 0,
-    ) -> None:
-        if max_dictionary is not None:
-            check_count("max_dictionary", max_dictionary)
-        if fit is not None:
-            check_choice("fit", fit, ("exact", "subset", "vfe", "dtc"))
-        check_count("seed", seed, minimum=0)
-        super().__init__(
-            train_X,
-            train_Y,
-            train_Yvar,
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
-        chosen = checked_dictionary(dictionary, train_X)
+    def _choose(self, train_X: Tensor, options: SparseOptions) -> None:
+        """Keep the user's choices; called once, when BoTorch's constructor has checked the data."""
+        chosen = checked_dictionary(options.dictionary, train_X)
         self.register_buffer("_dictionary_rows", chosen.rows, persistent=False)
         self.register_buffer("_dictionary_points", chosen.points, persistent=False)
-        self._sampler: Sampler | None = dictionary if isinstance(dictionary, Sampler) else None
-        self._max_dictionary = max_dictionary
-        self._fit = fit
-        self._seed = seed
+        self._sampler: Sampler | None = options.dictionary if isinstance(options.dictionary, Sampler) else None
+        self._max_dictionary = options.max_dictionary
+        self._fit = options.fit
+        self._seed = options.seed
+        assert self.train_targets is not None
+        n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
+        default = options.dictionary is None and options.max_dictionary is None
+        learned_from = SUBSET_POINTS if options.fit is None else None
+        announce(type(self).__name__, n, learned_from=learned_from, cap=planned_size(n, batch) if default else None)
+
+    def _strategy(self, n: int) -> Fit:
+        return self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
 
     # --- the posterior -------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
         """Return the DTC posterior at ``X`` (``… x q x d``, transformed) in evaluation mode; else as ``SingleTaskGP``."""
         untrained = self._stored_inputs is None or self._stored_targets is None
+        if self.training and not untrained:
+            return self._training_prior(*args, **kwargs)
         if self.training or gpytorch.settings.prior_mode.on() or untrained:
             return super().__call__(*args, **kwargs)
         (X,) = args
         X = X.unsqueeze(-1) if X.dim() == 1 else X
+        assert self._stored_inputs is not None
+        check_width(X, self._stored_inputs)
         representation = self._cache().representation
         broadcast_shapes(X.shape[:-2], representation.batch_shape)  # raises what SingleTaskGP raises
         if X.shape[-2] > LARGE_Q:
             return self._large(representation, X)
-        projection = representation.project(self.covar_module, X)
-        mean = self.mean_module(X) + projection.mean
+        projection = representation.project(self.prior_kernel, X)
+        mean = self.prior_mean(X) + projection.mean
         if X.shape[-2] == 1:
-            covariance = projection.variance(kernel_diagonal(self.covar_module, X)).unsqueeze(-1)
+            covariance = projection.variance(kernel_diagonal(self.prior_kernel, X)).unsqueeze(-1)
         else:
-            covariance = projection.covariance(kernel_matrix(self.covar_module, X, X))
+            covariance = projection.covariance(kernel_matrix(self.prior_kernel, X, X))
         return MultivariateNormal(mean, to_linear_operator(covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])))
 
     def _large(self, representation: Representation, X: Tensor) -> MultivariateNormal:
@@ -181,9 +123,9 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
                 "use ModelListGP(SparseGP(...), ...), or X.unsqueeze(-2) for marginals"
             )
         parts = [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=CHUNK)]
-        mean = torch.cat([self.mean_module(x) + representation.project(self.covar_module, x).mean for x in parts], dim=-1)
+        mean = torch.cat([self.prior_mean(x) + representation.project(self.prior_kernel, x).mean for x in parts], dim=-1)
         draw = partial(zero_mean_samples, self, representation)
-        covariance = LargePosteriorCovariance(X, kernel=self.covar_module, posterior=representation, draw=draw)
+        covariance = LargePosteriorCovariance(X, kernel=self.prior_kernel, posterior=representation, draw=draw)
         return MultivariateNormal(mean, covariance)
 
     def posterior(
@@ -202,7 +144,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
             posterior_transform: What is applied to the posterior at the end.
         """
         transform: Any = getattr(self, "outcome_transform", None)
-        if X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
+        if X.dim() < 2 or X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
         self.eval()
         inputs = self.transform_inputs(X)
@@ -219,27 +161,88 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         return self._cache().representation
 
     def forward(self, x: Tensor) -> MultivariateNormal:
-        """Return the prior at ``x``; in training mode, that of the training data with the likelihood chosen by ``fit``.
+        """Return the prior at ``x``, as the BoTorch model this stands for does: transformed here in training mode only.
+
+        A subclass may override it, as it would override BoTorch's: training, posterior, conditioning and leave-one-out all
+        follow.
 
         Raises:
-            UnsupportedError: In evaluation mode at all training inputs, if the model is sparse: that is efficient
-                leave-one-out cross-validation, which would be the exact GP's, at O(n³).
+            UnsupportedError: In evaluation mode at all training inputs, if the model is sparse.
         """
+        inputs = None if self.training or self._stored_inputs is None else joined(self._stored_inputs)
+        if x is inputs and len(self._cache().rows) < x.shape[-2]:
+            raise UnsupportedError(
+                "this is the n x n covariance of an exact GP, which efficient leave-one-out cross-validation asks for; "
+                "use model.leave_one_out()"
+            )
+        return super().forward(x)
+
+    @property
+    def prior_kernel(self) -> PriorKernel:
+        """The prior covariance: ``covar_module``, or what ``forward`` says where a subclass has its own."""
+        own = type(self).forward is not DictionaryPosterior.forward
+        if not own and self._prior_of_modules:
+            return self.covar_module
+        return ForwardKernel(self, like=self._networks_like() if own else None)
+
+    def prior_mean(self, X: Tensor) -> Tensor:
+        """Return the prior mean at transformed points ``X`` (``… x q x d``), ``batch_shape x q``."""
+        kernel = self.prior_kernel
+        return kernel.mean(X) if isinstance(kernel, ForwardKernel) else self.mean_module(X)
+
+    def _networks_like(self) -> Tensor | None:
+        stored = self._stored_inputs
+        return stored if stored is None or isinstance(stored, Tensor) else joined(stored)
+
+    def _training_prior(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
+        """Return the prior of the training data with the likelihood chosen by ``fit``."""
+        (x,) = args
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
         n = x.shape[-2]
-        if not self.training:
-            if self.train_inputs is not None and x is self.train_inputs[0] and len(self._cache().rows) < n:
-                raise UnsupportedError(
-                    "efficient leave-one-out cross-validation needs the n x n covariance of an exact GP; "
-                    "use botorch.cross_validation.batch_cross_validation, or max_dictionary >= n"
-                )
-            return super().forward(x)
-        strategy = self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
+        strategy = self._strategy(n)
         if strategy == "exact":
-            return super().forward(x)
+            return super().__call__(x, **kwargs)
         x = self.transform_inputs(x)
         rows, points = self._learning_dictionary(x, strategy)
-        covariance = TrainingCovariance(x, points, kernel=self.covar_module, strategy=strategy, rows=rows)
-        return TrainingPrior(self.mean_module(x), covariance)
+        covariance = TrainingCovariance(x, points, kernel=self.prior_kernel, strategy=strategy, rows=rows)
+        return TrainingPrior(self.prior_mean(x), covariance)
+
+    def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> CVResults:
+        """Predict every observation from all others, with hyper-parameters and dictionary as they are. O(n m² + m³).
+
+        Row i is predicted by the posterior over the *same dictionary points* fitted to the other n − 1 observations (exact
+        where all inputs are in the dictionary). ``botorch.cross_validation.loo_cv(model)`` and Ax's cross-validation
+        return the same. Of a fantasy model, the rows are its data and its fantasies, the dictionary its own and the
+        fantasised points. Without gradients.
+
+        Args:
+            observation_noise: Whether the variances are those of an observation; ``False``: of the function.
+            untransform: Whether to return the units of ``train_Y``; ``False``: those of the outcome transform.
+
+        Returns:
+            What BoTorch's ``efficient_loo_cv`` returns: ``posterior`` and ``observed_Y`` of shape ``… x n x 1 x m``.
+        """
+        return efficient_loo_cv(self, observation_noise=observation_noise, untransform=untransform)
+
+    def _left_out(self, observation_noise: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return leave-one-out means and variances (``… x n x 1``) and targets (``… x n``), in the model's own units."""
+        self.eval()
+        cache = self._cache()
+        assert self.train_inputs is not None
+        assert self.train_targets is not None
+        X, targets = self.train_inputs[0], self.train_targets
+        with torch.no_grad():
+            noise, prior_mean = self._noise(X, targets.shape), self.prior_mean(X)
+            data = {"residuals": targets - prior_mean, "noise": noise}
+            if cache.points is None and len(cache.rows) == X.shape[-2]:
+                whole = cache.representation.extension is None
+                exact = cache.representation if whole else exact_representation(self.prior_kernel, X, **data)
+                means, variances = left_out_of_exact(exact, **data)
+            else:
+                dictionary = self._dictionary_points_in(X, cache.rows, cache.points)
+                means, variances = left_out_of_dtc(self.prior_kernel, dictionary, X, **data)
+            variances = variances + noise if observation_noise else variances
+            return (prior_mean + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
 
     def _noise(self, X: Tensor, shape: torch.Size, **kwargs: Any) -> Tensor:
         """Return the noise variances of observations at ``X`` (``… x q x d``), broadcast to ``shape`` (``… x q``)."""
@@ -268,21 +271,26 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         assert self._stored_targets is not None
         X, targets = joined(self._stored_inputs), joined(self._stored_targets)
         noise = self._noise(X, targets.shape)
-        data = {"residuals": targets - self.mean_module(X), "noise": noise}
+        data = {"residuals": targets - self.prior_mean(X), "noise": noise}
         try:
             rows, points = self._dictionary(X, targets, noise)
             if points is None and len(rows) == X.shape[-2]:
-                representation = exact_representation(self.covar_module, X, **data)
+                representation = exact_representation(self.prior_kernel, X, **data)
             else:
-                dictionary = X[..., rows, :] if points is None else self._with_rows(points, X, rows)
-                representation = dtc_representation(self.covar_module, dictionary, X, **data)
+                dictionary = self._dictionary_points_in(X, rows, points)
+                representation = dtc_representation(self.prior_kernel, dictionary, X, **data)
+                if points is not None:
+                    warn_if_far(self.prior_kernel, representation.points, X)
         except SamplerError:
             raise
         except ValueError as error:  # as SingleTaskGP raises it
             raise NotPSDError(str(error)) from error
         return PosteriorCache(representation, stamp, rows, points)
 
-    def _with_rows(self, points: Tensor, X: Tensor, rows: Tensor) -> Tensor:
+    def _dictionary_points_in(self, X: Tensor, rows: Tensor | None, points: Tensor | None) -> Tensor:
+        """Return the dictionary, transformed: rows of ``X`` (transformed), and external points in the user's units."""
+        if points is None:
+            return X[..., rows, :]
         external = self.transform_inputs(points)
         return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
 
@@ -305,13 +313,13 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         generator = torch.Generator().manual_seed(self._seed)
         if self._sampler is not None:
             raw = X if self._original_train_inputs is None else self._original_train_inputs
-            mean = self.mean_module(X)
+            mean = self.prior_mean(X)
             data = {"residuals": targets - mean, "prior_mean": mean, "noise": noise}
-            chosen = sampled(self._sampler, self.covar_module, X, raw, **data, size=size, generator=generator)
+            chosen = sampled(self._sampler, self.prior_kernel, X, raw, **data, size=size, generator=generator)
             return (nothing if chosen.rows is None else chosen.rows), chosen.points
         if n <= size:
             return torch.arange(n, device=X.device), None
-        return default_rows(self.covar_module, X, noise, size=size, generator=generator), None
+        return default_rows(self.prior_kernel, X, noise, size=size, generator=generator), None
 
     def _learning_dictionary(self, x: Tensor, strategy: Strategy) -> tuple[Tensor | None, Tensor]:
         """Return the rows and points that hyper-parameters are learned from; chosen once per fit."""
@@ -322,21 +330,23 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
                 self._learning = (uniform_rows(n, SUBSET_POINTS, generator=generator, device=x.device), None)
             else:
                 with torch.no_grad():
-                    noise = self._noise(x, broadcast_shapes(x.shape[:-2], self._aug_batch_shape) + x.shape[-2:-1])
                     assert self.train_targets is not None
+                    noise = self._noise(x, self.train_targets.shape)
                     self._learning = self._dictionary(x, self.train_targets, noise, cap=LEARNING_DICTIONARY)
         rows, points = self._learning
-        return rows, x[..., rows, :] if points is None else self._with_rows(points, x, rows)
+        return rows, self._dictionary_points_in(x, rows, points)
 
     def _clear_cache(self) -> None:
         self.prediction_strategy = None
         self.__dict__["_learning"] = None
 
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> SparseGP:
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> DictionaryPosterior:
         """Convert data and parameters. BoTorch calls ``.to`` before every analytic acquisition value: then nothing changes."""
         cache, before = self.prediction_strategy, self._made_from()
         valid = cache is not None and cache.stamp.matches(*before)
-        model: SparseGP = super(ExactGP, self)._apply(fn, *args, **kwargs)  # ExactGP's own would join rows and drop the cache
+        model: DictionaryPosterior = super(ExactGP, self)._apply(
+            fn, *args, **kwargs
+        )  # ExactGP's own would join rows and drop the cache
         for name in ("_stored_inputs", "_stored_targets"):
             if self.__dict__[name] is not None:
                 self.__dict__[name] = mapped(self.__dict__[name], fn)
@@ -353,26 +363,30 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
     def construct_inputs(
         cls,
         training_data: SupervisedDataset,
-        *,
-        dictionary: Sampler | Dictionary | Tensor | None = None,
+        *args: Any,
+        dictionary: Chosen = None,
         max_dictionary: int | None = None,
         fit: Fit | None = None,
         seed: int = 0,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """Construct the keyword arguments of the constructor from a data set and the model's own options.
+        """Construct the keyword arguments of the constructor from a data set, BoTorch's options and the model's own.
 
         Args:
             training_data: The data set of one outcome.
-            dictionary: As in the class.
-            max_dictionary: As in the class.
-            fit: As in the class.
-            seed: As in the class.
+            *args: As in the BoTorch class.
+            dictionary: As in :class:`sparse_bo.SparseGP`.
+            max_dictionary: As in :class:`sparse_bo.SparseGP`.
+            fit: As in :class:`sparse_bo.SparseGP`.
+            seed: As in :class:`sparse_bo.SparseGP`.
+            **kwargs: As in the BoTorch class.
 
         Raises:
             TypeError: If ``training_data`` is not a ``SupervisedDataset``.
         """
         own = {"dictionary": dictionary, "max_dictionary": max_dictionary, "fit": fit, "seed": seed}
-        return {**super().construct_inputs(training_data), **own}
+        return {**super().construct_inputs(training_data, *args, **kwargs), **own}
 
 
-DrawMatheronPaths.register(SparseGP)(draw_matheron_path)
+DrawMatheronPaths.register(DictionaryPosterior)(draw_matheron_path)
+answer_for_sparse_models(DictionaryPosterior)

@@ -26,6 +26,7 @@ from botorch.utils.context_managers import delattr_ctx
 from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
 
 CHUNK = 4096
@@ -61,7 +62,15 @@ def draw_paths(
         representation: The model's posterior, without extension.
         sample_shape: The shape of the set of paths.
         prior_sampler: As in :func:`botorch.sampling.pathwise.draw_matheron_paths`.
+
+    Raises:
+        UnsupportedError: If the prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.
     """
+    if isinstance(getattr(model, "prior_kernel", None), ForwardKernel):
+        raise UnsupportedError(
+            f"random features stand for a kernel, and the prior of {type(model).__name__} is that of its forward; "
+            "sample from model.posterior(X) instead of paths"
+        )
     points = representation.points
     with delattr_ctx(model, "outcome_transform"):
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)

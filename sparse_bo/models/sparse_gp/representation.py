@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import gpytorch
 import torch
+from botorch.models.kernels.categorical import CategoricalKernel
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
@@ -28,16 +30,30 @@ from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
 from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.woodbury import LowRankSums, low_rank_sums, sum_blocks
+from sparse_bo.models.sparse_gp.prior import ForwardKernel
+
+PriorKernel: TypeAlias = Kernel | ForwardKernel
+"""A prior covariance: a GPyTorch kernel, or what a model's own ``forward`` says."""
+
+CATEGORICAL_ROWS = 128
+"""BoTorch's ``CategoricalKernel`` builds a whole matrix to return its diagonal; so many rows at a time keep it linear."""
 
 
-def kernel_matrix(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor:
+def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)``, ``batch_shape x q x m``, as a plain tensor with gradients. O(q m d)."""
+    if isinstance(kernel, ForwardKernel):
+        return kernel.matrix(X, Y)
     with gpytorch.settings.lazily_evaluate_kernels(False):
         return kernel(X, Y).to_dense()
 
 
-def kernel_diagonal(kernel: Kernel, X: Tensor) -> Tensor:
+def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
     """Return ``k(x, x)``, ``batch_shape x q``, with gradients. O(q d)."""
+    if isinstance(kernel, ForwardKernel):
+        return kernel.diagonal(X)
+    if X.shape[-2] > CATEGORICAL_ROWS and any(isinstance(part, CategoricalKernel) for part in kernel.modules()):
+        parts = [kernel(X[..., rows, :], diag=True) for rows in row_slices(X.shape[-2], chunk=CATEGORICAL_ROWS)]
+        return torch.cat(parts, dim=-1)
     return kernel(X, diag=True)
 
 
@@ -135,7 +151,7 @@ class Representation:
             extension = Extension(*map(function, parts))
         return Representation(function(self.points), function(self.alpha), function(self.root), extension)
 
-    def project(self, kernel: Kernel, X: Tensor) -> Projection:
+    def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
         """Project points on the posterior. O(q m r), independent of n.
 
         Args:
@@ -152,7 +168,7 @@ class Representation:
         g = self._gain(kernel, X, h)
         return Projection(mean + (g @ self.extension.weights.unsqueeze(-1)).squeeze(-1), (h, g))
 
-    def _gain(self, kernel: Kernel, X: Tensor, h: Tensor) -> Tensor:
+    def _gain(self, kernel: PriorKernel, X: Tensor, h: Tensor) -> Tensor:
         """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
         assert self.extension is not None
         folded, rows = _fold(X, max(self.extension.points.dim() - 2, len(kernel.batch_shape)))
@@ -160,7 +176,7 @@ class Representation:
         cross = cross - _shared_product(h, self.extension.explained)  # C(x, F): q x e
         return torch.linalg.solve_triangular(self.extension.root, cross.mT, upper=False).mT
 
-    def condition(self, kernel: Kernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+    def condition(self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
         """Condition the process on observations at new points. O(q m r + q³ + q² e), independent of n.
 
         Args:
@@ -184,7 +200,7 @@ class Representation:
             return replace(self, extension=new)
         return replace(self, extension=_joined(self.extension, new, projection.columns[1]))
 
-    def full(self, kernel: Kernel) -> Representation:
+    def full(self, kernel: PriorKernel) -> Representation:
         """Return the same posterior without extension: ``D' = [D; F]``, ``α'`` and ``R'`` written out. O((m + e)² e)."""
         if self.extension is None:
             return self
@@ -233,7 +249,7 @@ def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     )
 
 
-def exact_representation(kernel: Kernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
     """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``. O(n³).
 
     Args:
@@ -254,7 +270,7 @@ def exact_representation(kernel: Kernel, X: Tensor, *, residuals: Tensor, noise:
     return Representation(points, alpha.to(X), root.to(X))
 
 
-def dictionary_factor(kernel: Kernel, points: Tensor) -> NystromFactor:
+def dictionary_factor(kernel: PriorKernel, points: Tensor) -> NystromFactor:
     """Whiten a dictionary in float64. O(m³).
 
     A float32 dictionary gets the jitter of its own precision (``10 m · eps · max diag``), so that ``R`` can be rounded.
@@ -276,7 +292,7 @@ def dictionary_factor(kernel: Kernel, points: Tensor) -> NystromFactor:
 
 
 def row_sums(
-    kernel: Kernel, factor: NystromFactor, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor
+    kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor
 ) -> LowRankSums:
     """Sum the data over a dictionary, a block of rows at a time, in float64. O(n m²), never ``n x m``.
 
@@ -307,7 +323,7 @@ def sweep(points: Tensor, X: Tensor) -> list[slice]:
     return list(row_slices(X.shape[-2], chunk=chunk_rows(X.shape[-2], bytes_per_row=per_row, memory_bytes=memory)))
 
 
-def fit_dtc(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
+def fit_dtc(kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
     """Fit the DTC posterior over a dictionary, a block of rows at a time, in float64. O(n m² + m³), never ``n x m``.
 
     Args:
@@ -327,7 +343,7 @@ def fit_dtc(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noi
     return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0, dtc.largest_precision(1.0 / noise))
 
 
-def dtc_representation(kernel: Kernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+def dtc_representation(kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
     """Return the DTC posterior over a dictionary in the form ``(D, α, R)``. Arguments, cost, errors as :func:`fit_dtc`."""
     form = dtc.one_product(fit_dtc(kernel, points, X, residuals=residuals, noise=noise))
     batch_shape = form.root.shape[:-2]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import numbers
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.core import dtc
 from sparse_bo.core.sums import group_sums
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
-from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_diagonal, kernel_matrix, sweep
+from sparse_bo.errors import DictionaryWarning
+from sparse_bo.models.sparse_gp.representation import PriorKernel, fit_dtc, kernel_diagonal, kernel_matrix, sweep
 from sparse_bo.validation import check_indices, check_points
 
 PILOT_POINTS = 256
@@ -75,11 +77,7 @@ def checked_dictionary(dictionary: Sampler | Dictionary | Tensor | None, train_X
         return Chosen(None, None)
     if isinstance(dictionary, Dictionary):
         dictionary = dictionary.points if dictionary.indices is None else dictionary.indices
-    if not isinstance(dictionary, Tensor):
-        raise TypeError(
-            "expected dictionary to be a sampler, a Dictionary, a tensor of row indices or of points, "
-            f"got {type(dictionary).__name__}"
-        )
+    dictionary = _a_tensor(dictionary, train_X)
     if dictionary.is_floating_point():
         first = train_X.reshape(-1, *train_X.shape[-2:])[0]
         return Chosen(None, check_points("dictionary", dictionary, like=first).detach().clone())
@@ -93,6 +91,44 @@ def checked_dictionary(dictionary: Sampler | Dictionary | Tensor | None, train_X
     return Chosen(rows.sort().values, None)
 
 
+def _a_tensor(dictionary: object, train_X: Tensor) -> Tensor:
+    """Return what may be rows or points, or say what to pass instead.
+
+    Raises:
+        TypeError: If it is no tensor, or a mask.
+        ValueError: If it is a vector of numbers.
+    """
+    if isinstance(dictionary, numbers.Integral) and not isinstance(dictionary, bool):
+        raise TypeError(
+            f"expected dictionary to be points, rows or a sampler, got the number {dictionary}; for at most so many points use "
+            f"max_dictionary={dictionary}, for exactly so many dictionary=UniformSampler(size={dictionary})"
+        )
+    if not isinstance(dictionary, Tensor):
+        made = (
+            "; use torch.as_tensor(dictionary)"
+            if isinstance(dictionary, (list, tuple)) or hasattr(dictionary, "__array__")
+            else ""
+        )
+        raise TypeError(
+            "expected dictionary to be a sampler, a Dictionary, a tensor of row indices or of points, "
+            f"got {type(dictionary).__name__}{made}"
+        )
+    if dictionary.dtype == torch.bool:
+        raise TypeError(
+            f"expected dictionary to be an integer tensor of rows, got a mask of shape {tuple(dictionary.shape)}; "
+            "use mask.nonzero().squeeze(-1)"
+        )
+    if dictionary.is_floating_point() and dictionary.dim() == 1:
+        rows = bool((dictionary == dictionary.round()).all()) and train_X.shape[-1] != 1
+        advice = "for rows of train_X use dictionary.long()" if rows else "one point is dictionary.unsqueeze(0)"
+        if train_X.shape[-1] == 1:
+            advice = "use dictionary.unsqueeze(-1)"
+        raise ValueError(
+            f"expected dictionary points of shape m x {train_X.shape[-1]}, got shape {tuple(dictionary.shape)}; {advice}"
+        )
+    return dictionary
+
+
 class _Distinct(NamedTuple):
     rows: Tensor
     """``a`` rows, the first of each distinct input, ascending."""
@@ -102,18 +138,52 @@ class _Distinct(NamedTuple):
     """``n`` which of them each row is."""
 
 
+def data_points(X: Tensor) -> Tensor:
+    """Return ``X`` without the batch dimensions (of outputs) that repeat one data set."""
+    while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):
+        X = X[0]
+    return X
+
+
 def _distinct(X: Tensor) -> _Distinct:
     """Find the distinct rows of ``X`` (``n x d``); a batch (``b x n x d``) counts every row as distinct. O(n log n · d)."""
     n = X.shape[-2]
     rows = torch.arange(n, device=X.device)
-    while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):  # several outputs share one data set
-        X = X[0]
+    X = data_points(X)
     if X.dim() > 2:
         return _Distinct(rows, X.new_ones(n), rows)
     _, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
     first = rows.new_empty(len(counts)).scatter_reduce(0, group, rows, "amin", include_self=False)
     order = first.argsort()
     return _Distinct(first[order], counts[order].to(X), order.argsort()[group])
+
+
+FAR = 0.1
+"""A dictionary with no larger prior correlation with any observation is far from all data."""
+
+LOOKED_AT = 256
+"""Rows of the data that a dictionary's distance is judged by."""
+
+
+def warn_if_far(kernel: PriorKernel, points: Tensor, X: Tensor) -> None:
+    """Warn where a dictionary of external points knows nothing of the data: no correlation above :data:`FAR`. O(m d).
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d`` dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+    """
+    with torch.no_grad():
+        some = X[..., torch.linspace(0, X.shape[-2] - 1, min(LOOKED_AT, X.shape[-2]), device=X.device).long(), :]
+        scale = (kernel_diagonal(kernel, some).unsqueeze(-1) * kernel_diagonal(kernel, points).unsqueeze(-2)).sqrt()
+        correlation = (kernel_matrix(kernel, some, points).abs() / scale).amax()
+    if correlation <= FAR:
+        warnings.warn(
+            f"the dictionary of {points.shape[-2]} points is far from all data: no prior correlation above {FAR}, so the "
+            "posterior is nearly the prior; give points in the units of train_X, or rows of it",
+            DictionaryWarning,
+            stacklevel=2,
+        )
 
 
 class _Pilot(NamedTuple):
@@ -125,7 +195,7 @@ class _Pilot(NamedTuple):
     """``n`` posterior variance over noise, averaged over the batch."""
 
 
-def _pilot(kernel: Kernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
+def _pilot(kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> _Pilot:
     """Return the DTC posterior over ``pilot`` at every point. O(n p²).
 
     Args:
@@ -152,7 +222,7 @@ def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch
     return torch.randperm(n, generator=generator, device="cpu")[:size].sort().values.to(device)
 
 
-def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
+def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
     """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n).
 
     A uniform pilot gives leverages; the size is ``OVERSAMPLING`` times the effective dimension they show, within
@@ -186,7 +256,7 @@ def default_rows(kernel: Kernel, X: Tensor, noise: Tensor, *, size: int, generat
 
 
 @dataclass(frozen=True, eq=False)
-class _AverageCovariance:
+class AverageCovariance:
     """The kernel as the samplers take it: of a batch, the average of the members' kernels, each over its noise level.
 
     What the average leaves out over a dictionary is at least the average of what the members leave out, in the positive
@@ -194,7 +264,7 @@ class _AverageCovariance:
     number of members.
     """
 
-    kernel: Kernel
+    kernel: PriorKernel
     levels: Tensor
     """``batch_shape`` by what each member's kernel is divided."""
 
@@ -212,7 +282,7 @@ class _AverageCovariance:
 
 
 def _candidates(
-    kernel: Kernel,
+    kernel: PriorKernel,
     X: Tensor,
     raw_X: Tensor,
     residuals: Tensor,
@@ -240,7 +310,7 @@ def _candidates(
         posterior.leverages[distinct.rows],
         positions,
         positions,
-        covariance=_AverageCovariance(kernel, levels),
+        covariance=AverageCovariance(kernel, levels),
         inputs=X[..., distinct.rows, :].detach(),
         regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
         means=means.reshape(-1) if single else None,
@@ -250,7 +320,7 @@ def _candidates(
 
 def sampled(
     sampler: Sampler,
-    kernel: Kernel,
+    kernel: PriorKernel,
     X: Tensor,
     raw_X: Tensor,
     *,

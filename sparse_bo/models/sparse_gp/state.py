@@ -68,6 +68,20 @@ def joined(rows: Tensor | Appended) -> Tensor:
     return rows.tensor() if isinstance(rows, Appended) else rows
 
 
+def check_width(X: Tensor, rows: Tensor | Appended) -> None:
+    """Check the width of points against the training inputs, both transformed: a kernel would broadcast a single column.
+
+    Raises:
+        RuntimeError: If they differ (what GPyTorch raises when it joins them).
+    """
+    width = (rows.extra if isinstance(rows, Appended) else rows).shape[-1]
+    if X.shape[-1] != width:
+        raise RuntimeError(
+            f"expected X with {width} columns, as train_X (after the input transform, if there is one), got shape "
+            f"{tuple(X.shape)}; X is batch_shape x q x d"
+        )
+
+
 class Stamp:
     """The identity of everything a cache was computed from: data by identity and version, parameters by value.
 

@@ -12,14 +12,20 @@ from typing import Any, Literal
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
-from sparse_bo.models.sparse_gp.representation import dictionary_factor, kernel_diagonal, kernel_matrix, row_sums, sweep
+from sparse_bo.models.sparse_gp.representation import (
+    PriorKernel,
+    dictionary_factor,
+    kernel_diagonal,
+    kernel_matrix,
+    row_sums,
+    sweep,
+)
 
 LARGE_N = 4096
 """The training prior of more points is never made dense."""
@@ -38,7 +44,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         X: Tensor,
         points: Tensor,
         *,
-        kernel: Kernel,
+        kernel: PriorKernel,
         strategy: Strategy,
         rows: Tensor | None = None,
         noise: Tensor | None = None,
@@ -139,14 +145,14 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
 
         Raises:
-            UnsupportedError: For more than :data:`LARGE_N` training points; and with noise, which is what efficient
-                leave-one-out cross-validation asks of a model that was left in training mode: its answer would be neither
-                the exact GP's nor that of the posterior.
+            UnsupportedError: For more than :data:`LARGE_N` training points; and with noise, which a leave-one-out of other
+                making may ask of a model that was left in training mode: its answer would be neither the exact GP's nor
+                that of the posterior.
         """
         if self.noise is not None:
             raise UnsupportedError(
-                "the noisy covariance of the training points of a SparseGP is never made dense; efficient leave-one-out "
-                "cross-validation needs an exact GP: use botorch.cross_validation.batch_cross_validation"
+                "the noisy covariance of the training points of a SparseGP is never made dense; "
+                "for leave-one-out predictions use model.leave_one_out() or botorch.cross_validation.loo_cv(model)"
             )
         if self.shape[-1] > LARGE_N:
             raise UnsupportedError(

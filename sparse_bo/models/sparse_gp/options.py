@@ -1,0 +1,41 @@
+"""What every sparse model can be told beside what its BoTorch sibling takes, checked before any work."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from sparse_bo.dictionary import Dictionary, Sampler
+from sparse_bo.validation import check_choice, check_count
+
+Fit = Literal["exact", "subset", "vfe", "dtc"]
+"""The likelihoods that hyper-parameters can be learned from."""
+
+Chosen = Sampler | Dictionary | Tensor | None
+"""What ``dictionary=`` takes."""
+
+
+class SparseOptions(NamedTuple):
+    """The own options of a sparse model, as :class:`sparse_bo.SparseGP` describes them."""
+
+    dictionary: Chosen
+    max_dictionary: int | None
+    fit: Fit | None
+    seed: int
+
+
+def checked_options(dictionary: Chosen, max_dictionary: int | None, fit: Fit | None, seed: int) -> SparseOptions:
+    """Return the options; what needs the data (rows, points) is checked when the data are.
+
+    Raises:
+        TypeError: If ``dictionary`` is a class, or ``max_dictionary`` or ``seed`` is no integer.
+        ValueError: If ``max_dictionary`` < 1, ``seed`` < 0 or ``fit`` is unknown.
+    """
+    if isinstance(dictionary, type):
+        name = dictionary.__name__
+        raise TypeError(f"expected dictionary to be a sampler, got the class {name}; pass an instance: dictionary={name}(...)")
+    cap = None if max_dictionary is None else check_count("max_dictionary", max_dictionary)
+    if fit is not None:
+        check_choice("fit", fit, get_args(Fit))
+    return SparseOptions(dictionary, cap, fit, check_count("seed", seed, minimum=0))

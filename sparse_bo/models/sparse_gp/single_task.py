@@ -1,0 +1,103 @@
+"""SparseGP: stands where BoTorch's ``SingleTaskGP`` stands, at a cost that grows linearly with the data."""
+
+from __future__ import annotations
+
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from torch import Tensor
+from torch.nn import Module
+
+from sparse_bo.models.sparse_gp.model import DictionaryPosterior
+from sparse_bo.models.sparse_gp.options import Chosen, Fit, checked_options
+
+
+class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
+    """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
+
+    The posterior is the DTC one (algorithms §1): ``mean = μ₀ + k_Dᵀα`` and the *joint* covariance ``k − k_DᵀRRᵀk_D``, which
+    with every input in the dictionary are the exact GP's. A posterior call costs O(q m²), whatever n is. Constructor, state
+    dict, transforms, noise, batches, several outputs and fitting through ``ExactMarginalLogLikelihood`` are those of
+    :class:`~botorch.models.SingleTaskGP`; the dictionary is no parameter and not in the state dict.
+
+    *Conditioning* (``condition_on_observations``, ``fantasize``, every look-ahead acquisition function) conditions the
+    posterior process exactly, at a cost independent of n. For new *data*, build a new model or call ``set_train_data``.
+
+    *Caches* follow data and parameters: whatever changes them, the next posterior is computed anew, the default dictionary
+    chosen anew with the parameters of that moment (select, fit, reselect).
+
+    *Leave-one-out* is closed form, O(n m²): :meth:`leave_one_out`, and BoTorch's ``loo_cv``. *A subclass* with its own
+    ``forward`` (deep kernels, means of its own) learns and predicts from it. ``repr`` says n, m, and how accurate the posterior
+    is known to be; :attr:`dictionary` shows the points, :meth:`certify` bounds what they cost.
+
+    What BoTorch would do densely behind the model's back:
+
+    - ``prune_baseline=True`` (qLogNEI, qLogNEHVI) and cached roots over more than 4,096 baseline points raise; pass fewer.
+    - The joint posterior of more than 4,096 points is lazy: mean, variance and ``rsample`` cost O(q m), samples are pathwise
+      (kernels that BoTorch has features for); with several outputs it raises; use ``ModelListGP``.
+    - Analytic ``NoisyExpectedImprovement`` builds exact GPs on ``X_observed``, as it does for any model; use ``qLogNEI``.
+    - Predictive entropy search inverts the covariance of all training inputs by construction: O(n³); use ``qMES`` or JES.
+    - ``fit="exact"`` is the exact likelihood, O(n³) per step.
+
+    Args:
+        train_X: ``batch_shape x n x d`` training inputs.
+        train_Y: ``batch_shape x n x m`` observations of m outputs.
+        train_Yvar: ``batch_shape x n x m`` known noise variances; ``None``: noise is learned.
+        likelihood: As in ``SingleTaskGP``.
+        covar_module: As in ``SingleTaskGP``.
+        mean_module: As in ``SingleTaskGP``.
+        outcome_transform: As in ``SingleTaskGP``.
+        input_transform: As in ``SingleTaskGP``.
+        dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
+            ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
+            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel (or fewer, if the
+            effective dimension is small).
+        max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
+            are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.selection.planned_size` allows, 4,096 up to
+            n = 10⁵.
+        fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
+            :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
+        seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
+
+    Raises:
+        TypeError: If ``dictionary``, ``max_dictionary`` or ``seed`` are of a wrong kind.
+        ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed.
+
+    Example:
+        >>> model = SparseGP(train_X, train_Y)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> optimize_acqf(qLogExpectedImprovement(model, best_f), bounds, q=8, num_restarts=10, raw_samples=512)
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Module | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        *,
+        dictionary: Chosen = None,
+        max_dictionary: int | None = None,
+        fit: Fit | None = None,
+        seed: int = 0,
+    ) -> None:
+        options = checked_options(dictionary, max_dictionary, fit, seed)
+        super().__init__(
+            train_X,
+            train_Y,
+            train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        self._choose(train_X, options)
