@@ -107,7 +107,7 @@ def _inner(kernel: Kernel, *, variance: float, columns: Tensor | None) -> Struct
         # Its forward() does not call the base kernel but its forward(): active dimensions there choose nothing.
         if not _plain(base) or not _same(base.active_dims, kernel.active_dims):
             return None
-        return _inner(base, variance=variance * float(kernel.outputscale), columns=columns)
+        return _inner(base, variance=variance * float(kernel.outputscale.detach()), columns=columns)
     if type(kernel) is AdditiveKernel:
         return _joined(Sum, [_structure(part, variance=variance, outer=columns) for part in kernel.kernels])
     if type(kernel) is ProductKernel:

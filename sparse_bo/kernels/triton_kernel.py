@@ -49,7 +49,7 @@ def _tile(  # type: ignore[no-untyped-def]
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     in_rows, in_columns = rows < m, columns < n
     x_at, y_at = X + rows, Y + columns
-    q = tl.zeros((ROWS, COLUMNS), dtype=out.dtype.element_ty)
+    q = tl.full((ROWS, COLUMNS), 0.0, dtype=out.dtype.element_ty)
     for k in range(d):
         x = tl.load(x_at, mask=in_rows, other=0.0)
         y = tl.load(y_at, mask=in_columns, other=0.0)
