@@ -66,10 +66,10 @@ class KernelColumns:
         storage = kept._with_room(len(missing), arms)
         start = storage.used
         points, stop = arms[missing], start + len(missing)
-        # Evaluating a kernel holds about five blocks of the result's size: they must not outgrow the budget.
-        share = max(self.memory_bytes // 16, _LEAST_BLOCK_BYTES)
+        # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
+        share = max(self.memory_bytes // (3 * covariance.blocks), _LEAST_BLOCK_BYTES)
         for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
-            storage.rows[start:stop, part] = covariance.cross(points, arms[part])
+            covariance.cross(points, arms[part], out=storage.rows[start:stop, part])
         storage.used += len(missing)
         slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
         return KernelColumns(self.memory_bytes, slots, storage)

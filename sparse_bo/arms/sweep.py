@@ -12,9 +12,14 @@ from sparse_bo.arms.moments import Evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.core.chunking import chunk_rows, row_slices
 from sparse_bo.dictionary import Dictionary
+from sparse_bo.kernels import CovarianceFunction
 
 _PRODUCT_BYTES = 2**21
 """On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
+
+_PRODUCT_BLOCKS = 3
+"""Blocks of the size of a kernel block that a sweep holds while it computes with one: in the two-term form the block, the
+features and what they are solved for."""
 
 
 class Sweep(NamedTuple):
@@ -28,6 +33,11 @@ class Sweep(NamedTuple):
     """``a`` bounds on the error of the leverages from a low precision; ``None`` where there is only round-off."""
 
 
+def block_count(covariance: CovarianceFunction) -> int:
+    """Return how many blocks of the size of a kernel block a sweep holds at its peak: evaluating one, or computing with it."""
+    return max(covariance.blocks, _PRODUCT_BLOCKS)
+
+
 def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     """Return how many arms to evaluate at a time: as many as the budget allows, on a CPU no more than its cache holds.
 
@@ -39,8 +49,8 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     Raises:
         MemoryError: If not even one arm fits into the budget.
     """
-    # GPyTorch's distance computation holds about four temporaries of the block's size.
-    rows = chunk_rows(prior.arms.shape[0], bytes_per_row=5 * 8 * m, memory_bytes=prior.memory_bytes)
+    per_row = block_count(prior.covariance) * 8 * m
+    rows = chunk_rows(prior.arms.shape[0], bytes_per_row=per_row, memory_bytes=prior.memory_bytes)
     if prior.arms.device.type == "cpu":
         return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
     return rows

@@ -26,7 +26,7 @@ EXACT = 1e-8
 """Agreement with dense formulas in float64, relative to the prior."""
 ONE_PRODUCT = 1e-13
 """Round-off of a variance in the one-product form, in units of k(x,x): it does not shrink with the variance."""
-FEW_ROWS = 40 * 5 * 3
+FEW_ROWS = 24 * 5 * 3
 """Bytes that let a sweep over a dictionary of 5 points take 3 arms at a time."""
 
 

@@ -3,29 +3,81 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 
 import gpytorch
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
+from sparse_bo.kernels import tiles
+from sparse_bo.kernels.distances import TOLERANCES
+from sparse_bo.kernels.structure import Structure, dtype_of, structure_of, value_at_zero
+
+GPYTORCH_BLOCKS = 5
+"""GPyTorch's distance computation holds about four temporaries of the size of its result."""
+
 
 @dataclass(frozen=True, eq=False)
 class CovarianceFunction:
-    """A GPyTorch kernel as two functions of tensors, without gradients."""
+    """A GPyTorch kernel as two functions of tensors, without gradients. A value: its hyper-parameters stay as they are.
+
+    Gaussian and Matérn kernels, their sums and products are evaluated by :mod:`sparse_bo.kernels.tiles`, three to thirty times
+    as fast as by GPyTorch, and equal to it up to round-off; all others by GPyTorch.
+    """
 
     kernel: Kernel
+    structure: Structure | None = None
+    """What the kernel is made of, where that is known (:func:`sparse_bo.kernels.structure.structure_of`)."""
 
-    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``n x n'`` from ``n x d`` and ``n' x d``. O(n n' d)."""
-        with torch.no_grad(), gpytorch.settings.lazily_evaluate_kernels(False):
-            return self.kernel(X, Y).to_dense()
+    @property
+    def blocks(self) -> int:
+        """Blocks of the size of a kernel block that evaluating one holds, itself included."""
+        return GPYTORCH_BLOCKS if self.structure is None else 1
 
+    @torch.no_grad()
+    def cross(self, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return ``k(X, Y)``, ``n x n'`` from ``n x d`` and ``n' x d``. O(n n' d).
+
+        Args:
+            X: ``n x d``; less is prepared where this is the shorter side.
+            Y: ``n' x d``.
+            out: ``n x n'``, any strides: takes the result, which need not be copied then to where it is kept.
+        """
+        if self.structure is None or not _fits(self.structure, X, Y):
+            with gpytorch.settings.lazily_evaluate_kernels(False):
+                K = self.kernel(X, Y).to_dense()
+            return K if out is None else out.copy_(K)
+        if out is None:
+            out = X.new_empty(len(X), len(Y))
+        if X.device.type == "cuda" and triton_is_there():
+            from sparse_bo.kernels import triton_kernel
+
+            triton_kernel.fill(self.structure, X, Y, out)
+        else:
+            tiles.fill(self.structure, X, Y, out)
+        return out
+
+    @torch.no_grad()
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
-        with torch.no_grad():
+        if self.structure is None or not _fits(self.structure, X, X):
             return self.kernel(X, diag=True)
+        return X.new_full((len(X),), value_at_zero(self.structure))
+
+
+def _fits(structure: Structure, X: Tensor, Y: Tensor) -> bool:
+    """Return whether inputs are two matrices in the precision of the kernel: what is broadcast is left to GPyTorch."""
+    dtype = dtype_of(structure)
+    return X.dim() == 2 and Y.dim() == 2 and dtype in TOLERANCES and X.dtype == Y.dtype == dtype
+
+
+@cache
+def triton_is_there() -> bool:
+    """Return whether Triton can be imported; PyTorch for CUDA brings it along on Linux."""
+    return find_spec("triton") is not None
 
 
 def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
@@ -63,7 +115,7 @@ def covariance_function(kernel: Kernel, *, like: Tensor) -> CovarianceFunction:
             f"expected the kernel to give a finite {len(probe)} x {len(probe)} matrix with variances >= 0, "
             f"got shape {tuple(block.shape)} and variances {variances.tolist()}; check its parameters"
         )
-    return moved
+    return replace(moved, structure=structure_of(moved.kernel))
 
 
 def gaussian_parameters(kernel: Kernel | None, *, dims: int) -> tuple[Tensor, Tensor]:

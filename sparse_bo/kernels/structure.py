@@ -1,0 +1,139 @@
+"""What a GPyTorch kernel is made of, where that is known to the last operation: Gaussian and Matérn kernels and their algebra.
+
+Only what is certain is recognised: exact classes, without hooks, overridden methods or batch shape. A subclass may compute
+anything, so it stays GPyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+Profile = Literal["gaussian", "matern12", "matern32", "matern52"]
+"""A stationary kernel as a function of the distance."""
+
+_MATERN: dict[float, Profile] = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+
+
+@dataclass(frozen=True, eq=False)
+class Stationary:
+    """``variance · profile(‖(x − y)/lengthscale‖)`` over some input columns."""
+
+    profile: Profile
+    variance: float
+    """k(x, x) (y²)."""
+    inverse_lengthscale: Tensor
+    """``1`` or one for each column (1/x)."""
+    columns: Tensor | None
+    """Input columns that it sees, in order; ``None`` for all."""
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """``1`` or one for each column: what a squared difference is multiplied by (1/x²)."""
+        return self.inverse_lengthscale.square()
+
+    @cached_property
+    def isotropic_weight(self) -> float | None:
+        """The weight of every column, where it is one; ``None`` where they differ."""
+        return float(self.weights) if len(self.weights) == 1 else None
+
+    def of(self, X: Tensor) -> Tensor:
+        """Return the columns of ``X`` (``n x d``) that this kernel sees."""
+        return X if self.columns is None else X.index_select(-1, self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of its parts."""
+
+    parts: tuple[Structure, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The product of its parts."""
+
+    parts: tuple[Structure, ...]
+
+
+Structure = Stationary | Sum | Product
+
+
+def structure_of(kernel: Kernel) -> Structure | None:
+    """Return what a kernel is made of, with its hyper-parameters as they are now; ``None`` if that is not certain.
+
+    ``ScaleKernel`` becomes the variance of what it scales.
+    """
+    return _structure(kernel, variance=1.0, outer=None)
+
+
+def value_at_zero(structure: Structure) -> float:
+    """Return ``k(x, x)`` (y²), the same for every x."""
+    if isinstance(structure, Stationary):
+        return structure.variance
+    values = [value_at_zero(part) for part in structure.parts]
+    return sum(values) if isinstance(structure, Sum) else math.prod(values)
+
+
+def dtype_of(structure: Structure) -> torch.dtype:
+    """Return the precision that the kernel was set in."""
+    return structure.inverse_lengthscale.dtype if isinstance(structure, Stationary) else dtype_of(structure.parts[0])
+
+
+def _structure(kernel: Kernel, *, variance: float, outer: Tensor | None) -> Structure | None:
+    """Recognise a kernel that GPyTorch *calls*: its active dimensions choose among those of the kernel around it."""
+    if not _plain(kernel):
+        return None
+    columns = outer
+    if kernel.active_dims is not None:
+        columns = kernel.active_dims if outer is None else outer[kernel.active_dims]
+    return _inner(kernel, variance=variance, columns=columns)
+
+
+def _inner(kernel: Kernel, *, variance: float, columns: Tensor | None) -> Structure | None:
+    """Recognise a kernel by what its ``forward`` does with the columns that have been chosen."""
+    if type(kernel) is RBFKernel:
+        return _stationary(kernel, "gaussian", variance, columns)
+    if type(kernel) is MaternKernel:
+        return _stationary(kernel, _MATERN[kernel.nu], variance, columns) if kernel.nu in _MATERN else None
+    if type(kernel) is ScaleKernel:
+        base = kernel.base_kernel
+        # Its forward() does not call the base kernel but its forward(): active dimensions there choose nothing.
+        if not _plain(base) or not _same(base.active_dims, kernel.active_dims):
+            return None
+        return _inner(base, variance=variance * float(kernel.outputscale.detach()), columns=columns)
+    if type(kernel) is AdditiveKernel:
+        return _joined(Sum, [_structure(part, variance=variance, outer=columns) for part in kernel.kernels])
+    if type(kernel) is ProductKernel:
+        first = [variance] + [1.0] * (len(kernel.kernels) - 1)  # a variance of the product is that of one part
+        parts = zip(kernel.kernels, first, strict=True)
+        return _joined(Product, [_structure(part, variance=value, outer=columns) for part, value in parts])
+    return None
+
+
+def _stationary(kernel: Kernel, profile: Profile, variance: float, columns: Tensor | None) -> Stationary:
+    return Stationary(profile, variance, kernel.lengthscale.detach().flatten().reciprocal(), columns)
+
+
+def _joined(kind: type[Sum] | type[Product], parts: list[Structure | None]) -> Structure | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    return known[0] if len(known) == 1 else kind(tuple(known))
+
+
+def _plain(kernel: Kernel) -> bool:
+    """Return whether nothing was attached to a kernel that would change what its class does."""
+    hooks = kernel._forward_hooks or kernel._forward_pre_hooks
+    return not hooks and not len(kernel.batch_shape) and not {"forward", "covar_dist", "__call__"} & vars(kernel).keys()
+
+
+def _same(inner: Tensor | None, outer: Tensor | None) -> bool:
+    """Return whether a base kernel has no active dimensions of its own, or those of the ``ScaleKernel`` around it."""
+    return inner is None or (outer is not None and torch.equal(inner, outer))

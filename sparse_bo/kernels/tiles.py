@@ -1,0 +1,117 @@
+"""Kernel matrices with plain tensor operations, a tile at a time: what is computed with stays in the processor's cache.
+
+GPyTorch makes a dozen passes over memory for a kernel matrix and holds up to four more of its size. Here one tile goes through
+all operations, in place, and only the result is written to memory. A value does not depend on the tiles beyond round-off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.chunking import row_slices
+from sparse_bo.kernels.distances import Distances, distances, width_of
+from sparse_bo.kernels.profiles import apply_profile
+from sparse_bo.kernels.structure import Stationary, Structure, Sum
+
+TILE = 2**16
+"""Numbers of a tile on a CPU, for each thread: two tiles take 1 MiB."""
+_DEVICE_TILE = 2**22
+"""Numbers of a tile on another device, where small operations cost launches."""
+_TILE_ROWS = 512
+"""Rows of a tile, at most."""
+_TILE_COLUMNS = 128
+"""Columns of a tile, at least."""
+_CHUNK_COLUMNS = 4096
+"""Columns that are prepared at a time: in fewer, the calls cost more than the work."""
+
+
+def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
+    """Write ``k(X, Y)`` into ``out``. O(m n d), memory O(tile).
+
+    Args:
+        structure: The kernel.
+        X: ``m x d``.
+        Y: ``n x d``, dtype and device of ``X``.
+        out: ``m x n``, any strides.
+    """
+    m, n = out.shape
+    if not m or not n:
+        return
+    X, Y = X.detach(), Y.detach()
+    tile = TILE * torch.get_num_threads() if X.device.type == "cpu" else _DEVICE_TILE
+    height = min(m, _TILE_ROWS)
+    width = min(n, max(tile // height, _TILE_COLUMNS))
+    chunk = min(n, max(_CHUNK_COLUMNS, width))
+    node, work = _prepared(structure, X, chunk), _Workspace(X, height * width_of(width))
+    for part in row_slices(n, chunk=chunk):
+        node.load(Y[part])
+        for rows in row_slices(m, chunk=height):
+            for columns in row_slices(part.stop - part.start, chunk=width):
+                target = out[rows, part.start + columns.start : part.start + columns.stop]
+                node.write(rows, columns, target, work, 0)
+
+
+class _Workspace:
+    """Tiles that are written again and again."""
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        self.like, self.size = like, size
+        self.buffers: list[Tensor] = []
+
+    def tile(self, level: int, rows: int, columns: int) -> Tensor:
+        """Return buffer number ``level`` as a contiguous matrix."""
+        while len(self.buffers) <= level:
+            self.buffers.append(self.like.new_empty(self.size))
+        return self.buffers[level][: rows * columns].view(rows, columns)
+
+
+@dataclass
+class _Leaf:
+    """A stationary kernel of which one side is prepared."""
+
+    leaf: Stationary
+    distances: Distances
+
+    def load(self, Y: Tensor) -> None:
+        """Take ``Y`` (``n x d``) as the other side."""
+        self.distances.load(Y)
+
+    def write(self, rows: slice, columns: slice, out: Tensor, work: _Workspace, level: int) -> None:
+        """Write the kernel of some rows and some of the other side, with buffers from ``level`` on."""
+        height, n = out.shape
+        q, spare = (work.tile(k, height, width_of(n)) for k in (level, level + 1))
+        self.distances.write(rows, columns, q)
+        apply_profile(self.leaf.profile, q[:, :n], spare[:, :n], out)
+        if self.leaf.variance != 1.0:
+            out.mul_(self.leaf.variance)
+
+
+@dataclass
+class _Node:
+    """A sum or a product of kernels."""
+
+    adds: bool
+    parts: list[_Leaf | _Node] = field(default_factory=list)
+
+    def load(self, Y: Tensor) -> None:
+        """Take ``Y`` (``n x d``) as the other side."""
+        for part in self.parts:
+            part.load(Y)
+
+    def write(self, rows: slice, columns: slice, out: Tensor, work: _Workspace, level: int) -> None:
+        """Write the kernel of some rows and some of the other side, with buffers from ``level`` on."""
+        first, *others = self.parts
+        first.write(rows, columns, out, work, level)
+        for part in others:
+            value = work.tile(level, *out.shape)
+            part.write(rows, columns, value, work, level + 1)
+            _ = out.add_(value) if self.adds else out.mul_(value)
+
+
+def _prepared(structure: Structure, X: Tensor, width: int) -> _Leaf | _Node:
+    if isinstance(structure, Stationary):
+        return _Leaf(structure, distances(structure, X, most=width))
+    return _Node(isinstance(structure, Sum), [_prepared(part, X, width) for part in structure.parts])
