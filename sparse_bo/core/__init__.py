@@ -4,6 +4,9 @@
 - :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
 - :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
+- :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
+- :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
+- :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
@@ -20,6 +23,8 @@ from sparse_bo.core import (
     decoupled,
     diversity,
     dtc,
+    evidence,
+    improvement,
     leverage,
     likelihood,
     linalg,
@@ -28,6 +33,7 @@ from sparse_bo.core import (
     quadrature,
     shapes,
     spectrum,
+    stationary,
     woodbury,
 )
 
@@ -36,6 +42,8 @@ __all__ = [
     "decoupled",
     "diversity",
     "dtc",
+    "evidence",
+    "improvement",
     "leverage",
     "likelihood",
     "linalg",
@@ -44,5 +52,6 @@ __all__ = [
     "quadrature",
     "shapes",
     "spectrum",
+    "stationary",
     "woodbury",
 ]
