@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -24,12 +25,15 @@ from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
 from sparse_bo.cli.settings import ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.domains import check_domain
 from sparse_bo.planning import plan
-from sparse_bo.policies import BBKB, BKB, Policy
+from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.records import about_of, read_run
+from sparse_bo.validation import check_choice
 
 
 def run(settings: RunSettings, options: dict[str, Any]) -> None:
@@ -55,7 +59,9 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         _check_new(settings.storage)
         problem = problem_of(made).to(device_of(settings.device))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
-        policy = make_policy(settings.policy, {**options, **_translated(settings)}, problem=name, budget=budget)
+        policy = _policy(
+            settings, options, problem, name=name, budget=budget, workers=None if workers is None else workers.count
+        )
         if settings.memory is not None or settings.seconds is not None:
             policy = _planned(policy, problem, settings, budget=budget)
         with folder(settings.out):
@@ -95,6 +101,25 @@ def _check_there(storage: Path) -> None:
 def _translated(settings: RunSettings) -> dict[str, Any]:
     """Return the options that stand for fields without a text form."""
     return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names}
+
+
+def _policy(
+    settings: RunSettings, options: dict[str, Any], problem: AnyProblem, *, name: str, budget: int, workers: int | None
+) -> Policy:
+    """Return the policy that is named, or else the one that the problem suggests, with the options given."""
+    given = {**options, **_translated(settings)}
+    check_choice("goal", settings.goal, get_args(Goal))
+    if settings.policy is not None:
+        return make_policy(settings.policy, given, problem=name, budget=budget)
+    where = problem.domain
+    domain = check_domain(where.get("arms"), where.get("bounds"))
+    chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=workers)  # type: ignore[arg-type]  # checked
+    if isinstance(chosen, TrustRegion):
+        own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+        given = {**own, **{key: value for key, value in given.items() if value is not None}}
+    if not settings.quiet:
+        say(f"policy {chosen.name}: {why}")
+    return make_policy(chosen.name, given, problem=name, budget=budget)
 
 
 def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:

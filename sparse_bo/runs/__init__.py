@@ -1,9 +1,10 @@
 """Runs: ask and tell, the engine under it, what is kept of a run, and a whole run in one call."""
 
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.choice import Choice, chosen_policy
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
 
-__all__ = ["AskTell", "History", "HistoryRow", "Recorded", "Result", "maximize", "read_run"]
+__all__ = ["AskTell", "Choice", "History", "HistoryRow", "Recorded", "Result", "chosen_policy", "maximize", "read_run"]
