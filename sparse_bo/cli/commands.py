@@ -26,6 +26,7 @@ from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
 from sparse_bo.cli.settings import ReportSettings, ResumeSettings, RunSettings
 from sparse_bo.domains import check_domain
+from sparse_bo.evaluations.workers import Workers
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion
 from sparse_bo.problems.synthetic import SYNTHETIC
@@ -59,9 +60,7 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         _check_new(settings.storage)
         problem = problem_of(made).to(device_of(settings.device))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
-        policy = _policy(
-            settings, options, problem, name=name, budget=budget, workers=None if workers is None else workers.count
-        )
+        policy = _policy(settings, options, problem, name=name, budget=budget, workers=workers)
         if settings.memory is not None or settings.seconds is not None:
             policy = _planned(policy, problem, settings, budget=budget)
         with folder(settings.out):
@@ -104,16 +103,16 @@ def _translated(settings: RunSettings) -> dict[str, Any]:
 
 
 def _policy(
-    settings: RunSettings, options: dict[str, Any], problem: AnyProblem, *, name: str, budget: int, workers: int | None
+    settings: RunSettings, options: dict[str, Any], problem: AnyProblem, *, name: str, budget: int, workers: Workers | None
 ) -> Policy:
     """Return the policy that is named, or else the one that the problem suggests, with the options given."""
     given = {**options, **_translated(settings)}
     check_choice("goal", settings.goal, get_args(Goal))
     if settings.policy is not None:
         return make_policy(settings.policy, given, problem=name, budget=budget)
-    where = problem.domain
+    where, count = problem.domain, None if workers is None else workers.count
     domain = check_domain(where.get("arms"), where.get("bounds"))
-    chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=workers)  # type: ignore[arg-type]  # checked
+    chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, TrustRegion):
         own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
         given = {**own, **{key: value for key, value in given.items() if value is not None}}

@@ -44,9 +44,7 @@ class PolicySettings:
     ] = None
     goal: Annotated[
         str,
-        option(
-            POLICY, "best: the best point at the end counts (default); cumulative: every evaluation does, bbkb on a box too."
-        ),
+        option(POLICY, "best: the best point at the end counts (default); cumulative: every evaluation, bbkb on a box too."),
     ] = "best"
     dictionary: Annotated[
         str | None,

@@ -47,7 +47,7 @@ class AskTell:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`, on a box
-            :class:`sparse_bo.policies.TrustRegion`, or BBKB there too if ``goal="cumulative"``; all with everything learned. The
+            :class:`sparse_bo.policies.TrustRegion`, or BBKB there too if ``goal="cumulative"``; all of it learned. The
             choice is logged, is :attr:`policy`, and its reason is ``about["why"]``.
         goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
             evaluation counts. Has no effect on a policy that is given.

@@ -28,8 +28,8 @@ def chosen_policy(domain: Domain, *, goal: Goal = "best", budget: int | None = N
 
     Over arms: :class:`sparse_bo.BBKB` with everything learned; it sweeps every arm, and its regret is bounded for either goal.
     On a box with ``goal="cumulative"``: the same, for it goes on evaluating what is known to be good. On a box with
-    ``goal="best"``: :class:`sparse_bo.policies.TrustRegion`, with as many points out at a time as there are workers (at least 4)
-    and an initial design of at most a third of the budget.
+    ``goal="best"``: :class:`sparse_bo.policies.TrustRegion`, as many points out at a time as there are workers (at least 4) and
+    an initial design of at most a third of the budget.
 
     Args:
         domain: Where is searched.
