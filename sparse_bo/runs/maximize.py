@@ -49,7 +49,8 @@ def maximize(
             design of at most a third of the budget; on a box with ``goal="cumulative"`` BBKB. Everything is learned: no further
             setting is needed. The choice and its reason are logged, and stand in ``result.history.info``.
         goal: ``"best"``: the best point at the end counts, whatever was evaluated on the way. ``"cumulative"``: every
-            evaluation counts, as in an experiment on patients or customers. Has no effect on a policy that is given, or a run resumed.
+            evaluation counts, as in an experiment on patients or customers. Has no
+            effect on a policy that is given, or a run that is resumed.
         seed: Decides everything random in the policy.
         initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
