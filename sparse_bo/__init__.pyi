@@ -7,7 +7,7 @@ from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset
 from .planning import plan
-from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE
+from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
 from .runs import AskTell, History, Result, maximize
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "SparseMixedGP",
     "SparseMultiFidelityGP",
     "SparseMultiTaskGP",
+    "TrustRegion",
     "Workers",
     "__version__",
     "certify",

@@ -6,8 +6,9 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -27,16 +28,20 @@ from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
 from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
+from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.evaluations.workers import Workers
 from sparse_bo.journal.files import remove
 from sparse_bo.planning import plan
-from sparse_bo.policies import BBKB, BKB, Policy
+from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
+from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.records import about_of, read_run
+from sparse_bo.validation import check_choice
 
 
 def run(settings: RunSettings, options: dict[str, Any]) -> None:
@@ -62,7 +67,7 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         _check_new(settings.storage)
         problem = problem_of(made).to(device_of(settings.device))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
-        policy = make_policy(settings.policy, {**options, **_translated(settings)}, problem=name, budget=budget)
+        policy = _policy(settings, options, problem, name=name, budget=budget, workers=workers)
         if settings.memory is not None or settings.seconds is not None:
             policy = _planned(policy, problem, settings, budget=budget)
         with ExitStack() as undo:
@@ -112,6 +117,25 @@ def _check_there(storage: Path) -> None:
 def _translated(settings: RunSettings) -> dict[str, Any]:
     """Return the options that stand for fields without a text form."""
     return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names}
+
+
+def _policy(
+    settings: RunSettings, options: dict[str, Any], problem: AnyProblem, *, name: str, budget: int, workers: Workers | None
+) -> Policy:
+    """Return the policy that is named, or else the one that the problem suggests, with the options given."""
+    given = {**options, **_translated(settings)}
+    check_choice("goal", settings.goal, get_args(Goal))
+    if settings.policy is not None:
+        return make_policy(settings.policy, given, problem=name, budget=budget)
+    where, count = problem.domain, None if workers is None else workers.count
+    domain = check_domain(where.get("arms"), where.get("bounds"))
+    chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
+    if isinstance(chosen, TrustRegion):
+        own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+        given = {**own, **{key: value for key, value in given.items() if value is not None}}
+    if not settings.quiet:
+        say(f"policy {chosen.name}: {why}")
+    return make_policy(chosen.name, given, problem=name, budget=budget)
 
 
 def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:

@@ -38,7 +38,14 @@ class KernelSettings:
 class PolicySettings:
     """The policy, and the sampler of its dictionary: a field of policies that has no text form."""
 
-    policy: Annotated[str, option(POLICY, f"One of {', '.join(POLICIES)} (default bbkb).")] = "bbkb"
+    policy: Annotated[
+        str | None,
+        option(POLICY, f"One of {', '.join(POLICIES)} (default: bbkb over arms, on a box trust-region; see --goal)."),
+    ] = None
+    goal: Annotated[
+        str,
+        option(POLICY, "best: the best point at the end counts (default); cumulative: every evaluation, bbkb on a box too."),
+    ] = "best"
     dictionary: Annotated[
         str | None,
         option(POLICY, f"Sampler, one of {', '.join(SAMPLERS)}; default the policy's own.", field="dictionary"),

@@ -4,6 +4,9 @@
 - :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
 - :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
+- :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
+- :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
+- :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
@@ -23,6 +26,8 @@ from sparse_bo.core import (
     diagnostics,
     diversity,
     dtc,
+    evidence,
+    improvement,
     leverage,
     likelihood,
     linalg,
@@ -31,6 +36,7 @@ from sparse_bo.core import (
     quadrature,
     shapes,
     spectrum,
+    stationary,
     sums,
     woodbury,
 )
@@ -41,6 +47,8 @@ __all__ = [
     "diagnostics",
     "diversity",
     "dtc",
+    "evidence",
+    "improvement",
     "leverage",
     "likelihood",
     "linalg",
@@ -49,6 +57,7 @@ __all__ = [
     "quadrature",
     "shapes",
     "spectrum",
+    "stationary",
     "sums",
     "woodbury",
 ]

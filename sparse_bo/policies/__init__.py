@@ -13,6 +13,8 @@ from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.posterior.greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
+from sparse_bo.policies.region.policy import TrustRegion
+from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.states import BanditState, BoxState, Report, State
 from sparse_bo.policies.ucb.bbkb import BBKB
 from sparse_bo.policies.ucb.bkb import BKB
@@ -44,12 +46,14 @@ __all__ = [
     "Proposal",
     "QFFTSArms",
     "RandomSearch",
+    "RegionState",
     "RegressionDesign",
     "Report",
     "SGPTSArms",
     "SparseUCB",
     "State",
     "SurrogateState",
+    "TrustRegion",
     "VecchiaUCB",
     "Wait",
     "batch_schedule",

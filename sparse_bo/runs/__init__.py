@@ -2,9 +2,22 @@
 
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run
+from sparse_bo.runs.choice import Choice, chosen_policy
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.maximize import maximize
 from sparse_bo.runs.records import Recorded, read_run
 from sparse_bo.runs.result import Result
 
-__all__ = ["AskTell", "Audit", "History", "HistoryRow", "Recorded", "Result", "audit_run", "maximize", "read_run"]
+__all__ = [
+    "AskTell",
+    "Audit",
+    "Choice",
+    "History",
+    "HistoryRow",
+    "Recorded",
+    "Result",
+    "audit_run",
+    "chosen_policy",
+    "maximize",
+    "read_run",
+]

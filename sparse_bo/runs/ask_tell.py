@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,9 @@ from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.journal import Journal
-from sparse_bo.policies import BBKB, Policy, State
+from sparse_bo.policies import Policy, State
 from sparse_bo.runs.boundary import Boundary
+from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.recorder import Recorder
@@ -31,6 +33,9 @@ from sparse_bo.validation import check_count, check_finite
 
 SEEDS = 2**64
 """A seed is smaller: torch's generators take no other."""
+
+logger = logging.getLogger(__name__)
+
 Objective = Callable[[Any], Any]
 Callback = Callable[["AskTell", HistoryRow], None]
 
@@ -44,7 +49,13 @@ class AskTell:
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
-        policy: Default :class:`sparse_bo.BBKB` with a learned kernel.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`, on a box
+            :class:`sparse_bo.policies.TrustRegion`, or BBKB there too if ``goal="cumulative"``; all of it learned. The
+            choice is logged, is :attr:`policy`, and its reason is ``about["why"]``.
+        goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
+            evaluation counts. Has no effect on a policy that is given.
+        budget: Evaluations that are planned, for the same choice; ``None``: not known.
+        workers: Evaluations that can be made at a time, for the same choice; ``None``: not known.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         seed: Non-negative integer.
         initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``.
@@ -66,6 +77,9 @@ class AskTell:
         arms: ArmSet | None = None,
         policy: Policy | None = None,
         *,
+        goal: Goal = "best",
+        budget: int | None = None,
+        workers: int | None = None,
         bounds: Tensor | None = None,
         seed: int = 0,
         initial: tuple[Tensor, Tensor] | None = None,
@@ -74,7 +88,8 @@ class AskTell:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds)
-        chosen: Policy = BBKB() if policy is None else policy
+        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers)
+        chosen, why = (choice.policy, choice.why) if policy is None else (policy, None)
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
@@ -84,7 +99,9 @@ class AskTell:
             check_count("certify_every", certify_every)
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         observed = None if initial is None else _checked_initial(initial, self._domain)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes, why=why)
+        if why is not None:
+            logger.info("chose %s: %s", chosen, why)
         self._lock = threading.RLock()
         self._recorder = Recorder.create(storage, self._about, self._domain, observed)
         if observed is not None:
@@ -126,6 +143,7 @@ class AskTell:
             where, bounds = domain_of(journal, arms, device)
             settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
             loop = cls(where, policy_of(journal, policy), bounds=bounds, **settings)
+            loop._about = {**loop._about, **{name: about[name] for name in ("why",) if name in about}}
             loop._recorder = Recorder(journal)
             loop._recorder.replay(loop._engine)
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -13,8 +13,9 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
+from sparse_bo.runs.choice import Goal
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_choice, check_count
 
 
 def maximize(
@@ -24,6 +25,7 @@ def maximize(
     bounds: Tensor | None = None,
     budget: int,
     policy: Policy | None = None,
+    goal: Goal = "best",
     seed: int = 0,
     initial: tuple[Tensor, Tensor] | None = None,
     call_with: CallWith = "X",
@@ -42,7 +44,13 @@ def maximize(
         arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
         budget: Evaluations to make, those of a resumed run included.
-        policy: Default :class:`sparse_bo.BBKB` with a learned kernel: no further setting is needed.
+        policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`; on a box
+            :class:`sparse_bo.policies.TrustRegion`, with batches as large as there are workers (at least 4) and an initial
+            design of at most a third of the budget; on a box with ``goal="cumulative"`` BBKB. Everything is learned: no further
+            setting is needed. The choice and its reason are logged, and stand in ``result.history.info``.
+        goal: ``"best"``: the best point at the end counts, whatever was evaluated on the way. ``"cumulative"``: every
+            evaluation counts, as in an experiment on patients or customers. Has no
+            effect on a policy that is given, or a run that is resumed.
         seed: Decides everything random in the policy.
         initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
@@ -69,13 +77,15 @@ def maximize(
     An exception leaves the journal free: the same call with ``resume=True`` goes on, and so does the exception's ``loop``.
     """
     check_count("budget", budget, minimum=0)
-    workers_of(executor, workers)  # what does not fit is said before a journal is made
+    at_a_time = _at_a_time(workers_of(executor, workers))  # what does not fit is said before a journal is made
+    check_choice("goal", goal, get_args(Goal))
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
     if storage is not None and resume and Path(storage).exists():
         loop = _resumed(storage, arms, bounds, policy, seed)
     else:
-        loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage)
+        chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}
+        loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage, **chosen_for)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
     more = max(budget - loop.asked, 0)
     try:
@@ -85,6 +95,11 @@ def maximize(
         raise
     loop.close()
     return result
+
+
+def _at_a_time(workers: Workers | None) -> int | None:
+    """Return how many evaluations are made at a time, where that is said."""
+    return None if workers is None else workers.count
 
 
 def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy | None, seed: int) -> AskTell:

@@ -86,9 +86,15 @@ class Start(NamedTuple):
 
 
 def about_run(
-    domain: Domain, policy: Policy, *, seed: int, certify_every: int | None, notes: Mapping[str, Any] | None
+    domain: Domain,
+    policy: Policy,
+    *,
+    seed: int,
+    certify_every: int | None,
+    notes: Mapping[str, Any] | None,
+    why: str | None = None,
 ) -> dict[str, Any]:
-    """Return what identifies a run, for a journal."""
+    """Return what identifies a run, for a journal; with the reason if the policy was chosen for the user."""
     description = describe(policy)
     return {
         "policy": policy.name,
@@ -97,6 +103,7 @@ def about_run(
         "seed": seed,
         "certify_every": certify_every,
         "notes": dict(notes or {}),
+        **({} if why is None else {"why": why}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
     }
@@ -262,7 +269,7 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a history says of its run."""
-    return {key: about[key] for key in ("policy", "seed", "arms", "bounds", "versions", "device") if key in about}
+    return {key: about[key] for key in ("policy", "why", "seed", "arms", "bounds", "versions", "device") if key in about}
 
 
 def read_run(path: str | Path) -> Recorded:

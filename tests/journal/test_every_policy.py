@@ -54,6 +54,8 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "vecchia-ucb": {**SURROGATE, "neighbors": 3},
     "s-gp-ts": {**SURROGATE, **BATCHES},
     "qff-ts": {**SURROGATE, **BATCHES},
+    "trust-region": {"initial_design": 3, **BATCHES},
+    "trust-region, own sizes": {"initial_design": 3, "anywhere": 0.5},
     "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
     "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
 }

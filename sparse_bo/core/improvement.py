@@ -1,0 +1,40 @@
+"""The logarithm of the expected improvement of a normal variable, with derivatives, without underflow (Ament et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FAR = -1e4
+"""Below it ``1 + u Φ(u)/φ(u)`` is ``1/u²`` to rounding, and what its difference would leave is noise."""
+
+
+class LogImprovement(NamedTuple):
+    """Log expected improvement and its derivatives, elementwise."""
+
+    value: Tensor
+    by_mean: Tensor
+    by_variance: Tensor
+
+
+def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> LogImprovement:
+    """Return ``log E[max(f − best, 0)]`` for ``f ~ N(mean, variance)``, variance > 0, elementwise.
+
+    It is ``log σ + log h(u)`` with ``u = (mean − best)/σ`` and ``h(u) = φ(u) + uΦ(u)``, ``h' = Φ``. Below u = −1,
+    ``h = φ(u) (1 + uΦ/φ)`` with Φ/φ from ``erfcx`` (Ament et al. 2023, "LogEI", eq. 9).
+    """
+    sigma = variance.sqrt()
+    u = (mean - best) / sigma
+    near, far = u > -1.0, u < FAR
+    cdf = torch.special.ndtr(u)
+    plain = torch.where(near, torch.exp(-0.5 * u.square()) / math.sqrt(2.0 * math.pi) + u * cdf, 1.0)
+    low = u.clamp(FAR, -1.0)
+    mills = math.sqrt(0.5 * math.pi) * torch.special.erfcx(low / -math.sqrt(2.0))  # Φ/φ
+    left = 1.0 + low * mills
+    tail = torch.where(far, -2.0 * u.clamp_max(-1.0).neg().log(), left.clamp_min(FAR**-2 / 2.0).log())
+    log_h = torch.where(near, plain.log(), tail - 0.5 * u.square() - 0.5 * math.log(2.0 * math.pi))
+    slope = torch.where(near, cdf / plain, torch.where(far, -u, mills / left))  # d log h / du
+    return LogImprovement(sigma.log() + log_h, slope / sigma, (1.0 - slope * u) / (2.0 * variance))

@@ -1,0 +1,48 @@
+"""Stationary kernels with one lengthscale per input, as functions of scaled squared distances, with their slopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Radial(NamedTuple):
+    """A correlation k(s) of scaled squared distances s, and how it falls."""
+
+    value: Tensor
+    slope: Tensor
+    """``−2 dk/ds ≥ 0``: ``dk/dx = −slope · (x − x')/ℓ²`` and ``dk/dlog ℓ = slope · (x − x')²/ℓ²``."""
+
+
+def gaussian(s: Tensor) -> Radial:
+    """Return ``exp(−s/2)`` and its slope, of any shape."""
+    value = torch.exp(-0.5 * s)
+    return Radial(value, value)
+
+
+def matern52(s: Tensor) -> Radial:
+    """Return ``(1 + r + r²/3) exp(−r)``, r = √(5s), and its slope, of any shape."""
+    r = (5.0 * s + TINY).sqrt()
+    decay = torch.exp(-r)
+    rising = decay * (1.0 + r)
+    return Radial(rising + decay * (s * (5.0 / 3.0)), rising * (5.0 / 3.0))
+
+
+TINY = 1e-20
+"""Under the root: its gradient stays finite at distance 0, and no value changes by rounding."""
+RADIAL: Mapping[str, Callable[[Tensor], Radial]] = {"rbf": gaussian, "matern52": matern52}
+"""Name -> correlation."""
+
+
+def squared_distances(A: Tensor, B: Tensor) -> Tensor:
+    """Return ``|aᵢ − bⱼ|² ≥ 0``, ``a x b`` from ``a x d`` and ``b x d``. O(a b d), as one product.
+
+    Both are moved by the mean of ``B`` first: what cancels is as large as the cloud, not as its distance from zero.
+    """
+    centre = B.mean(dim=0)
+    A, B = A - centre, B - centre
+    squares = A.square().sum(dim=-1, keepdim=True) + B.square().sum(dim=-1)
+    return torch.addmm(squares, A, B.T, alpha=-2.0).clamp_min(0.0)

@@ -1,0 +1,175 @@
+"""The trust-region search on a box: a GP of the observations around its centre, batches by expected improvement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.evidence import Learned
+from sparse_bo.domains import Box
+from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.region import search
+from sparse_bo.policies.region.local_gp import LocalGP, Moments
+from sparse_bo.policies.region.region import Region, moved
+from sparse_bo.policies.region.search import Bounds, Pool
+from sparse_bo.policies.region.state import RegionState
+from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
+from sparse_bo.policies.states import freeze_points, thaw_points, told, with_failures
+from sparse_bo.policies.timing import Stopwatch
+
+SMALLEST_BATCH = 4
+"""Points of a batch while there are few observations, where the size is not given."""
+GROWTH = 200
+"""Observations for every point more in a batch, where the size is not given: updates cost more later, and decide less."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RegionSearch(Mechanism[RegionState]):
+    """A trust-region policy on a box.
+
+    Attributes:
+        box: In float64.
+        design_size: Quasi-random points before the first model.
+        batch_size: Points per batch; ``None``: grows with the data.
+        anywhere: Share of the picks that are made in the whole box while the region is smaller.
+    """
+
+    box: Box
+    design_size: int
+    batch_size: int | None
+    anywhere: float
+
+    def init(self) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0))
+
+    def ask(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return quasi-random points until the initial design is complete, then maximisers of expected improvement.
+
+        Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
+        reached. Draws one integer for the design; else one uniform number a pick, and the candidates of each search.
+        """
+        out = len(pending)
+        if state.fitted is None or state.region is None:
+            missing = self.design_size - state.pulls
+            if missing <= out and out:
+                return Wait(max(missing, 1))
+            return Proposal(self.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
+        room = self._size(state.pulls) - out
+        if room <= 0:
+            return Wait(1 - room)
+        with one_thread():
+            U = self._picks(state, state.fitted, state.region, min(max_q, room), pending=pending, generator=generator)
+        return Proposal(self.box.from_unit(U).clamp(self.box.lower, self.box.upper))
+
+    def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
+        """Observe, fit the model around the centre, and move the region. Draws nothing."""
+        watch, after = Stopwatch(), told(state, picks, y)
+        if state.fitted is None and after.pulls < self.design_size:
+            return replace(after, seconds=watch.seconds)
+        X = self.box.to_unit(after.X)
+        region = state.region or Region(centre=int(after.y.argmax()))
+        with watch.phase("learn"):
+            fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted)
+        with watch.phase("fit"), one_thread():
+            region = moved(
+                region,
+                rows=fitted.rows,
+                means=fitted.gp.means(X[fitted.rows]),
+                newest=state.pulls if state.fitted is not None else after.pulls,
+                total=after.pulls,
+                dims=self.box.dims,
+                noise=fitted.noise,
+            )
+        return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
+
+    def fail(self, state: RegionState, picks: Tensor) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
+    def freeze(self, state: RegionState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
+        frozen = freeze_points(state)
+        if state.region is None or state.fitted is None:
+            return frozen
+        fitted = {**freeze_fields(state.fitted), "warp": state.fitted.warp.kind, **under("learned", vars(state.fitted.learned))}
+        return frozen | under("region", freeze_fields(state.region)) | under("fitted", fitted)
+
+    def thaw(self, frozen: Frozen) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
+        arrays = on_device(frozen, self.box.device)
+        state = RegionState(self.box, **thaw_points(RegionState, arrays))
+        region, fitted = part_of(arrays, "region"), part_of(arrays, "fitted")
+        if not region:
+            return state
+        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=self._refitted(state, fitted))
+
+    def _refitted(self, state: RegionState, parts: Mapping[str, Any]) -> FittedRegion:
+        learned = Learned(**part_of(parts, "learned"))
+        return refitted_region(
+            self.box.to_unit(state.X), state.y, learned=learned, kind=parts["warp"], **thaw_fields(FittedRegion, parts)
+        )
+
+    def _size(self, pulls: int) -> int:
+        """Return how many points may be out at a time."""
+        return max(SMALLEST_BATCH, pulls // GROWTH) if self.batch_size is None else self.batch_size
+
+    def _picks(
+        self,
+        state: RegionState,
+        fitted: FittedRegion,
+        region: Region,
+        q: int,
+        *,
+        pending: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return ``q x d`` picks in the unit cube."""
+        centre = self.box.to_unit(state.X[region.centre])
+        bounds = Bounds(*region.sides(centre, fitted.learned.lengthscales))
+        refuse, box = state.refusal(), self.box
+        refused = None if refuse is None else lambda U: refuse(box.from_unit(U))
+        gp, out = fitted.gp.conditioned(box.to_unit(pending)), box.to_unit(pending)
+        reached = fitted.gp.means(torch.cat([box.to_unit(state.X[fitted.rows]), out]))
+        whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
+        alone = region.scouting or bool((bounds.span >= 1.0).all())
+        own = fitted.rows >= region.start
+        at_centre = float(reached[: len(own)][own].max()) if bool(own.any()) and not region.scouting else float(reached.max())
+
+        def local() -> Pool:
+            U = search.everywhere(centre, generator=generator) if region.scouting else _around(centre, bounds, generator)
+            inside = ((out >= bounds.lower) & (out <= bounds.upper)).all(dim=-1)
+            best = max([at_centre, *reached[len(own) :][inside].tolist()])
+            return search.pool_of(gp, U, bounds, best=best, refuse=refused)
+
+        def anywhere() -> Pool:
+            U = search.everywhere(centre, generator=generator)
+            return search.pool_of(gp, U, whole, best=float(reached.max()), refuse=refused)
+
+        pools = [local()] if alone else [local(), anywhere()]
+        picks: list[Tensor] = []
+        for _ in range(q):
+            aside = float(torch.rand((), generator=generator, dtype=torch.float64)) < self.anywhere and not alone
+            u = search.pick(gp, pools[int(aside)], refuse=refused)
+            at = gp.moments(u)
+            if not aside and not alone and _resolved(gp, at):
+                u = search.pick(gp, pools[1], refuse=refused)
+                at = gp.moments(u)
+            picks.append(u)
+            pools = [pool.after(gp, u, at) for pool in pools]
+            gp = gp.conditioned(u)
+        return torch.cat(picks)
+
+
+def _around(centre: Tensor, bounds: Bounds, generator: torch.Generator) -> Tensor:
+    return search.around(centre, bounds, generator=generator)
+
+
+def _resolved(gp: LocalGP, at: Moments) -> bool:
+    """Return whether a point (the moments of one) is known to less than the noise allows."""
+    return bool(at.variance < search.KNOWN**2 * gp.noise_variance)

@@ -1,0 +1,113 @@
+"""The trust region as a value: where it is, how long its sides are, and how it moves with what the newest results say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sparse_bo.policies.persistence import KEPT
+
+WHOLE = 2.0
+"""Length at which a region is the whole box wherever its centre is; where a run starts."""
+AGAIN = 0.8
+"""Length of the region after a restart (TuRBO's first length, Eriksson et al. 2019)."""
+LONGEST = 1.6
+"""A region that was shorter than :data:`AGAIN` grows up to this (TuRBO)."""
+SHORTEST = 2.0**-7
+"""A shorter region has resolved its maximum (TuRBO)."""
+HITS = 3
+"""Batches in a row with progress after which the length doubles (TuRBO)."""
+PATIENCE = 4
+"""Evaluations in a row without progress after which the length halves, at least; d if that is more (TuRBO)."""
+PROGRESS, PROGRESS_NOISE = 1e-3, 0.1
+"""Progress is a rise of the best posterior mean by so many sd of the warped observations, plus so many of their noise."""
+RATIO = 10.0
+"""No side is longer or shorter than the geometric mean by more than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A box around the best evaluated point of its own data. A value."""
+
+    centre: int = field(metadata=KEPT)
+    """Row of the evaluated points."""
+    length: float = field(default=WHOLE, metadata=KEPT)
+    """Geometric mean of the sides in the unit cube, before they are cut at its faces."""
+    misses: int = field(default=0, metadata=KEPT)
+    """Evaluations since the last progress."""
+    hits: int = field(default=0, metadata=KEPT)
+    """Batches in a row with progress."""
+    start: int = field(default=0, metadata=KEPT)
+    """Row of the first evaluation that belongs to the region; what came before informs the model alone."""
+    scouting: bool = field(default=False, metadata=KEPT)
+    """Whether the region is being chosen: evaluations are made anywhere, and the best of them becomes the centre."""
+    restarts: int = field(default=0, metadata=KEPT)
+    """Regions before this one."""
+
+    def sides(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper corner (``d``) in the unit cube: sides proportional to the lengthscales.
+
+        Args:
+            centre: ``d``, in the unit cube.
+            lengthscales: ``d``.
+        """
+        if self.scouting or self.length >= WHOLE:
+            return torch.zeros_like(centre), torch.ones_like(centre)
+        weights = (lengthscales / lengthscales.log().mean().exp()).clamp(1.0 / RATIO, RATIO)
+        half = 0.5 * self.length * weights
+        return (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
+
+
+def scouts(dims: int) -> int:
+    """Return how many evaluations choose a new region."""
+    return max(PATIENCE, dims // 2)
+
+
+def moved(region: Region, *, rows: Tensor, means: Tensor, newest: int, total: int, dims: int, noise: float) -> Region:
+    """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations).
+
+    Progress is what the *same* posterior says of old and new points, so noise makes none. After :data:`HITS` batches with
+    progress the length doubles, after d evaluations without it halves; below :data:`SHORTEST` the next region is scouted.
+
+    Args:
+        region: Before the batch.
+        rows: ``n`` evaluated points that the model knows, as rows of all.
+        means: ``n`` posterior means there, in units in which the observations' variance is about 1.
+        newest: Row of the batch's first evaluation.
+        total: Evaluations in all.
+        dims: d.
+        noise: Standard deviation of an observation in the same units.
+    """
+    own = rows >= region.start
+    if region.scouting:
+        if total - region.start < scouts(dims) or not bool(own.any()):
+            return region
+        region = replace(region, scouting=False, length=AGAIN)
+    else:
+        region = _resized(region, rows=rows, means=means, newest=newest, dims=dims, noise=noise)
+    if region.length < SHORTEST:
+        return Region(centre=region.centre, length=AGAIN, start=total, scouting=True, restarts=region.restarts + 1)
+    if not bool(own.any()):
+        return region
+    best = int(means.masked_fill(~own, -torch.inf).argmax())
+    return replace(region, centre=int(rows[best]))
+
+
+def _resized(region: Region, *, rows: Tensor, means: Tensor, newest: int, dims: int, noise: float) -> Region:
+    new = rows >= newest
+    old = (rows >= region.start) & ~new
+    if not bool(new.any()) or not bool(old.any()):
+        return region
+    rise = float(means[new].max() - means[old].max())
+    if rise > PROGRESS + PROGRESS_NOISE * noise:
+        hits = region.hits + 1
+        if hits < HITS:
+            return replace(region, hits=hits, misses=0)
+        longest = WHOLE if region.length >= AGAIN else LONGEST
+        return replace(region, hits=0, misses=0, length=min(2.0 * region.length, longest))
+    misses = region.misses + int(new.sum())
+    if misses < max(PATIENCE, dims):
+        return replace(region, hits=0, misses=misses)
+    return replace(region, hits=0, misses=0, length=0.5 * region.length)

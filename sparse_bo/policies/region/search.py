@@ -1,0 +1,141 @@
+"""The points of a batch: maximisers of expected improvement in a region, each conditioned on those before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from sparse_bo.core.improvement import log_expected_improvement
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.region.local_gp import LocalGP, Moments
+
+CANDIDATES = 800
+"""Points of a search at which the acquisition function is computed before the best of them are climbed from."""
+NEAR = 0.25
+"""Share of them, on top, that are normal around the centre at all scales."""
+UNIFORM = 0.25
+"""Share of them that fill the region; the others keep some of the centre's coordinates."""
+CHANGED = 20.0
+"""Coordinates of the centre that a candidate changes on average (TuRBO; Regis & Shoemaker 2013)."""
+CLIMBS, STEPS = 2, 15
+"""Climbs of a pick, and steps of L-BFGS-B in each."""
+KNOWN = 0.1
+"""A point is known if its posterior sd is below this times the noise's: its evaluation would say nothing new."""
+
+
+class Bounds(NamedTuple):
+    """Two corners in the unit cube, ``d`` each."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def span(self) -> Tensor:
+        """Sides, above 0."""
+        return (self.upper - self.lower).clamp_min(1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Candidates of one search with their posterior, as picks condition it. A value."""
+
+    U: Tensor
+    """``N x d``."""
+    bounds: Bounds
+    moments: Moments
+    best: float
+    """What is to be improved on, in warped units."""
+
+    def after(self, gp: LocalGP, pick: Tensor, at_pick: Moments) -> Pool:
+        """Return the pool that knows that a pick (``1 x d``) will be observed; its mean stays, and counts as reached.
+
+        Args:
+            gp: Conditioned on the picks before.
+            pick: The newest.
+            at_pick: Its moments under ``gp``.
+        """
+        mean, variance, features = self.moments
+        scale = gp.learned.scale
+        left = gp.correlation(self.U, pick).squeeze(-1) - at_pick.features.squeeze(-1) @ features
+        row = left / math.sqrt(float(at_pick.variance) / scale + gp.learned.noise)
+        smallest = torch.finfo(variance.dtype).tiny
+        variance = (variance - scale * row.square()).clamp_min(smallest)
+        best = max(self.best, float(at_pick.mean))
+        return Pool(self.U, self.bounds, Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best)
+
+
+def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return ``n x d`` scrambled quasi-random points of the unit cube, by one draw of a CPU generator."""
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
+    return engine.draw(n, dtype=torch.float64).to(like)
+
+
+def everywhere(like: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Return :data:`CANDIDATES` points of the unit cube (``N x d``). One draw."""
+    return sobol(CANDIDATES, like.shape[-1], like=like, generator=generator)
+
+
+def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Tensor:
+    """Return candidates of a region (``N x d``): filling it, with some of the centre's coordinates, and close to the centre.
+
+    Draws one integer, then N·d uniform numbers, N integers and as many normal numbers as there are close points.
+    """
+    n, d = CANDIDATES, len(centre)
+    U = bounds.lower + bounds.span * sobol(n, d, like=centre, generator=generator)
+    share = min(0.5, CHANGED / d)
+    changed = torch.rand(n, d, generator=generator, dtype=torch.float64) < share
+    one = torch.randint(d, (n,), generator=generator)
+    changed[torch.arange(n), one] = True
+    changed[: int(UNIFORM * n)] = True
+    if d <= CHANGED:
+        changed[: n // 2] = True
+    U = torch.where(changed.to(U.device), U, centre)
+    close = int(NEAR * n)
+    scales = 0.3 * torch.logspace(-3.0, 0.0, close, dtype=torch.float64).unsqueeze(-1)
+    noise = scales * torch.randn(close, d, generator=generator, dtype=torch.float64)
+    near = centre + bounds.span * noise.to(U)
+    return torch.cat([U, near.maximum(bounds.lower).minimum(bounds.upper)])
+
+
+def pool_of(gp: LocalGP, U: Tensor, bounds: Bounds, *, best: float, refuse: Refusal | None) -> Pool:
+    """Return a pool of candidates (``N x d``) without refused ones, unless all are refused. O(N n²)."""
+    if refuse is not None:
+        allowed = ~refuse(U)
+        U = U[allowed] if bool(allowed.any()) else U
+    return Pool(U, bounds, gp.moments(U), best)
+
+
+def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
+    """Return the point (``1 x d``) of the highest expected improvement that climbs from the best candidates reach."""
+    scores = log_expected_improvement(pool.moments.mean, pool.moments.variance, pool.best).value
+    starts = pool.U[scores.topk(min(CLIMBS, len(pool.U))).indices]
+    U = _climbed(gp, starts, pool.bounds, pool.best)
+    if refuse is not None:
+        U = U[~refuse(U)] if not bool(refuse(U).all()) else starts[:1]
+    mean, variance, _ = gp.moments(U)
+    return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
+
+
+def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float) -> Tensor:
+    """Return ``r x d`` points climbed to higher log expected improvement within bounds, all in one search."""
+    shape, span = U.shape, bounds.span
+
+    def place(x: Any) -> Tensor:
+        return (bounds.lower + span * torch.from_numpy(x).to(U).reshape(shape)).clamp(0.0, 1.0)
+
+    def negative(x: Any) -> tuple[float, Any]:
+        at = gp.slopes(place(x))
+        gain = log_expected_improvement(at.mean, at.variance, best)
+        gradient = gain.by_mean.unsqueeze(-1) * at.mean_gradient + gain.by_variance.unsqueeze(-1) * at.variance_gradient
+        return -float(gain.value.sum()), -(gradient * span).flatten().cpu().numpy()
+
+    first = ((U - bounds.lower) / span).clamp(0.0, 1.0).flatten().cpu().numpy()
+    found = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * len(first), options={"maxiter": STEPS})
+    climbed = place(found.x)
+    return torch.where(torch.isfinite(climbed).all(dim=-1, keepdim=True), climbed, U)

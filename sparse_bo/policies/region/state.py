@@ -1,0 +1,51 @@
+"""The state of a trust-region search between two batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from sparse_bo.policies.region.region import Region
+from sparse_bo.policies.region.surrogate import FittedRegion, RegionModel
+from sparse_bo.policies.states import BoxState, Report
+
+
+@dataclass(frozen=True, eq=False)
+class RegionState(BoxState):
+    """Everything a trust-region policy knows between two batches on a box. A value."""
+
+    region: Region | None = None
+    """Where it searches; ``None`` before the initial design is complete."""
+    fitted: FittedRegion | None = None
+    """What it knows there; ``None`` before the initial design is complete."""
+
+    @property
+    def model(self) -> RegionModel | None:
+        """The model in the user's units. It knows a part of the observations: see :data:`.surrogate.KNOWN`."""
+        return None if self.fitted is None else RegionModel(self.fitted, self.box)
+
+    def report(self) -> Report:
+        """See :meth:`sparse_bo.policies.states.State.report`; the best point is sought among those that the model knows.
+
+        The highest observations are always among them. O(n² + n d).
+        """
+        fitted = self.fitted
+        report = replace(self, fitted=None)._observed()
+        if fitted is None:
+            return report
+        U = self.box.to_unit(self.X[fitted.rows])
+        best = int(fitted.gp.means(U).argmax())
+        mean, variance, _ = fitted.gp.moments(U[best : best + 1])
+        low, middle, high = fitted.warp.inverse(torch.cat([mean - variance.sqrt(), mean, mean + variance.sqrt()])).tolist()
+        return replace(
+            report,
+            best_x=self.X[fitted.rows[best]],
+            best_mean=middle,
+            best_sd=0.5 * (high - low),
+            dictionary_size=len(fitted.rows),
+        )
+
+    def _observed(self) -> Report:
+        """Return the report of a state without a model."""
+        return super().report()

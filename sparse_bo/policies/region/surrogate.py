@@ -1,0 +1,185 @@
+"""The model of a region: which observations it knows, how they are warped, and its hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from botorch.models.model import Model
+from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from sparse_bo.core.evidence import Learned, learn
+from sparse_bo.core.stationary import RADIAL
+from sparse_bo.domains import Box
+from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.region.local_gp import LocalGP, local_gp
+from sparse_bo.policies.region.warping import Warp, warp, warps
+
+KNOWN = 400
+"""Observations that the model is conditioned on, at most."""
+LEARNED_FROM = 300
+"""Observations that its hyper-parameters are learned from, at most."""
+HIGHEST = 40
+"""The highest observations are always among them: the best point of the run is one of these."""
+SCATTERED = 0.25
+"""Share of the observations that is spread over the whole run; the others are the nearest to the centre."""
+CHOOSE_AGAIN = 1.25
+"""Kernel and warping are chosen anew whenever the data has grown by this factor."""
+FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
+"""Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedRegion:
+    """What the policy knows of the objective after a batch. A value."""
+
+    gp: LocalGP
+    """In the unit cube and in warped observations."""
+    warp: Warp
+    """From observations to what the GP models."""
+    rows: Tensor = field(metadata=KEPT)
+    """``n`` evaluated points that the GP knows, ascending."""
+    chosen_at: int = field(metadata=KEPT)
+    """Evaluations when kernel and warping were chosen."""
+
+    @property
+    def learned(self) -> Learned:
+        """Hyper-parameters."""
+        return self.gp.learned
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of an observation, warped."""
+        return self.gp.noise_variance**0.5
+
+
+def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
+    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
+
+    Args:
+        X: ``n x d`` in the unit cube.
+        y: ``n``.
+        centre: ``d``.
+        lengthscales: ``d``; ``None``: all alike.
+        most: At least 1.
+    """
+    n = len(y)
+    if n <= most:
+        return torch.arange(n, device=X.device)
+    scaled = X - centre if lengthscales is None else (X - centre) / lengthscales
+    first = y.argsort(descending=True, stable=True)[: min(HIGHEST, most // 4)]
+    order = scaled.square().sum(dim=-1).argsort(stable=True)
+    rest = order[~torch.isin(order, first)]
+    scattered = int(SCATTERED * most)
+    near = most - len(first) - scattered
+    far = rest[near:]
+    spread = far[torch.linspace(0, len(far) - 1, scattered, device=X.device).round().long()]
+    return torch.cat([first, rest[:near], spread]).sort().values
+
+
+def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion | None) -> FittedRegion:
+    """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`KNOWN`.
+
+    Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping).
+
+    Args:
+        X: ``n x d`` evaluated points, in the unit cube.
+        y: ``n``, finite.
+        centre: ``d``, of the region.
+        before: The model before; learning starts from its hyper-parameters.
+    """
+    rows = known_rows(X, y, centre=centre, lengthscales=None if before is None else before.learned.lengthscales, most=KNOWN)
+    U, v = X[rows], y[rows]
+    ell = None if before is None else before.learned.lengthscales
+    part = known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)
+    with one_thread():
+        kept = None if before is None or len(y) >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
+        if before is not None and kept is not None:
+            learned = learn(U[part], kept(v[part]), kernel=before.learned.kernel, start=before.learned, max_steps=STEPS)
+            return FittedRegion(gp=local_gp(U, kept(v), learned), warp=kept, rows=rows, chosen_at=before.chosen_at)
+        chosen, learned = _chosen(U[part], v, part, start=None if before is None else before.learned)
+        return FittedRegion(gp=local_gp(U, chosen(v), learned), warp=chosen, rows=rows, chosen_at=len(y))
+
+
+def refitted_region(X: Tensor, y: Tensor, *, learned: Learned, kind: str, rows: Tensor, chosen_at: int) -> FittedRegion:
+    """Return the model with known hyper-parameters, to rounding as it was. O(n³)."""
+    again = warp(kind, y[rows])
+    if again is None:
+        raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
+    with one_thread():
+        gp = local_gp(X[rows], again(y[rows]), learned)
+    return FittedRegion(gp=gp, warp=again, rows=rows, chosen_at=chosen_at)
+
+
+def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None) -> tuple[Warp, Learned]:
+    """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
+    best: tuple[float, Warp, Learned] | None = None
+    steps = FIRST_STEPS if start is None else CHOICE_STEPS
+    for candidate in warps(v):
+        t, slope = candidate(v[part]), float(candidate.log_slope(v[part]).sum())
+        for kernel in RADIAL:
+            learned = learn(U, t, kernel=kernel, start=start, max_steps=steps)
+            if best is None or learned.evidence + slope > best[0]:
+                best = learned.evidence + slope, candidate, learned
+    assert best is not None
+    return best[1], best[2]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside: products of a few hundred rows gain nothing from more, and their rounding depends on it."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
+    """The model of a region as a BoTorch model of one output, in the user's units.
+
+    Under a warping that bends, mean and variance of the posterior are the median and the square of half the width between the
+    quantiles one standard deviation below and above it; samples are exact.
+    """
+
+    def __init__(self, fitted: FittedRegion, box: Box) -> None:
+        super().__init__()
+        self.fitted, self.box = fitted, box
+
+    @property
+    def num_outputs(self) -> int:
+        """1."""
+        return 1
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """None."""
+        return torch.Size()
+
+    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Posterior:
+        """Return the joint posterior of the noiseless objective at ``… x q x d`` points."""
+        gp, bend = self.fitted.gp, self.fitted.warp
+        U = self.box.to_unit(X)
+        q = U.shape[-2]
+        flat = U.reshape(-1, q, U.shape[-1])
+        mean = gp.means(flat.flatten(0, 1)).reshape(X.shape[:-1])
+        if q == 1:
+            covariance = gp.moments(flat.flatten(0, 1)).variance.reshape(*X.shape[:-1], 1)
+        else:
+            covariance = torch.stack([gp.covariance(part) for part in flat]).reshape(*X.shape[:-1], q)
+        warped = GPyTorchPosterior(MultivariateNormal(mean, covariance))
+        return TransformedPosterior(
+            warped,
+            sample_transform=bend.inverse,
+            mean_transform=lambda m, _: bend.inverse(m),
+            variance_transform=lambda m, v: (0.5 * (bend.inverse(m + v.sqrt()) - bend.inverse(m - v.sqrt()))).square(),
+        )

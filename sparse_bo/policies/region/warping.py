@@ -1,0 +1,87 @@
+"""Monotone transformations under which a GP is a good model of observations: plain, logarithmic below the best, and asinh.
+
+Objectives whose worst values are thousands of times further from the median than the best one are common (penalties, products,
+Rosenbrock's valley): in plain units all that matters is a rounding error of what does not. Outliers do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DEPTHS = {"log": 0.3, "deep log": 0.05}
+"""Distance below the best at which the logarithm bends, in units of the distance from the best to the median."""
+KINDS = ("plain", *DEPTHS, "asinh")
+SMALLEST = 1e-12
+"""Of distances, in units of the largest absolute value."""
+
+
+@dataclass(frozen=True)
+class Warp:
+    """``t = (bend((y/unit − origin)/width) − shift)/spread``, increasing. A value."""
+
+    kind: str
+    """Of :data:`KINDS`."""
+    unit: float
+    """Largest absolute value: nothing overflows after the division."""
+    origin: float
+    width: float
+    shift: float
+    spread: float
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return warped observations, elementwise."""
+        return (self._bent((y / self.unit - self.origin) / self.width) - self.shift) / self.spread
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """Return observations (y) from warped ones, elementwise; logarithmic ones end a little above the best."""
+        b = t * self.spread + self.shift
+        z = b if self.kind == "plain" else torch.sinh(b) if self.kind == "asinh" else -torch.expm1(-b)
+        return (z * self.width + self.origin) * self.unit
+
+    def log_slope(self, y: Tensor) -> Tensor:
+        """Return ``log dt/dy`` up to the constant ``−log unit``, elementwise."""
+        z = (y / self.unit - self.origin) / self.width
+        if self.kind == "plain":
+            bend = torch.zeros_like(z)
+        elif self.kind == "asinh":
+            bend = -0.5 * torch.log1p(z.square())
+        else:
+            bend = -torch.log1p(-z)
+        return bend - torch.log(torch.tensor(self.width * self.spread, dtype=y.dtype))
+
+    def _bent(self, z: Tensor) -> Tensor:
+        if self.kind == "plain":
+            return z
+        return torch.asinh(z) if self.kind == "asinh" else -torch.log1p(-z.clamp_max(1.0 - SMALLEST))
+
+
+def warp(kind: str, y: Tensor) -> Warp | None:
+    """Return the transformation of a kind that observations (``n``, finite) suggest; ``None`` if half of them are equal.
+
+    The plain one is always there.
+    """
+    unit = max(float(y.abs().max()), torch.finfo(y.dtype).tiny)
+    v = y / unit
+    median, best = float(v.median()), float(v.max())
+    origin, width = 0.0, 1.0
+    if kind == "asinh":
+        origin, width = median, float((v - median).abs().median())
+    elif kind != "plain":
+        origin, width = best, DEPTHS[kind] * (best - median)
+    if width < SMALLEST:
+        return None
+    bent = Warp(kind, unit, origin, width, 0.0, 1.0)(y)
+    spread = float(bent.std(correction=0))
+    return Warp(kind, unit, origin, width, float(bent.mean()), spread if spread > SMALLEST else 1.0)
+
+
+def warps(y: Tensor) -> Iterator[Warp]:
+    """Yield the transformations of all kinds that observations (``n``, finite) allow, the plain one first."""
+    for kind in KINDS:
+        made = warp(kind, y)
+        if made is not None:
+            yield made

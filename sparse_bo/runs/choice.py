@@ -1,0 +1,61 @@
+"""The policy of a run that names none: by domain, goal, dimension, budget and workers, with the reason in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple, get_args
+
+from sparse_bo.domains import Box, Domain
+from sparse_bo.policies import BBKB, Policy, TrustRegion
+from sparse_bo.policies.region.mechanism import SMALLEST_BATCH
+from sparse_bo.validation import check_choice, check_count
+
+Goal = Literal["best", "cumulative"]
+"""``"best"``: the best point at the end, whatever was evaluated on the way. ``"cumulative"``: every evaluation counts."""
+DESIGN_SHARE = 3
+"""The initial design is at most the budget divided by this."""
+
+
+class Choice(NamedTuple):
+    """A policy, and why it."""
+
+    policy: Policy
+    why: str
+
+
+def chosen_policy(domain: Domain, *, goal: Goal = "best", budget: int | None = None, workers: int | None = None) -> Choice:
+    """Return the policy that a run without one takes.
+
+    Over arms: :class:`sparse_bo.BBKB` with everything learned; it sweeps every arm, and its regret is bounded for either goal.
+    On a box with ``goal="cumulative"``: the same, for it goes on evaluating what is known to be good. On a box with
+    ``goal="best"``: :class:`sparse_bo.policies.TrustRegion`, as many points out at a time as there are workers (at least 4) and
+    an initial design of at most a third of the budget.
+
+    Args:
+        domain: Where is searched.
+        goal: What counts.
+        budget: Evaluations that are planned; ``None``: not known.
+        workers: Evaluations that can be made at a time; ``None``: not known, or one.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If the goal is unknown, or a number is out of range.
+    """
+    check_choice("goal", goal, get_args(Goal))
+    if budget is not None:
+        check_count("budget", budget, minimum=0)
+    if workers is not None:
+        check_count("workers", workers)
+    if not isinstance(domain, Box):
+        return Choice(BBKB(), "every arm can be swept, and its regret is bounded")
+    if goal == "cumulative":
+        return Choice(BBKB(), "on a box where every evaluation counts, it goes on evaluating what is known to be good")
+    policy, reasons = TrustRegion(), [f"on a box of {domain.dims} inputs where the best point counts"]
+    if workers is not None and workers > SMALLEST_BATCH:
+        policy = replace(policy, batch_size=workers)
+        reasons.append(f"batches for {workers} workers")
+    design = policy.on(domain).design_size
+    if budget is not None and budget < DESIGN_SHARE * design:
+        policy = replace(policy, initial_design=max(budget // DESIGN_SHARE, 1))
+        reasons.append(f"a design of a third of the budget of {budget}")
+    return Choice(policy, ", ".join(reasons))

@@ -1,0 +1,28 @@
+"""Log expected improvement: against BoTorch's, far into the tail, and its derivatives."""
+
+import math
+
+import pytest
+import torch
+from botorch.acquisition.analytic import _log_ei_helper
+
+from sparse_bo.core.improvement import log_expected_improvement
+
+
+def test_values_are_botorchs_from_the_peak_far_into_the_tail():
+    u = torch.tensor([8.0, 1.0, 0.0, -0.9999, -1.0, -1.0001, -5.0, -40.0, -1e3, -9e3, -2e4, -1e6], dtype=torch.float64)
+    value = log_expected_improvement(u, torch.ones_like(u), 0.0).value
+    assert torch.allclose(value, _log_ei_helper(u), rtol=1e-6)
+    scaled = log_expected_improvement(3.0 * u + 2.0, torch.full_like(u, 9.0), 2.0).value
+    assert torch.allclose(scaled, value + math.log(3.0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("mean", [2.0, 0.0, -0.9, -1.5, -30.0, -3e3])
+def test_derivatives_are_those_of_differences(mean):
+    m, v = (torch.tensor([x], dtype=torch.float64) for x in (mean, 1.3))
+    got = log_expected_improvement(m, v, 0.1)
+    h = 1e-6
+    by_mean = (log_expected_improvement(m + h, v, 0.1).value - log_expected_improvement(m - h, v, 0.1).value) / (2 * h)
+    by_variance = (log_expected_improvement(m, v + h, 0.1).value - log_expected_improvement(m, v - h, 0.1).value) / (2 * h)
+    assert float(got.by_mean) == pytest.approx(float(by_mean), rel=1e-4)
+    assert float(got.by_variance) == pytest.approx(float(by_variance), rel=1e-4)

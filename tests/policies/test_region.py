@@ -1,0 +1,196 @@
+"""The parts of the trust-region policy: its GP, its warpings, how the region moves, and where its candidates lie."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparse_bo.core.evidence import Learned
+from sparse_bo.core.improvement import log_expected_improvement
+from sparse_bo.policies.region import search
+from sparse_bo.policies.region.local_gp import local_gp
+from sparse_bo.policies.region.region import AGAIN, HITS, SHORTEST, WHOLE, Region, moved, scouts
+from sparse_bo.policies.region.search import Bounds
+from sparse_bo.policies.region.surrogate import HIGHEST, known_rows
+from sparse_bo.policies.region.warping import KINDS, warp, warps
+from tests.builders import arms, waves
+from tests.oracles import exact_gp, rbf
+
+LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+
+
+def posterior(n=15):
+    X = arms(n, 2)
+    return X, waves(X), local_gp(X, waves(X), LEARNED)
+
+
+def dense(X, y, A):
+    k = lambda P, Q: rbf(P, Q, lengthscale=0.4, scale=2.0)  # noqa: E731
+    return exact_gp(k(X, X), k(X, A), k(A, A), y, noise=0.1, prior_mean=0.3)
+
+
+def test_the_local_gp_is_the_dense_one():
+    (X, y, gp), A = posterior(), arms(8, 2, seed=1)
+    expected = dense(X, y, A)
+    mean, variance, _ = gp.moments(A)
+    assert torch.allclose(mean, expected.mean)
+    assert torch.allclose(variance, expected.variance)
+    assert torch.allclose(gp.means(A), expected.mean)
+    assert torch.allclose(gp.covariance(A), expected.covariance)
+
+
+def test_conditioning_shrinks_variances_as_data_does_and_leaves_the_mean():
+    (X, y, gp), P, A = posterior(), arms(3, 2, seed=2), arms(8, 2, seed=1)
+    after = gp.conditioned(P[:1]).conditioned(P[1:])
+    expected = dense(torch.cat([X, P]), torch.cat([y, waves(P)]), A)
+    assert torch.allclose(after.moments(A).variance, expected.variance)
+    assert torch.allclose(after.means(A), gp.means(A))
+
+
+def test_slopes_are_the_gradients_of_the_moments():
+    _, _, gp = posterior()
+    gp = gp.conditioned(arms(2, 2, seed=4))
+    U = arms(5, 2, seed=3).requires_grad_()
+    mean, variance, _ = gp.moments(U)
+    slopes = gp.slopes(U.detach())
+    assert torch.allclose(slopes.mean, mean)
+    assert torch.allclose(slopes.variance, variance)
+    assert torch.allclose(slopes.mean_gradient, torch.autograd.grad(mean.sum(), U, retain_graph=True)[0])
+    assert torch.allclose(slopes.variance_gradient, torch.autograd.grad(variance.sum(), U)[0])
+
+
+def test_a_pool_after_a_pick_is_the_pool_of_the_conditioned_gp(generator):
+    _, _, gp = posterior()
+    U, u = arms(40, 2, seed=5), arms(1, 2, seed=6)
+    bounds = Bounds(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    pool = search.pool_of(gp, U, bounds, best=-5.0, refuse=None).after(gp, u, gp.moments(u))
+    assert torch.allclose(pool.moments.variance, gp.conditioned(u).moments(U).variance)
+    assert pool.best == pytest.approx(float(gp.means(u)))
+
+
+def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
+    _, _, gp = posterior()
+    bounds = Bounds(torch.tensor([0.1, 0.2]).double(), torch.tensor([0.9, 0.7]).double())
+    pool = search.pool_of(gp, bounds.lower + bounds.span * arms(200, 2, seed=5), bounds, best=0.5, refuse=None)
+    u = search.pick(gp, pool, refuse=None)
+    score = lambda V: log_expected_improvement(*gp.moments(V)[:2], 0.5).value  # noqa: E731
+    assert float(score(u)) >= float(score(pool.U).max()) - 1e-9
+    assert bool(((u >= bounds.lower) & (u <= bounds.upper)).all())
+    near = (u + 1e-3 * torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()).clamp(
+        bounds.lower, bounds.upper
+    )
+    assert float(score(near).max()) <= float(score(u)) + 1e-4
+
+
+def test_refused_points_are_neither_candidates_nor_picks():
+    _, _, gp = posterior()
+    bounds = Bounds(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    unrefused = search.pick(gp, search.pool_of(gp, arms(200, 2, seed=5), bounds, best=0.5, refuse=None), refuse=None)
+    refuse = lambda V: (V - unrefused).norm(dim=-1) < 0.2  # noqa: E731
+    pool = search.pool_of(gp, arms(200, 2, seed=5), bounds, best=0.5, refuse=refuse)
+    assert not bool(refuse(pool.U).any())
+    assert not bool(refuse(search.pick(gp, pool, refuse=refuse)).any())
+
+
+@pytest.mark.parametrize("dims", [2, 60])
+def test_candidates_lie_in_the_region_and_change_few_coordinates_of_the_centre(dims, generator):
+    centre = torch.full((dims,), 0.9, dtype=torch.float64)
+    bounds = Bounds((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
+    U = search.around(centre, bounds, generator=generator)
+    assert bool(((bounds.lower <= U) & (bounds.upper >= U)).all())
+    changed = (search.CANDIDATES - int(search.UNIFORM * search.CANDIDATES)) and (U[: search.CANDIDATES] != centre).sum(dim=-1)
+    assert int(changed.min()) >= 1
+    if dims > search.CHANGED:
+        few = changed[int(search.UNIFORM * search.CANDIDATES) :].double().mean()
+        assert float(few) == pytest.approx(search.CHANGED, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warpings_rise_and_are_undone(kind):
+    y = torch.cat([torch.linspace(-3.0, 2.0, 40).double(), torch.tensor([-1e5]).double()])
+    made = warp(kind, y)
+    t = made(y)
+    assert torch.equal(t.argsort(), y.argsort())
+    assert float(t.std(correction=0)) == pytest.approx(1.0)
+    assert torch.allclose(made.inverse(t), y, rtol=1e-6, atol=1e-6)
+    middle = y.clone().requires_grad_()
+    slope = torch.autograd.grad(made(middle).sum(), middle)[0].log()
+    difference = made.log_slope(y) - slope
+    assert torch.allclose(difference, difference[0].expand_as(y), atol=1e-8)
+
+
+def test_without_a_spread_only_the_plain_warping_is_left():
+    for y in (torch.zeros(5), torch.full((5,), 3.0), torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])):
+        kinds = [made.kind for made in warps(y.double())]
+        assert kinds[0] == "plain"
+        assert all(bool(torch.isfinite(made(y.double())).all()) for made in warps(y.double()))
+    assert [made.kind for made in warps(torch.zeros(5).double())] == ["plain"]
+
+
+def test_values_near_the_largest_float_do_not_overflow():
+    y = torch.tensor([1e308, -1e308, 0.0, 1e300], dtype=torch.float64)
+    for made in warps(y):
+        assert bool(torch.isfinite(made(y)).all())
+
+
+def told(region, best_old, best_new, *, n=10, q=4, dims=3, noise=0.0):
+    rows = torch.arange(n + q)
+    means = torch.full((n + q,), -1.0, dtype=torch.float64)
+    means[3], means[n] = best_old, best_new
+    return moved(region, rows=rows, means=means, newest=n, total=n + q, dims=dims, noise=noise)
+
+
+def test_a_region_grows_after_progress_and_follows_the_best_mean():
+    region = Region(centre=3, length=0.4)
+    for hits in range(1, HITS + 1):
+        region = told(region, 0.0, 1.0)
+        assert region.centre == 10
+        assert region.hits == hits % HITS
+    assert region.length == 0.8
+
+
+def test_a_region_shrinks_after_d_evaluations_without_progress():
+    region = told(Region(centre=3), 1.0, 0.0, dims=7)
+    assert (region.length, region.misses) == (WHOLE, 4)
+    region = told(region, 1.0, 0.0, dims=7)
+    assert (region.length, region.misses, region.centre) == (WHOLE / 2, 0, 3)
+
+
+def test_noise_is_no_progress():
+    region = Region(centre=3)
+    assert told(region, 0.0, 0.05, noise=1.0).hits == 0
+    assert told(region, 0.0, 0.05, noise=0.1).hits == 1
+
+
+def test_a_resolved_region_is_left_for_one_that_is_scouted():
+    region = told(Region(centre=3, length=SHORTEST), 1.0, 0.0)
+    assert region.scouting
+    assert (region.start, region.restarts, region.length) == (14, 1, AGAIN)
+    rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
+    means[3], means[15] = 1.0, 0.2
+    after = moved(region, rows=rows, means=means, newest=14, total=18, dims=3, noise=0.0)
+    assert not after.scouting
+    assert after.centre == 15  # the best of its own; the resolved one is better
+    waiting = moved(replace(region), rows=rows[:15], means=means[:15], newest=14, total=15, dims=3, noise=0.0)
+    assert waiting.scouting
+    assert scouts(3) == 4
+
+
+def test_sides_follow_the_lengthscales_and_stay_in_the_cube():
+    centre = torch.tensor([0.05, 0.5], dtype=torch.float64)
+    lower, upper = Region(centre=0, length=0.2).sides(centre, torch.tensor([1.0, 4.0], dtype=torch.float64))
+    assert (upper - lower).tolist() == pytest.approx([0.1, 0.4])
+    lower, upper = Region(centre=0).sides(centre, torch.tensor([1e-3, 4.0], dtype=torch.float64))
+    assert (lower.tolist(), upper.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+
+
+def test_the_model_knows_the_highest_the_nearest_and_some_of_everywhere():
+    X, y = arms(600, 2), waves(arms(600, 2))
+    centre = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    rows = known_rows(X, y, centre=centre, lengthscales=None, most=200)
+    assert len(rows) == len(set(rows.tolist())) == 200
+    assert torch.isin(y.topk(HIGHEST).indices, rows).all()
+    distance = (X - centre).norm(dim=-1)
+    assert torch.isin(distance.argsort()[:100], rows).all()
+    assert float(distance[rows].max()) > 0.9 * float(distance.max())
+    assert torch.equal(known_rows(X[:50], y[:50], centre=centre, lengthscales=None, most=200), torch.arange(50))
