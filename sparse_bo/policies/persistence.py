@@ -78,7 +78,12 @@ def freeze_observations(observations: Observations) -> dict[str, Any]:
 
 
 def thaw_observations(frozen: Mapping[str, Any], arms: ArmSet) -> Observations:
-    """Return the observations that :func:`freeze_observations` froze, of ``arms`` (``a x d``); tensors on their device."""
+    """Return the observations that :func:`freeze_observations` froze, of ``arms`` (``a x d``); tensors on their device.
+
+    Earlier versions kept sums of squares: those are squares measured from 0.
+    """
+    if "squares" not in frozen:
+        frozen = {**frozen, "squares": frozen["sums_of_squares"], "anchors": torch.zeros_like(frozen["sums"])}
     names = [field.name for field in fields(Observations) if field.name != "X"]
     return Observations(arms[frozen["indices"]], **{name: frozen[name] for name in names})
 

@@ -50,7 +50,7 @@ from sparse_bo.policies.states import (
 )
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.widths import Confidence
 
 AHEAD = 64
@@ -171,9 +171,8 @@ class ArmUCB(Mechanism[BanditState]):
         frozen, fitted = freeze_evaluated(state), state.fitted
         if fitted is None:
             return frozen
-        surrogate = fitted.posterior.prior
-        prior = KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
-        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(prior)
+        prior = freeze_prior(_prior_of(fitted.posterior.prior))
+        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | prior
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
@@ -194,13 +193,15 @@ class ArmUCB(Mechanism[BanditState]):
         """Return the prior over the arms for the next round, and the pulls at which it was learned."""
         current = None if before is None else before.posterior.prior
         learned_at = 0 if before is None else before.pulls_at_learning
-        learn = not self.given.complete and observations.pulls >= 2 * learned_at
+        learn = not self.given.complete and learning_is_due(observations, learned_at)
         if current is not None and not learn:
             return current, learned_at
+        if not learn:
+            return self._over_arms(self.given.known(), current), 0
         with watch.phase("learn"):
-            given = learn_prior(self.given, observations, self.domain.hull(), generator=generator) if learn else self.given
-            surrogate = self._over_arms(given.known(), current)
-        return surrogate, observations.pulls if learn else 0
+            previous = None if current is None else _prior_of(current)
+            learned = learn_prior(self.given, observations, self.domain.hull(), generator=generator, previous=previous)
+        return self._over_arms(learned, current), observations.pulls
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
         """Return the prior over the arms; which arms repeat, and the memory that there was, are taken from the current one."""
@@ -230,6 +231,11 @@ class ArmUCB(Mechanism[BanditState]):
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
             )
         )
+
+
+def _prior_of(surrogate: ArmPrior) -> KnownPrior:
+    """Return the prior that one over arms stands for."""
+    return KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
 
 
 def _candidates(

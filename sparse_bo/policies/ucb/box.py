@@ -35,7 +35,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, freeze_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.widths import Confidence, botorch_beta
 
 CHUNK = 4096
@@ -226,12 +226,12 @@ class BoxUCB(Mechanism[BoxUCBState]):
     ) -> tuple[KnownPrior, int]:
         """Return the prior for the next round and the pulls at which it was learned."""
         learned_at = 0 if before is None else before.pulls_at_learning
-        learn = not self.given.complete and observations.pulls >= 2 * learned_at
-        if before is not None and not learn:
-            return before.prior, learned_at
+        learn = not self.given.complete and learning_is_due(observations, learned_at)
+        previous = None if before is None else before.prior
         if not learn:
-            return self.given.known(), 0
-        return learn_prior(self.given, observations, self.box.hull(), generator=generator).known(), observations.pulls
+            return previous or self.given.known(), learned_at
+        learned = learn_prior(self.given, observations, self.box.hull(), generator=generator, previous=previous)
+        return learned, observations.pulls
 
     def _width(self, prior: KnownPrior, after: BoxUCBState, effective_dimension: float, information: float) -> float:
         seen = torch.cat([self.box.bounds, after.X])
