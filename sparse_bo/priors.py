@@ -62,7 +62,7 @@ STEPS = 60
 CLIP = 10.0
 """Interquartile ranges beyond the quartiles at which means are clipped for learning."""
 
-LENGTHSCALE_SD, SCALE_SD, NOISE_CENTRE, NOISE_SD = math.sqrt(3.0), 1.0, -4.0, 2.0
+LENGTHSCALE_SD, SCALE_SD, NOISE_CENTRE, NOISE_SD = math.sqrt(3.0), 0.5, -4.0, 2.0
 LENGTHSCALES, SCALES, NOISES = (1e-2, 1e3), (1e-4, 1e4), (1e-6, 1e3)
 """Bounds, in the units of the unit cube and of the standardised outputs."""
 

@@ -52,6 +52,7 @@ from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.widths import Confidence
+from sparse_bo.widths.calibration import Surprise
 
 AHEAD = 64
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
@@ -154,11 +155,18 @@ class ArmUCB(Mechanism[BanditState]):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         gains = self.parts.width.gains(_leverages(before, surrogate, picks))
         information = (0.0 if before is None else before.information) + float(gains.sum())
-        width = self._width(fit, observations.pulls, information)
+        surprise = Surprise() if before is None else _surprise(before, picks, y)
+        width = self._width(fit, observations.pulls, information, surprise)
         with watch.phase("sweep" if isinstance(fit, ArmFit) else "fit"):
             posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
-            posterior=posterior, columns=columns, width=width, information=information, pulls_at_learning=learned_at
+            posterior=posterior,
+            columns=columns,
+            width=width,
+            information=information,
+            pulls_at_learning=learned_at,
+            error_squares=surprise.squares,
+            error_weight=surprise.weight,
         )
         return replace(told, fitted=fitted, seconds=watch.seconds)
 
@@ -219,7 +227,7 @@ class ArmUCB(Mechanism[BanditState]):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _width(self, fit: Fitted, pulls: int, information: float) -> float:
+    def _width(self, fit: Fitted, pulls: int, information: float, surprise: Surprise) -> float:
         surrogate = fit.prior
         return self.parts.width(
             Confidence(
@@ -229,6 +237,7 @@ class ArmUCB(Mechanism[BanditState]):
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
+                calibration=surprise.factor,
             )
         )
 
@@ -260,6 +269,13 @@ def _candidates(
         previous, columns = fit_arms(surrogate, observations, dictionary, columns)
     rows = observations.rows
     return given(observations, previous.leverages_at(rows), means=previous.means_at(rows)), columns
+
+
+def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:
+    """Return the one-step-ahead errors with those of the told arms."""
+    posterior = before.posterior
+    means, leverages = posterior.means_at(picks), posterior.leverages_at(picks)
+    return before.surprise.after(y, means=means, leverages=leverages, regularization=posterior.prior.regularization)
 
 
 def _leverages(before: FittedArms | None, surrogate: ArmPrior, picks: Tensor) -> Tensor:
