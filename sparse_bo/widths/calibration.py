@@ -8,7 +8,9 @@ evaluations,
     κ² = (n₀ + S)/(n₀ + Ω),   n₀ = 10,
 
 is 1 where the intervals are right, and starts there. Old errors are forgotten (``Ω`` never exceeds about 50): they were made by
-other hyper-parameters.
+other hyper-parameters. Chance alone moves κ by a standard error of ``κ/√(2(n₀ + Ω))``; what the errors show beyond two of those is
+
+    κ₋ = κ (1 − √(2/(n₀ + Ω))).
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ class Surprise:
     def factor(self) -> float:
         """κ: by this the model's intervals should be wider (> 1), or could be narrower."""
         return math.sqrt((TRUST + self.squares) / (TRUST + self.weight))
+
+    @property
+    def shown(self) -> float:
+        """κ₋: the factor that is shown beyond chance."""
+        return self.factor * (1.0 - math.sqrt(2.0 / (TRUST + self.weight)))
 
     def after(self, y: Tensor, *, means: Tensor, leverages: Tensor, regularization: float) -> Surprise:
         """Return the errors with those of a batch.

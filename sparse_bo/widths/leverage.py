@@ -87,12 +87,12 @@ class ConstantWidth:
 class CalibratedWidth:
     """A number of posterior standard deviations, more where the run's own errors say that the intervals are too narrow.
 
-    ``value · min(max(κ, 1), limit)`` standard deviations, κ of :mod:`sparse_bo.widths.calibration`: right intervals are left as
+    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left as
     they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
 
     Attributes:
         value: Standard deviations, ≥ 0.
-        limit: Largest κ, ≥ 1.
+        limit: Largest κ₋, ≥ 1.
     """
 
     value: float = 2.0
@@ -109,7 +109,7 @@ class CalibratedWidth:
         return torch.zeros_like(leverages)
 
     def __call__(self, confidence: Confidence) -> float:
-        """Return ``value · κ · √λ``, κ within its limits."""
+        """Return ``value · κ₋ · √λ``, κ₋ within its limits."""
         factor = min(max(confidence.calibration, 1.0), self.limit)
         return self.value * factor * math.sqrt(confidence.regularization)
 

@@ -237,7 +237,7 @@ class ArmUCB(Mechanism[BanditState]):
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
-                calibration=surprise.factor,
+                calibration=surprise.shown,
             )
         )
 

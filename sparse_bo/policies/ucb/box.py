@@ -263,7 +263,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
                 regularization=prior.regularization,
                 kappa_squared=float(_prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
-                calibration=surprise.factor,
+                calibration=surprise.shown,
             )
         )
 
