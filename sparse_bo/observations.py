@@ -1,4 +1,4 @@
-"""Observations merged by input: distinct inputs with counts, sums and sums of squares."""
+"""Observations merged by input: distinct inputs with counts, sums and what their repeats scatter."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Observations:
     """``n`` observations of each input."""
     sums: Tensor
     """``n`` sums of the observations (y)."""
-    sums_of_squares: Tensor
-    """``n`` sums of their squares (y²)."""
+    anchors: Tensor
+    """``n`` first observation of each input (y): what :attr:`squares` are measured from, so that data far from zero do not
+    cancel."""
+    squares: Tensor
+    """``n`` sums of ``(y − anchor)²`` (y²)."""
     first_pull: Tensor
     """``n`` number of observations that came before the first one of each input: the order in which they were seen."""
     indices: Tensor | None = None
@@ -50,6 +53,12 @@ class Observations:
         return self.sums / self.counts
 
     @property
+    def scatter(self) -> Tensor:
+        """``n`` sums of ``(y − mean)²`` of the repeats of each input (y²), at least 0."""
+        deviations = self.sums - self.counts * self.anchors
+        return (self.squares - deviations.square() / self.counts).clamp_min(0.0)
+
+    @property
     def arm_indices(self) -> Tensor:
         """``n`` row of each input in the arm set, ascending.
 
@@ -72,7 +81,7 @@ def no_observations(arms: ArmSet) -> Observations:
     """Return the empty observations of an arm set (``a x d``), with indices."""
     empty = torch.zeros(0, dtype=arms.dtype, device=arms.device)
     indices = torch.empty(0, dtype=torch.long, device=arms.device)
-    return Observations(arms[:0], empty, empty, empty, indices, indices)
+    return Observations(arms[:0], empty, empty, empty, empty, indices, indices)
 
 
 def merge_observations(X: Tensor, y: Tensor) -> Observations:
@@ -83,13 +92,17 @@ def merge_observations(X: Tensor, y: Tensor) -> Observations:
         y: ``n`` observations.
     """
     distinct, group = torch.unique(X, dim=0, return_inverse=True)
-    counts, sums, squares = group_sums(torch.stack([torch.ones_like(y), y, y.square()]), group, groups=len(distinct))
+    first = _first(group, torch.arange(len(y), device=y.device), distinct.shape[0])
+    anchors = y[first]
+    terms = torch.stack([torch.ones_like(y), y, (y - anchors[group]).square()])
+    counts, sums, squares = group_sums(terms, group, groups=len(distinct))
     return Observations(
         distinct,
         counts,
         sums,
+        anchors,
         squares,
-        _first(group, torch.arange(len(y), device=y.device), distinct.shape[0]),
+        first,
     )
 
 
@@ -111,16 +124,19 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
         ValueError: If ``observations`` has no indices.
     """
     distinct, group = torch.unique(torch.cat([observations.arm_indices, indices]), return_inverse=True)
-    old = torch.stack([observations.counts, observations.sums, observations.sums_of_squares])
-    new = torch.stack([torch.ones_like(y), y, y.square()])
+    now = torch.arange(len(y) + observations.n, device=y.device)  # the old inputs stand before the new pulls
+    anchors = torch.cat([observations.anchors, y])[_first(group, now, distinct.shape[0])]
+    when = torch.cat([observations.first_pull, now[: len(y)] + observations.pulls])
+    old = torch.stack([observations.counts, observations.sums, observations.squares])
+    new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
     counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
-    now = observations.pulls + torch.arange(len(y), device=y.device)
     return Observations(
         arms[distinct],
         counts,
         sums,
+        anchors,
         squares,
-        _first(group, torch.cat([observations.first_pull, now]), distinct.shape[0]),
+        _first(group, when, distinct.shape[0]),
         distinct,
     )
 

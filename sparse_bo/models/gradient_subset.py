@@ -14,7 +14,7 @@ from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balance
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.core.pivoted import pivoted_cholesky
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
-from sparse_bo.models.sparse_gp.representation import kernel_matrix
+from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
 Gradient = Literal["column", "scalar", "nystrom"]
@@ -135,12 +135,12 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
     """
     model.eval()
     inputs = model.transform_inputs(X)
+    covariance = model.prior_kernel if isinstance(model, DictionaryPosterior) else model.covar_module
 
     def kernel(rows: Tensor) -> Tensor:
-        with gpytorch.settings.lazily_evaluate_kernels(False):
-            return model.covar_module(inputs[rows], inputs).to_dense()
+        return kernel_matrix(covariance, inputs[rows], inputs)
 
-    left = model.covar_module(inputs, diag=True)
+    left = kernel_diagonal(covariance, inputs)
     features = inputs.new_zeros(len(inputs), 0)
     if len(forced):
         K = kernel(forced)

@@ -37,6 +37,11 @@ KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is frozen as it is: a tensor, or what ``json`` takes (tuples come back as lists)."""
 
 
+def kept_since(absent: Any) -> Mapping[str, Any]:
+    """Return the metadata of a field that earlier versions did not keep, and what stands for it in their journals."""
+    return MappingProxyType({"kept": True, "absent": absent})
+
+
 def freeze_fields(state: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that are :data:`KEPT`, by name."""
     return {field.name: getattr(state, field.name) for field in fields(state) if field.metadata.get("kept")}
@@ -46,8 +51,9 @@ def thaw_fields(kind: type[Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what :func:`freeze_fields` kept of a value of class ``kind``, to make or replace one with.
 
     Raises:
-        StorageError: If one of the fields was not frozen.
+        StorageError: If one of the fields was not frozen, and not because earlier versions did not have it.
     """
+    frozen = {f.name: f.metadata["absent"] for f in fields(kind) if "absent" in f.metadata} | dict(frozen)
     names = [field.name for field in fields(kind) if field.metadata.get("kept")]
     missing = [name for name in names if name not in frozen]
     if missing:
@@ -78,7 +84,12 @@ def freeze_observations(observations: Observations) -> dict[str, Any]:
 
 
 def thaw_observations(frozen: Mapping[str, Any], arms: ArmSet) -> Observations:
-    """Return the observations that :func:`freeze_observations` froze, of ``arms`` (``a x d``); tensors on their device."""
+    """Return the observations that :func:`freeze_observations` froze, of ``arms`` (``a x d``); tensors on their device.
+
+    Earlier versions kept sums of squares: those are squares measured from 0.
+    """
+    if "squares" not in frozen:
+        frozen = {**frozen, "squares": frozen["sums_of_squares"], "anchors": torch.zeros_like(frozen["sums"])}
     names = [field.name for field in fields(Observations) if field.name != "X"]
     return Observations(arms[frozen["indices"]], **{name: frozen[name] for name in names})
 

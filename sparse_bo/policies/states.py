@@ -30,8 +30,16 @@ from sparse_bo.policies.failures import (
     spared,
     thaw_failures,
 )
-from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, thaw_fields, thaw_observations
+from sparse_bo.policies.persistence import (
+    KEPT,
+    freeze_fields,
+    freeze_observations,
+    kept_since,
+    thaw_fields,
+    thaw_observations,
+)
 from sparse_bo.policies.timing import Phase
+from sparse_bo.widths.calibration import Surprise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +124,15 @@ class FittedArms:
     """Sum of the width's gains over all pulls."""
     pulls_at_learning: int = field(metadata=KEPT)
     """Pulls when hyper-parameters were last learned; 0 if never."""
+    error_squares: float = field(metadata=kept_since(0.0))
+    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
+    error_weight: float = field(metadata=kept_since(0.0))
+    """Their weight, see there."""
+
+    @property
+    def surprise(self) -> Surprise:
+        """The recent one-step-ahead errors."""
+        return Surprise(self.error_squares, self.error_weight)
 
 
 @dataclass(frozen=True, eq=False)

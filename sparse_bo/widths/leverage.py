@@ -26,6 +26,8 @@ class Confidence:
     regularization: float
     kappa_squared: float
     ratio_threshold: float
+    calibration: float = 1.0
+    """By this the model's intervals should be wider, see :mod:`sparse_bo.widths.calibration`."""
 
 
 @runtime_checkable
@@ -79,6 +81,37 @@ class ConstantWidth:
     def bounds(self, confidence: BatchConfidence) -> Bounds:
         """Return ``mean ± value · √variance``: nothing is promised."""
         return Bounds(self.value, 0.0)
+
+
+@dataclass(frozen=True)
+class CalibratedWidth:
+    """A number of posterior standard deviations, more where the run's own errors say that the intervals are too narrow.
+
+    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left as
+    they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
+
+    Attributes:
+        value: Standard deviations, ≥ 0.
+        limit: Largest κ₋, ≥ 1.
+    """
+
+    value: float = 2.0
+    limit: float = 3.0
+
+    def __post_init__(self) -> None:
+        if check_number("width", self.value) < 0.0:
+            raise ValueError(f"expected width >= 0, got {self.value!r}")
+        if check_number("limit", self.limit) < 1.0:
+            raise ValueError(f"expected limit >= 1, got {self.limit!r}")
+
+    def gains(self, leverages: Tensor) -> Tensor:
+        """Return zeros: nothing is needed."""
+        return torch.zeros_like(leverages)
+
+    def __call__(self, confidence: Confidence) -> float:
+        """Return ``value · κ₋ · √λ``, κ₋ within its limits."""
+        factor = min(max(confidence.calibration, 1.0), self.limit)
+        return self.value * factor * math.sqrt(confidence.regularization)
 
 
 @dataclass(frozen=True, kw_only=True)

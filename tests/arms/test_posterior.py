@@ -283,7 +283,8 @@ def test_an_arm_that_was_pulled_a_million_times_keeps_its_leverage(pulls):
     prior = make_prior(arms, kernel=rbf_kernel(scale=1.0), noise=0.1)
     seen = torch.arange(5)
     counts = torch.tensor([pulls, 3, 1, 2, 1], dtype=torch.float64)
-    observed = Observations(arms[seen], counts, torch.zeros(5, dtype=torch.float64), counts, seen, indices=seen)
+    none = torch.zeros(5, dtype=torch.float64)
+    observed = Observations(arms[seen], counts, none, none, none, seen, indices=seen)
     got = in_memory_posterior(prior, observed, arm_dictionary(arms, seen), KernelColumns(0))[0]
     with mpmath.workdps(50):  # the dictionary spans the data: the exact GP
         K = mpmath.matrix(cross(prior, arms[:5], arms[:5]).tolist())

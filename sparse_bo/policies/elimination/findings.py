@@ -152,7 +152,7 @@ def _noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[fl
     scatter = freedom = 0.0
     for finding in findings:
         seen = finding.observations
-        scatter += float((seen.sums_of_squares - seen.sums.square() / seen.counts).clamp_min(0.0).sum())
+        scatter += float(seen.scatter.sum())
         freedom += float((seen.counts - 1.0).sum())
     if freedom < 1.0:
         return None, False

@@ -179,7 +179,7 @@ class Elimination(Mechanism[EliminationState]):
             return state
         observations = self.source.observations(state.picks, state.y)
         prior = learn_prior(self.given, observations, self.source.domain.hull(), generator=generator)
-        return replace(state, prior=prior.known())
+        return replace(state, prior=prior)
 
     def _current(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
         """Return the state with the batch that is out, planned now if need be; without one after the last batch."""

@@ -49,8 +49,9 @@ from sparse_bo.policies.states import (
 )
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.widths import Confidence
+from sparse_bo.widths.calibration import Surprise
 
 AHEAD = 64
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
@@ -153,11 +154,18 @@ class ArmUCB(Mechanism[BanditState]):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         gains = self.parts.width.gains(_leverages(before, surrogate, picks))
         information = (0.0 if before is None else before.information) + float(gains.sum())
-        width = self._width(fit, observations.pulls, information)
+        surprise = Surprise() if before is None else _surprise(before, picks, y)
+        width = self._width(fit, observations.pulls, information, surprise)
         with watch.phase("sweep" if isinstance(fit, ArmFit) else "fit"):
             posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
-            posterior=posterior, columns=columns, width=width, information=information, pulls_at_learning=learned_at
+            posterior=posterior,
+            columns=columns,
+            width=width,
+            information=information,
+            pulls_at_learning=learned_at,
+            error_squares=surprise.squares,
+            error_weight=surprise.weight,
         )
         return replace(told, fitted=fitted, seconds=watch.seconds)
 
@@ -170,9 +178,8 @@ class ArmUCB(Mechanism[BanditState]):
         frozen, fitted = freeze_evaluated(state), state.fitted
         if fitted is None:
             return frozen
-        surrogate = fitted.posterior.prior
-        prior = KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
-        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(prior)
+        prior = freeze_prior(_prior_of(fitted.posterior.prior))
+        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | prior
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
@@ -193,13 +200,15 @@ class ArmUCB(Mechanism[BanditState]):
         """Return the prior over the arms for the next round, and the pulls at which it was learned."""
         current = None if before is None else before.posterior.prior
         learned_at = 0 if before is None else before.pulls_at_learning
-        learn = not self.given.complete and observations.pulls >= 2 * learned_at
+        learn = not self.given.complete and learning_is_due(observations, learned_at)
         if current is not None and not learn:
             return current, learned_at
+        if not learn:
+            return self._over_arms(self.given.known(), current), 0
         with watch.phase("learn"):
-            given = learn_prior(self.given, observations, self.domain.hull(), generator=generator) if learn else self.given
-            surrogate = self._over_arms(given.known(), current)
-        return surrogate, observations.pulls if learn else 0
+            previous = None if current is None else _prior_of(current)
+            learned = learn_prior(self.given, observations, self.domain.hull(), generator=generator, previous=previous)
+        return self._over_arms(learned, current), observations.pulls
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:
         """Return the prior over the arms; which arms repeat, and the memory that there was, are taken from the current one."""
@@ -217,7 +226,7 @@ class ArmUCB(Mechanism[BanditState]):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _width(self, fit: Fitted, pulls: int, information: float) -> float:
+    def _width(self, fit: Fitted, pulls: int, information: float, surprise: Surprise) -> float:
         surrogate = fit.prior
         return self.parts.width(
             Confidence(
@@ -227,8 +236,14 @@ class ArmUCB(Mechanism[BanditState]):
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
+                calibration=surprise.shown,
             )
         )
+
+
+def _prior_of(surrogate: ArmPrior) -> KnownPrior:
+    """Return the prior that one over arms stands for."""
+    return KnownPrior(surrogate.covariance.kernel, surrogate.prior_mean, surrogate.regularization)
 
 
 def _candidates(
@@ -253,6 +268,13 @@ def _candidates(
         previous, columns = fit_arms(surrogate, observations, dictionary, columns)
     rows = observations.rows
     return given(observations, previous.leverages_at(rows), means=previous.means_at(rows)), columns
+
+
+def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:
+    """Return the one-step-ahead errors with those of the told arms."""
+    posterior = before.posterior
+    means, leverages = posterior.means_at(picks), posterior.leverages_at(picks)
+    return before.surprise.after(y, means=means, leverages=leverages, regularization=posterior.prior.regularization)
 
 
 def _leverages(before: FittedArms | None, surrogate: ArmPrior, picks: Tensor) -> Tensor:

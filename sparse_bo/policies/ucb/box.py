@@ -27,6 +27,7 @@ from sparse_bo.policies.persistence import (
     freeze_dictionary,
     freeze_fields,
     freeze_prior,
+    kept_since,
     on_device,
     thaw_dictionary,
     thaw_fields,
@@ -36,8 +37,9 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, freeze_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
 from sparse_bo.widths import Confidence, botorch_beta
+from sparse_bo.widths.calibration import Surprise
 
 CHUNK = 4096
 """Points at which variances are computed at a time."""
@@ -61,6 +63,15 @@ class FittedBox:
     """Sum of the width's gains over all pulls."""
     pulls_at_learning: int = field(metadata=KEPT)
     """Pulls when hyper-parameters were last learned; 0 if never."""
+    error_squares: float = field(metadata=kept_since(0.0))
+    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
+    error_weight: float = field(metadata=kept_since(0.0))
+    """Their weight, see there."""
+
+    @property
+    def surprise(self) -> Surprise:
+        """The recent one-step-ahead errors."""
+        return Surprise(self.error_squares, self.error_weight)
 
     def known(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""
@@ -181,16 +192,23 @@ class BoxUCB(Mechanism[BoxUCBState]):
         with watch.phase("fit"):
             model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
             effective_dimension = float(_known(model, prior, after.X)[0].sum())
-        gains = self.parts.width.gains(_leverages(before, prior, picks))
-        information = (0.0 if before is None else before.information) + float(gains.sum())
+        surprise = Surprise()
+        leverages = _prior_variances(prior, picks) / prior.regularization
+        if before is not None:
+            leverages, means = before.known(picks)
+            given = before.prior.regularization
+            surprise = before.surprise.after(y, means=means, leverages=leverages, regularization=given)
+        information = (0.0 if before is None else before.information) + float(self.parts.width.gains(leverages).sum())
         fitted = FittedBox(
             model=model,
             prior=prior,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
-            width=self._width(prior, after, effective_dimension, information),
+            width=self._width(prior, after, effective_dimension, information, surprise),
             information=information,
             pulls_at_learning=learned_at,
+            error_squares=surprise.squares,
+            error_weight=surprise.weight,
         )
         return replace(after, fitted=fitted, seconds=watch.seconds)
 
@@ -227,14 +245,16 @@ class BoxUCB(Mechanism[BoxUCBState]):
     ) -> tuple[KnownPrior, int]:
         """Return the prior for the next round and the pulls at which it was learned."""
         learned_at = 0 if before is None else before.pulls_at_learning
-        learn = not self.given.complete and observations.pulls >= 2 * learned_at
-        if before is not None and not learn:
-            return before.prior, learned_at
+        learn = not self.given.complete and learning_is_due(observations, learned_at)
+        previous = None if before is None else before.prior
         if not learn:
-            return self.given.known(), 0
-        return learn_prior(self.given, observations, self.box.hull(), generator=generator).known(), observations.pulls
+            return previous or self.given.known(), learned_at
+        learned = learn_prior(self.given, observations, self.box.hull(), generator=generator, previous=previous)
+        return learned, observations.pulls
 
-    def _width(self, prior: KnownPrior, after: BoxUCBState, effective_dimension: float, information: float) -> float:
+    def _width(
+        self, prior: KnownPrior, after: BoxUCBState, effective_dimension: float, information: float, surprise: Surprise
+    ) -> float:
         seen = torch.cat([self.box.bounds, after.X])
         return self.parts.width(
             Confidence(
@@ -244,6 +264,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
                 regularization=prior.regularization,
                 kappa_squared=float(_prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
+                calibration=surprise.shown,
             )
         )
 
@@ -271,13 +292,6 @@ def _candidates(
         model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
     leverages, means = _known(model, prior, observations.X)
     return given(observations, leverages, means=means)
-
-
-def _leverages(before: FittedBox | None, prior: KnownPrior, picks: Tensor) -> Tensor:
-    """Return the leverages of the told points (``q``) at the start of their batch."""
-    if before is None:
-        return _prior_variances(prior, picks) / prior.regularization
-    return before.known(picks)[0]
 
 
 def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:

@@ -18,7 +18,7 @@ from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.policies.ucb.box import BoxUCB
 from sparse_bo.policies.ucb.parts import Parts
 from sparse_bo.validation import check_choice, check_count
-from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, ConstantWidth, Width
+from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,14 +35,15 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     (``sweep_dtype``, ``memory_bytes``).
 
     Attributes:
-        width: A number of posterior standard deviations, ``"theory"``, ``"authors"``, or a :class:`sparse_bo.widths.Width`.
-            The named ones need ``rkhs_norm``.
+        width: A number of posterior standard deviations, ``"calibrated"`` (2, more where the run's own errors say that the
+            intervals are too narrow: :class:`sparse_bo.widths.CalibratedWidth`), ``"theory"``, ``"authors"`` (these need
+            ``rkhs_norm``), or a :class:`sparse_bo.widths.Width`. ``None``: 2 with a given prior, calibrated with a learned one.
         initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
             else ``max(10, 2d)``.
         max_batch_size: No batch is larger.
     """
 
-    width: Width | float | str = 2.0
+    width: Width | float | str | None = None
     initial_design: int | None = None
     max_batch_size: int = 10_000
 
@@ -62,6 +63,8 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         SweepSettings.__post_init__(self)
         if self.initial_design is not None:
             check_count("initial_design", self.initial_design)
+        if self.width is None:
+            object.__setattr__(self, "width", "calibrated" if self.learns else 2.0)
         check_count("max_batch_size", self.max_batch_size)
         _ = self.parts  # the parts check their own settings
 
@@ -121,7 +124,9 @@ def named_width(
     """
     width = policy.width
     if isinstance(width, str):
-        check_choice("width", width, ("theory", "authors"))
+        check_choice("width", width, ("calibrated", "theory", "authors"))
+        if width == "calibrated":
+            return CalibratedWidth()
         if policy.rkhs_norm is None:
             raise ValueError(f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective), got None")
         chosen = theory if width == "theory" else authors
@@ -133,5 +138,5 @@ def named_width(
     if isinstance(width, (int, float)) and not isinstance(width, bool):
         return ConstantWidth(float(width))
     if not isinstance(width, Width):
-        raise TypeError(f"expected width to be a number, 'theory', 'authors' or a Width, got {type(width).__name__}")
+        raise TypeError(f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}")
     return width
