@@ -1,7 +1,7 @@
 """The protocol's problems: all maximised, each with its best value and the range that regret is measured by.
 
-*Range*: the best value minus the median, over 1,024 scrambled Sobol points (over all arms of a table). "x % behind" is x % of it: a
-method that is 100 % behind does as well as one evaluation anywhere.
+*Range*: the best value minus the median, over 1,024 scrambled Sobol points (over all arms of a table). "x % behind" is x % of
+it: a method that is 100 % behind does as well as one evaluation anywhere.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Rover: a path through a field of obstacles, 60 numbers (Wang et al. 2018, §5; Eriksson et al. 2019, §3.2), in NumPy.
 
-Thirty points in the plane give a curve, its cost is integrated along it, and missing start or goal costs too:
-``5 − ∫ c ds − 10 |x(0) − start|₁ − 10 |x(1) − goal|₁``, with c = 20.05 inside of an obstacle and outside of the unit square, and
-0.05 elsewhere. Points lie in ``[−0.1, 1.1]²``; start is (0.05, 0.05), goal (0.95, 0.95).
+Thirty points in the plane give a curve, its cost is integrated along it, and missing start or goal costs too: ``5 − ∫ c ds − 10
+|x(0) − start|₁ − 10 |x(1) − goal|₁``, with c = 20.05 inside of an obstacle and outside of the unit square, and 0.05 elsewhere.
+Points lie in ``[−0.1, 1.1]²``; start is (0.05, 0.05), goal (0.95, 0.95).
 
 *The curve.* The authors fit a smoothing spline with FITPACK's usual smoothing ``s = m − √(2m)``, 22.3 for m = 30 points. No 30
-points of ``[−0.1, 1.1]²`` are further than ``30 · 2 · 0.6² = 21.6`` from their mean, in squares: the spline never gets a knot, and is
-the cubic polynomial that fits the points best by least squares over their cumulated distances. A test compares with FITPACK.
+points of ``[−0.1, 1.1]²`` are further than ``30 · 2 · 0.6² = 21.6`` from their mean, in squares: the spline never gets a knot,
+and is the cubic polynomial that fits the points best by least squares over their cumulated distances. A test compares with
+FITPACK.
 
 *The obstacles.* Squares of side 0.05, like the authors', whose centres are drawn here, as theirs were there; so values are near
-those of the papers but are not to be compared with them. Of the authors' function this one differs in that, and in that no noise is
-added to the input.
+those of the papers but are not to be compared with them. Of the authors' function this one differs in that, and in that no
+noise is added to the input.
 """
 
 from __future__ import annotations
