@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation import MaxPosteriorSampling
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
+from botorch.optim.fit import fit_gpytorch_mll_torch
 from gpytorch import settings
 from gpytorch.constraints import Interval
 from gpytorch.kernels import MaternKernel, ScaleKernel
@@ -40,8 +42,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _fit(model: SingleTaskGP) -> SingleTaskGP:
+    """Fit a model by L-BFGS; where all attempts fail, which would end a tutorial's loop, by 50 steps of Adam, as TuRBO does."""
+    likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
     with _quiet():
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        try:
+            fit_gpytorch_mll(likelihood)
+        except ModelFittingError:
+            fit_gpytorch_mll_torch(likelihood, step_limit=50)
+            likelihood.eval()
     return model
 
 

@@ -96,8 +96,8 @@ def _band(axis: Axes, at: np.ndarray, curves: np.ndarray, style: dict[str, Any])
     if not known.any():
         return {}
     lower, median, upper = np.percentile(curves[:, known], (25, 50, 75), axis=0)
-    (line,) = axis.plot(at[known], median, **style)
-    axis.fill_between(at[known], lower, upper, color=style["color"], alpha=0.12, lw=0)
+    (line,) = axis.plot(at[known], median, drawstyle="steps-post", **style)
+    axis.fill_between(at[known], lower, upper, step="post", color=style["color"], alpha=0.12, lw=0)
     return {style["label"]: line}
 
 

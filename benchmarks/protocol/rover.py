@@ -46,7 +46,8 @@ def curve(inputs: np.ndarray, steps: int = STEPS) -> np.ndarray:
     points = LOW + (HIGH - LOW) * inputs.reshape(len(inputs), -1, 2)
     walked = np.cumsum(np.linalg.norm(np.diff(points, axis=1), axis=2), axis=1)
     at = np.concatenate((np.zeros((len(inputs), 1)), walked), axis=1)
-    at = at / np.maximum(at[:, -1:], 1e-12)  # thirty times the same point: a curve that stays there
+    whole, evenly = at[:, -1:], np.linspace(0.0, 1.0, at.shape[1])
+    at = np.where(whole > 1e-12, at / np.maximum(whole, 1e-12), evenly)  # thirty times the same point: a curve that stays there
     coefficients = np.linalg.pinv(_cubics(at)) @ points
     return _cubics(np.linspace(0.0, 1.0, steps)) @ coefficients
 
