@@ -8,12 +8,12 @@ import numpy as np
 
 from sparse_bo.problems import abalone
 
-__all__ = ["DIMS", "SETTINGS", "score", "settings"]
+__all__ = ["BEST_KNOWN", "DIMS", "SETTINGS", "TYPICAL", "score", "settings"]
 
 SETTINGS: dict[str, tuple[float, float, str]] = {
     "learning_rate": (0.003, 1.0, "log"),
-    "max_iter": (10, 150, "whole"),
-    "max_leaf_nodes": (3, 64, "whole"),
+    "max_iter": (10, 100, "whole"),
+    "max_leaf_nodes": (3, 32, "whole"),
     "max_depth": (1, 12, "whole"),
     "min_samples_leaf": (1, 100, "log whole"),
     "l2_regularization": (1e-4, 1e3, "log"),
@@ -22,6 +22,10 @@ SETTINGS: dict[str, tuple[float, float, str]] = {
 }
 """Lower and upper end, and how [0, 1] is spread over them."""
 DIMS = len(SETTINGS)
+BEST_KNOWN = 0.56
+"""A score that was reached, by CMA-ES with 800 evaluations from three seeds (scikit-learn 1.9)."""
+TYPICAL = 0.43226
+"""The median over :func:`protocol.problems._sobol`."""
 TRAINING = 1500
 """Rows that a model learns from; it is scored on the other 2,677."""
 
