@@ -23,7 +23,7 @@ from harness.runner import main
 from protocol.figures import FIELDS, draw, draw_all
 from protocol.methods import METHODS, Method, check_packages, method_of
 from protocol.problems import BOXES, PROBLEMS, TABLES, make
-from protocol.summary import Runs, behind, final, of, quartiles, reported, shown
+from protocol.summary import Runs, behind, current, final, of, quartiles, reported, shown
 from protocol.trace import TimeOver, Trace
 
 OURS = "default"
@@ -243,6 +243,7 @@ A run ends after an hour of the method's own processor time, and counts with wha
     },
     seeds=(10, 2, 2),
     devices=("cpu",),
+    upgrade=current,
 )
 
 if __name__ == "__main__":

@@ -399,6 +399,17 @@ def test_behind_is_the_difference_of_medians_in_per_cent_of_the_range() -> None:
     assert "best evaluated point: within 2 % of the best method on 1 of 1 boxes, at most 0.0 % behind (branin)" in said
 
 
+def test_records_are_shown_beside_the_highest_value_that_is_known_now() -> None:
+    current, rover = part("summary").current, part("rover")
+    older = record("rover-60", "cma", 5, [None, None, 3.0], best_value=rover.BEST_KNOWN - 1.0, typical_value=-16.0)
+    newer = current(older)
+    assert newer["regret"] == pytest.approx([11.0, 20.0, 27.0])
+    assert (newer["best_value"], newer["typical_value"]) == (rover.BEST_KNOWN, rover.TYPICAL)
+    assert current(newer)["regret"] == newer["regret"]
+    same = record("branin", "cma", 5, [None, None, 3.0])
+    assert current(same) == same
+
+
 def test_a_range_of_its_own_makes_seeds_comparable() -> None:
     gain = part("summary").gain
     assert gain(record("gp-draw-4", "cma", 5, [None, None, 3.0], best_value=4.0, typical_value=2.0), "recommended") == 0.5
