@@ -24,7 +24,14 @@ OPTIMA: dict[str, tuple[list[list[float]], float]] = {
     "rosenbrock-8": ([[1.0] * 8], 0.0),
     "rastrigin-10": ([[0.0] * 10], 0.0),
 }
-PEERS = {"sobol": (None, 32), "cma": ("cma", 32), "tpe": ("optuna", 32), "turbo": (None, 10), "botorch": (None, 13)}
+PEERS = {
+    "sobol": (None, 32),
+    "cma": ("cma", 32),
+    "tpe": ("optuna", 32),
+    "turbo": (None, 10),
+    "botorch": (None, 13),
+    "default": (None, 12),
+}
 """By name its package, and evaluations to test it with."""
 
 
@@ -287,6 +294,20 @@ def test_a_peer_spends_its_budget_within_the_box_and_learns(name: str) -> None:
     assert again.record()["best"] == record["best"]
 
 
+@pytest.mark.parametrize("name", ["bbkb-published", "gp-ucb", "epsilon-greedy", "random"])
+def test_a_policy_on_a_table_is_told_noise_and_judged_by_the_truth(name: str) -> None:
+    task = part("problems").make("abalone", 0)
+    trace = part("trace").Trace(task, 20, seed=2)
+    seen: list[Tensor] = []
+    evaluate: Callable[[Tensor], Tensor] = trace.evaluate
+    trace.evaluate = lambda arms: (seen.append(arms), evaluate(arms))[1]
+    part("methods").method_of(name).run(task, trace, 2)
+    values, record = task.problem.values[torch.cat(seen)], trace.record()
+    assert record["regret"][-1] == pytest.approx(float((1.0 - values).sum()), rel=1e-5)
+    assert record["best"][-1] == pytest.approx(float(values.max()), rel=1e-5)
+    assert any(record["recommended"][-1] == pytest.approx(float(value), rel=1e-5) for value in values)
+
+
 def test_cma_begins_anew_with_twice_the_population() -> None:
     pytest.importorskip("cma")
     peer = part("cmaes").CMAES(2, 10_000, 0)
@@ -487,9 +508,9 @@ def test_a_run_that_fails_costs_no_other_and_is_made_later(tmp_path: Path, monke
 
 def test_a_run_whose_time_is_over_is_recorded_with_what_it_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.runner.write", lambda *_: None)
-    (made,) = run(tmp_path, "--problems", "branin", "--methods", "sobol", "--limit", "0")
-    assert (made["reached"], made["at"][-1], made["limit"]) == (10, 10, 0.0)
-    assert made["recommended"][-1] is not None
+    made = run(tmp_path, "--problems", "branin", "--methods", "sobol", "few=RandomSearch(batch_size=4)", "--limit", "0")
+    assert [(r["reached"], r["at"][-1], r["limit"]) for r in made] == [(10, 10, 0.0), (4, 4, 0.0)]
+    assert all(r["recommended"][-1] is not None for r in made)
 
 
 def test_records_name_what_they_were_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
