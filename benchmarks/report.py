@@ -20,7 +20,7 @@ from harness.pages import overview, render, with_overview, write
 from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
-    "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "batches",
+    "optimisation", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "batches",
     "gssbo_headline", "gssbo_figures", "plan_check", "execution", "gpu",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""

@@ -68,8 +68,9 @@ def device_name(device: torch.device) -> str:
 def append(path: Path, record: Record) -> None:
     """Append one record with the time of day to a JSON-lines file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**record, "date": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
+    line = json.dumps({**record, "date": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n"
+    with path.open("ab", buffering=0) as file:  # in one piece: several processes may append
+        file.write(line.encode())
 
 
 def read(path: Path) -> list[Record]:

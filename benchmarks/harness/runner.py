@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -36,31 +37,38 @@ def main(experiment: Experiment, description: str | None, arguments: Sequence[st
         if chosen.job is not None:
             print(json.dumps(list(experiment.jobs(chosen))[chosen.job].measure()))
             return
-        if not chosen.draw:
-            _run(experiment, chosen, words)
+        failed = [] if chosen.draw else _run(experiment, chosen, words)
     print(f"written: {write(experiment, chosen.folder)}")
     if chosen.folder == RESULTS:
         print("python benchmarks/report.py brings the overview in benchmarks/README.md up to date")
+    if failed:
+        raise RuntimeError(f"{len(failed)} measurements failed; the others are recorded. The first:") from failed[0]
 
 
-def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> None:
-    """Make the measurements that are not there yet."""
+def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> list[Exception]:
+    """Make the measurements that are not there yet; return why some of them failed."""
     state, path = environment(chosen.device), chosen.folder / experiment.records_name
     known = [] if chosen.again else experiment.read(chosen.folder)
     jobs = list(experiment.jobs(chosen))
     todo = [(k, job) for k, job in enumerate(jobs) if not any(_is_of(job, record, state["device"]) for record in known)]
     print(f"{experiment.name}: {len(todo)} of {len(jobs)} to measure ({path} has the others; --again: all)", flush=True)
-    start = time.perf_counter()
+    start, failed = time.perf_counter(), list[Exception]()
     for count, (k, job) in enumerate(todo):
         if chosen.minutes is not None and time.perf_counter() - start > 60.0 * chosen.minutes:
             print(f"{chosen.minutes:g} minutes are over, {len(todo) - count} left: the same command goes on there", flush=True)
             break
         began = time.perf_counter()
         alone = experiment.own_process and not chosen.here
-        measured = _in_own_process(experiment, words, k) if alone else job.measure()
-        append(path, {**job.key, **measured, **state})
         label = ", ".join(f"{name} {value}" for name, value in job.key.items())
+        try:
+            measured = _in_own_process(experiment, words, k) if alone else job.measure()
+        except Exception as error:  # of hundreds of measurements, one that fails shall not cost the others
+            failed.append(error)
+            print(f"{label}: failed\n{traceback.format_exc()}", flush=True)
+            continue
+        append(path, {**job.key, **measured, **state})
         print(f"{label}: {time.perf_counter() - began:.1f} s", flush=True)
+    return failed
 
 
 def _is_of(job: Job, record: Record, device: str) -> bool:

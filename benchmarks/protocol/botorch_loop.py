@@ -1,0 +1,212 @@
+"""BoTorch's closed loop, and TuRBO-1 (Eriksson et al. 2019), with the settings that BoTorch's tutorials and defaults have."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.exceptions.errors import ModelFittingError
+from botorch.exceptions.warnings import BotorchWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.generation import MaxPosteriorSampling
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from botorch.optim.fit import fit_gpytorch_mll_torch
+from gpytorch import settings
+from gpytorch.constraints import Interval
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+__all__ = ["BoTorchLoop", "Turbo"]
+
+LARGE = 1000
+"""Budgets above are taken in batches of 50."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what the libraries say of fits and searches that they repeat by themselves."""
+    with warnings.catch_warnings():
+        for kind in (BotorchWarning, NumericalWarning, RuntimeWarning):
+            warnings.simplefilter("ignore", kind)
+        yield
+
+
+def _fit(model: SingleTaskGP) -> SingleTaskGP:
+    """Fit a model by L-BFGS; where all attempts fail, which would end a tutorial's loop, by 50 steps of Adam, as TuRBO does."""
+    likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
+    with _quiet():
+        try:
+            fit_gpytorch_mll(likelihood)
+        except ModelFittingError:
+            fit_gpytorch_mll_torch(likelihood, step_limit=50)
+            likelihood.eval()
+    return model
+
+
+class BoTorchLoop:
+    """``SingleTaskGP`` on all data and ``qLogNoisyExpectedImprovement``, 10 points at a time, 50 of a large budget.
+
+    Sobol points first, two per input and no fewer than a batch; then kernel, priors and standardisation of the model, samples
+    and pruning of the acquisition function are BoTorch's defaults, which its batches are optimised greedily by, as Ax does,
+    with the tutorials' 10 restarts from 512 points. It recommends the evaluated point with the highest posterior mean.
+    """
+
+    def __init__(self, dims: int, budget: int, seed: int) -> None:
+        self._batch = 50 if budget > LARGE else 10
+        self._bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dims)
+        self._first = SobolEngine(dims, scramble=True, seed=seed).draw(max(2 * dims, self._batch), dtype=torch.float64)
+        self._X, self._y = torch.empty(0, dims, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        self._model: SingleTaskGP | None = None
+
+    def ask(self, left: int) -> Tensor:
+        """See :class:`protocol.ask_tell.Peer`."""
+        if self._model is None:
+            return self._first[:left]
+        with _quiet():
+            improvement = qLogNoisyExpectedImprovement(self._model, self._X, prune_baseline=True)
+            X, _ = optimize_acqf(
+                improvement, self._bounds, q=min(self._batch, left), num_restarts=10, raw_samples=512, sequential=True
+            )
+        return X
+
+    def tell(self, X: Tensor, y: Tensor) -> None:
+        """See :class:`protocol.ask_tell.Peer`. Fits the model."""
+        self._X, self._y = torch.cat([self._X, X]), torch.cat([self._y, y])
+        self._model = _fit(SingleTaskGP(self._X, self._y.unsqueeze(-1)))
+
+    def recommend(self) -> Tensor | None:
+        """See :class:`protocol.ask_tell.Peer`."""
+        return None if self._model is None else _highest(self._model, self._X)[1]
+
+
+def _highest(model: SingleTaskGP, X: Tensor) -> tuple[float, Tensor]:
+    """Return the highest posterior mean over points, in the model's unit, and its point."""
+    with torch.no_grad(), _quiet():
+        means = model.posterior(X).mean.squeeze(-1)
+    return float(means.max()), X[means.argmax()]
+
+
+@dataclass
+class _Region:
+    """A trust region: its side, and how many batches in a row have improved, or have not."""
+
+    best: float
+    patience: int
+    side: float = 0.8
+    better: int = 0
+    worse: int = 0
+
+    WIDEST, NARROWEST, STREAK = 1.6, 0.5**7, 10
+
+    def learn(self, highest: float) -> None:
+        """Double or halve the side after a streak; a batch counts as better from 0.1 % on."""
+        improved = highest > self.best + 1e-3 * abs(self.best)
+        self.better, self.worse = (self.better + 1, 0) if improved else (0, self.worse + 1)
+        if self.better == self.STREAK:
+            self.side, self.better = min(2.0 * self.side, self.WIDEST), 0
+        elif self.worse == self.patience:
+            self.side, self.worse = self.side / 2.0, 0
+        self.best = max(self.best, highest)
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is too small to go on with."""
+        return self.side < self.NARROWEST
+
+
+class Turbo:
+    """TuRBO-1 with Thompson sampling as in BoTorch's tutorial: 4 points at a time, 50 of a large budget.
+
+    A Matérn-5/2 kernel with a lengthscale per input in [0.005, 4], noise variance at most 10⁻³ of the standardised values'; the
+    region begins anew with fresh Sobol points, two per input, once its side is below 2⁻⁷. It recommends, of the best points of
+    all regions by their posterior means, the one where that mean is highest.
+    """
+
+    def __init__(self, dims: int, budget: int, seed: int) -> None:
+        self._batch = 50 if budget > LARGE else 4
+        self._dims, self._seed, self._regions = dims, seed, 0
+        self._elsewhere: tuple[float, Tensor | None] = (-torch.inf, None)
+        self._begin()
+
+    def ask(self, left: int) -> Tensor:
+        """See :class:`protocol.ask_tell.Peer`."""
+        if self._region is None:
+            return self._first[: min(left, len(self._first))]
+        if self._region.spent:
+            self._elsewhere = max(self._elsewhere, self._found(), key=lambda found: found[0])
+            self._begin()
+            return self._first[:left]
+        return self._sampled(min(self._batch, left))
+
+    def tell(self, X: Tensor, y: Tensor) -> None:
+        """See :class:`protocol.ask_tell.Peer`. Fits the model."""
+        self._X, self._y = torch.cat([self._X, X]), torch.cat([self._y, y])
+        if self._region is None:
+            patience = math.ceil(max(4.0, float(self._dims)) / self._batch)
+            self._region = _Region(best=float(y.max()), patience=patience)
+        else:
+            self._region.learn(float(y.max()))
+        if len(self._y) == 1:
+            return  # the budget ends with the first point of a region
+        likelihood = GaussianLikelihood(noise_constraint=Interval(1e-8, 1e-3))
+        kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=self._dims, lengthscale_constraint=Interval(0.005, 4.0)))
+        scaled = ((self._y - self._y.mean()) / self._y.std()).unsqueeze(-1)
+        model = SingleTaskGP(self._X, scaled, covar_module=kernel, likelihood=likelihood, outcome_transform=None)
+        with settings.max_cholesky_size(float("inf")):
+            self._model = _fit(model)
+
+    def recommend(self) -> Tensor | None:
+        """See :class:`protocol.ask_tell.Peer`."""
+        return max(self._elsewhere, self._found(), key=lambda found: found[0])[1]
+
+    def _begin(self) -> None:
+        self._regions += 1
+        seed = 1000 * self._seed + self._regions
+        self._first = SobolEngine(self._dims, scramble=True, seed=seed).draw(2 * self._dims, dtype=torch.float64)
+        self._X, self._y = torch.empty(0, self._dims, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        self._region: _Region | None = None
+        self._model: SingleTaskGP | None = None
+
+    def _found(self) -> tuple[float, Tensor | None]:
+        """Return the highest posterior mean of the present region, in the objective's unit, and its point."""
+        if self._model is None:
+            return -torch.inf, None
+        mean, point = _highest(self._model, self._X)
+        return float(self._y.mean() + self._y.std() * mean), point
+
+    def _sampled(self, q: int) -> Tensor:
+        """Return the maxima of ``q`` draws of the posterior over candidates in the region around the highest value."""
+        assert self._model is not None
+        assert self._region is not None
+        centre = self._X[self._y.argmax()]
+        candidates = self._candidates(centre, min(5000, max(2000, 200 * self._dims)))
+        with torch.no_grad(), _quiet(), settings.max_cholesky_size(float("inf")):
+            drawn: Tensor = MaxPosteriorSampling(self._model, replacement=False)(candidates, num_samples=q)
+        return drawn
+
+    def _candidates(self, centre: Tensor, count: int) -> Tensor:
+        """Return points that differ from the centre in about 20 inputs at most, ``count x d``, within the region.
+
+        Its sides are proportional to the lengthscales, with the region's side as their geometric mean.
+        """
+        assert self._model is not None
+        assert self._region is not None
+        lengthscales = self._model.covar_module.base_kernel.lengthscale.detach().flatten()
+        half = 0.5 * self._region.side * (lengthscales.log() - lengthscales.log().mean()).exp()
+        low, high = (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
+        inside = low + (high - low) * SobolEngine(self._dims, scramble=True).draw(count, dtype=torch.float64)
+        moved = torch.rand(count, self._dims, dtype=torch.float64) <= min(20.0 / self._dims, 1.0)
+        one = torch.randint(self._dims, (count, 1))
+        still = ~moved.any(dim=1, keepdim=True)
+        moved |= still & (torch.arange(self._dims) == one)
+        return torch.where(moved, inside, centre)

@@ -1,0 +1,165 @@
+"""The protocol's problems: all maximised, each with its best value and the range that regret is measured by.
+
+*Range*: the best value minus the median, over 1,024 scrambled Sobol points (over all arms of a table). "x % behind" is x % of
+it: a method that is 100 % behind does as well as one evaluation anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from botorch.test_functions import Ackley, Branin, Hartmann, Levy, Rastrigin, Rosenbrock
+from botorch.utils.sampling import draw_sobol_samples
+from torch import Tensor
+
+from sparse_bo.problems import abalone, cadata
+from sparse_bo.problems.base import BoxProblem, Problem
+
+from . import rover, tuning
+
+__all__ = ["BOXES", "PROBLEMS", "TABLES", "Task", "make"]
+
+TYPICAL_OVER = 1024
+TYPICAL = {"rover-60": rover.TYPICAL, "tuning-8": tuning.TYPICAL}
+"""Medians that take a minute to find."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem, and what a typical point of it is worth."""
+
+    problem: BoxProblem | Problem
+    typical: float
+    """The median value."""
+
+    @property
+    def best(self) -> float:
+        """The highest true value."""
+        return self.problem.best_value
+
+    @property
+    def range(self) -> float:
+        """What regret is measured by: best minus typical."""
+        return self.best - self.typical
+
+    def truth(self, where: Tensor) -> Tensor:
+        """Return true values of points (``q x d``) or, on a table, of arms (``q`` indices)."""
+        return self.problem.values[where] if isinstance(self.problem, Problem) else self.problem.function(where)
+
+
+def make(name: str, seed: int) -> Task:
+    """Return a problem by name.
+
+    Args:
+        name: One of :data:`PROBLEMS`.
+        seed: Of the run. It decides which function a GP draw is, and nothing of the other problems; noise is drawn by
+            ``task.problem.objective(seed=…)``.
+
+    Raises:
+        ValueError: If there is no such problem.
+    """
+    if name not in PROBLEMS:
+        raise ValueError(f"expected one of {', '.join(PROBLEMS)}, got problem {name!r}")
+    return _make(name, seed if name == "gp-draw-4" else 0)
+
+
+@cache
+def _make(name: str, seed: int) -> Task:
+    problem = {**BOXES, **TABLES}[name](seed)
+    if name in TYPICAL:
+        return Task(problem, TYPICAL[name])
+    values = problem.values if isinstance(problem, Problem) else problem.function(_sobol(problem.bounds))
+    return Task(problem, float(values.median()))
+
+
+def _sobol(bounds: Tensor, count: int = TYPICAL_OVER) -> Tensor:
+    return draw_sobol_samples(bounds, n=count, q=1, seed=0).squeeze(1)
+
+
+def _unit(dims: int) -> Tensor:
+    return torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dims).clone()
+
+
+def _botorch(name: str, function: Any, noise_sd: float = 0.0) -> BoxProblem:
+    """Return one of BoTorch's test functions (negated), its box in float64."""
+    bounds = function.bounds.to(torch.float64)
+    return BoxProblem(name, bounds, function, float(function.optimal_value), noise_sd, type(function).__name__)
+
+
+def _on_box(make: Callable[..., Any], dims: int, low: float, high: float) -> Any:
+    return make(dim=dims, negate=True, bounds=[(low, high)] * dims)
+
+
+def _rover() -> BoxProblem:
+    def reward(X: Tensor) -> Tensor:
+        return torch.from_numpy(rover.reward(X.cpu().numpy()))
+
+    return BoxProblem("rover-60", _unit(rover.DIMS), reward, rover.BEST_KNOWN, 0.0, "a path through obstacles")
+
+
+def _tuning() -> BoxProblem:
+    def score(X: Tensor) -> Tensor:
+        return torch.from_numpy(tuning.score(X.cpu().numpy()))
+
+    return BoxProblem("tuning-8", _unit(tuning.DIMS), score, tuning.BEST_KNOWN, 0.0, "R² of gradient boosting on Abalone")
+
+
+def _gp_draw(seed: int, *, dims: int = 4, lengthscale: float = 0.2, features: int = 2048, noise_sd: float = 0.1) -> BoxProblem:
+    """Return a draw of a GP with unit variance and Gaussian kernel, by random features, and its maximum.
+
+    The maximum is the best of 32 local ones, climbed to from the best of 2¹³ Sobol points: about 0.5 s.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    frequencies = torch.randn(dims, features, generator=generator, dtype=torch.float64) / lengthscale
+    phases = 2.0 * torch.pi * torch.rand(features, generator=generator, dtype=torch.float64)
+    weights = torch.randn(features, generator=generator, dtype=torch.float64) * (2.0 / features) ** 0.5
+
+    def function(X: Tensor) -> Tensor:
+        return torch.cat([(part @ frequencies + phases).cos() @ weights for part in X.split(4096)])
+
+    bounds = _unit(dims)
+    starts = _sobol(bounds, 2**13)
+    X = starts[function(starts).topk(32).indices]
+    best = float(function(_climbed(function, X)).max())
+    return BoxProblem("gp-draw-4", bounds, function, best, noise_sd, "a draw of a Gaussian process")
+
+
+def _climbed(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    """Return points of the unit cube climbed to their local maxima by L-BFGS over logits."""
+    logits = X.clamp(1e-6, 1.0 - 1e-6).logit().requires_grad_()
+    optimizer = torch.optim.LBFGS([logits], max_iter=150, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        total = -function(logits.sigmoid()).sum()
+        total.backward()
+        return total
+
+    optimizer.step(loss)
+    return logits.detach().sigmoid()
+
+
+BOXES: dict[str, Callable[[int], BoxProblem]] = {
+    "hartmann-6": lambda _: _botorch("hartmann-6", Hartmann(dim=6, negate=True), noise_sd=0.05),
+    "branin": lambda _: _botorch("branin", Branin(negate=True)),
+    "ackley-20": lambda _: _botorch("ackley-20", _on_box(Ackley, 20, -5.0, 10.0)),
+    "levy-20": lambda _: _botorch("levy-20", _on_box(Levy, 20, -10.0, 10.0)),
+    "rosenbrock-8": lambda _: _botorch("rosenbrock-8", _on_box(Rosenbrock, 8, -5.0, 10.0)),
+    # The usual box would have the optimum in its middle, where some methods begin.
+    "rastrigin-10": lambda _: _botorch("rastrigin-10", _on_box(Rastrigin, 10, -4.0, 5.0)),
+    "rover-60": lambda _: _rover(),
+    "tuning-8": lambda _: _tuning(),
+    "gp-draw-4": _gp_draw,
+}
+TABLES: dict[str, Callable[[int], Problem]] = {
+    "cadata": lambda _: cadata(),
+    "cadata-standardised": lambda _: cadata(scaling="standardize"),
+    "abalone": lambda _: abalone(),
+    "abalone-standardised": lambda _: abalone(scaling="standardize"),
+}
+"""Noise sd 0.1 on values in [0, 1]."""
+PROBLEMS = (*BOXES, *TABLES)

@@ -1,0 +1,40 @@
+"""The tree-structured Parzen estimator (Bergstra et al. 2011; multivariate: Falkner et al. 2018) by Optuna."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+__all__ = ["TPE"]
+
+
+class TPE:
+    """Optuna's ``TPESampler(multivariate=True)``, one evaluation at a time, that recommends ``study.best_params``."""
+
+    def __init__(self, dims: int, budget: int, seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate: since version 2.2
+            sampler = optuna.samplers.TPESampler(multivariate=True, seed=seed)
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._space = {f"x{k:03d}": optuna.distributions.FloatDistribution(0.0, 1.0) for k in range(dims)}
+
+    def ask(self, left: int) -> Tensor:
+        """See :class:`protocol.ask_tell.Peer`."""
+        self._trial = self._study.ask(self._space)
+        return self._point(self._trial.params).unsqueeze(0)
+
+    def tell(self, X: Tensor, y: Tensor) -> None:
+        """See :class:`protocol.ask_tell.Peer`."""
+        self._study.tell(self._trial, float(y))
+
+    def recommend(self) -> Tensor | None:
+        """See :class:`protocol.ask_tell.Peer`."""
+        return self._point(self._study.best_params)
+
+    def _point(self, named: dict[str, float]) -> Tensor:
+        return torch.tensor([named[name] for name in self._space], dtype=torch.float64)

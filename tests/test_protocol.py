@@ -1,0 +1,523 @@
+"""The protocol of optimisation quality: problems are what they say, traces count what they should, summaries are right."""
+
+import importlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import interpolate
+from torch import Tensor
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+OPTIMA: dict[str, tuple[list[list[float]], float]] = {
+    "hartmann-6": ([[0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]], 3.32237),
+    "branin": ([[-math.pi, 12.275], [math.pi, 2.275], [9.42478, 2.475]], -0.397887),
+    "ackley-20": ([[0.0] * 20], 0.0),
+    "levy-20": ([[1.0] * 20], 0.0),
+    "rosenbrock-8": ([[1.0] * 8], 0.0),
+    "rastrigin-10": ([[0.0] * 10], 0.0),
+}
+PEERS = {
+    "sobol": (None, 32),
+    "cma": ("cma", 32),
+    "tpe": ("optuna", 32),
+    "turbo": (None, 10),
+    "botorch": (None, 13),
+    "default": (None, 12),
+}
+"""By name its package, and evaluations to test it with."""
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts importable; they choose the number of threads."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+
+def part(name: str) -> Any:
+    return importlib.import_module(f"protocol.{name}")
+
+
+def points(bounds: Tensor, count: int, seed: int = 0) -> Tensor:
+    shares = torch.rand(count, bounds.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return bounds[0] + (bounds[1] - bounds[0]) * shares
+
+
+@pytest.mark.parametrize("name", OPTIMA)
+def test_the_best_value_of_a_test_function_is_at_its_known_optima(name: str) -> None:
+    where, value = OPTIMA[name]
+    task = part("problems").make(name, 0)
+    assert task.best == pytest.approx(value, abs=1e-12)
+    X = torch.tensor(where, dtype=torch.float64)
+    torch.testing.assert_close(task.truth(X), torch.full((len(X),), value, dtype=torch.float64), atol=1e-5, rtol=0.0)
+    assert bool((task.problem.bounds[0] < X).all() & (task.problem.bounds[1] > X).all())
+    assert not bool((task.problem.bounds.mean(0) == X).all(1).any())  # where some methods begin
+
+
+@pytest.mark.parametrize("name", [*OPTIMA, "rover-60", "gp-draw-4"])
+def test_no_value_exceeds_the_best_and_half_of_them_the_typical(name: str) -> None:
+    task = part("problems").make(name, 3)
+    values = task.truth(points(task.problem.bounds, 100 if name == "rover-60" else 500))
+    assert float(values.max()) <= task.best
+    assert 0.4 < float((values > task.typical).double().mean()) < 0.6
+    assert task.range == pytest.approx(task.best - task.typical)
+
+
+def test_tables_are_those_of_the_package() -> None:
+    for name in part("problems").TABLES:
+        task = part("problems").make(name, 0)
+        assert task.best == 1.0
+        assert task.problem.noise_sd == 0.1
+        assert task.typical == float(task.problem.values.median())
+        spread = task.problem.arms.std(0, correction=0)
+        assert bool((spread.sub(1.0).abs() < 1e-9).all()) == name.endswith("standardised")
+
+
+def test_a_seed_decides_which_function_a_draw_is_and_nothing_else() -> None:
+    make = part("problems").make
+    first, again, other = make("gp-draw-4", 0), make("gp-draw-4", 0), make("gp-draw-4", 1)
+    X = points(first.problem.bounds, 5)
+    assert torch.equal(first.truth(X), again.truth(X))
+    assert not torch.allclose(first.truth(X), other.truth(X))
+    assert make("branin", 0) is make("branin", 1)
+
+
+def test_the_maximum_of_a_draw_is_not_beaten_by_another_search() -> None:
+    task = part("problems").make("gp-draw-4", 2)
+    X = points(task.problem.bounds, 20_000, seed=1)
+    X = X[task.truth(X).topk(20).indices]
+    generator = torch.Generator().manual_seed(2)
+    for step in torch.logspace(-1.0, -4.0, 40, dtype=torch.float64):  # a random walk uphill
+        tries = (X + step * torch.randn(50, *X.shape, generator=generator, dtype=torch.float64)).clamp(0.0, 1.0)
+        tries = torch.cat([X[None], tries])
+        values = task.truth(tries.flatten(0, 1)).view(len(tries), -1)
+        X = tries[values.argmax(0), torch.arange(len(X))]
+    assert task.best - 1e-3 < float(task.truth(X).max()) <= task.best + 1e-9
+
+
+def test_an_unknown_problem_is_named() -> None:
+    with pytest.raises(ValueError, match=r"expected one of hartmann-6, .*got problem 'hartmann'"):
+        part("problems").make("hartmann", 0)
+
+
+def test_the_rover_drives_along_the_spline_that_fitpack_fits() -> None:
+    rover = part("rover")
+    for inputs in np.random.default_rng(0).random((10, 60)):
+        track, _ = interpolate.splprep((-0.1 + 1.2 * inputs).reshape(-1, 2).T, k=3)
+        expected = np.stack(interpolate.splev(np.linspace(0.0, 1.0, rover.STEPS), track), axis=1)
+        np.testing.assert_allclose(rover.curve(inputs[None])[0], expected, atol=1e-9)
+
+
+def rover_reward_by_hand(inputs: np.ndarray) -> float:
+    """Return the reward of one input, step by step."""
+    rover = part("rover")
+    (path,) = rover.curve(inputs[None])
+    costs = []
+    for x, y in path:
+        hit = any(abs(x - a) <= 0.025 and abs(y - b) <= 0.025 for a, b in rover.OBSTACLES) or not (0 <= x <= 1 and 0 <= y <= 1)
+        costs.append(20.05 if hit else 0.05)
+    total = sum(0.5 * (costs[k] + costs[k + 1]) * math.dist(path[k], path[k + 1]) for k in range(len(path) - 1))
+    missed = sum(abs(path[0] - 0.05)) + sum(abs(path[-1] - 0.95))
+    return 5.0 - total - 10.0 * float(missed)
+
+
+def test_the_reward_of_a_path_is_that_of_the_formula() -> None:
+    inputs = np.random.default_rng(1).random((3, 60))
+    inputs[1] = np.repeat(np.linspace(0.125, 0.875, 30), 2)  # straight from start to goal
+    np.testing.assert_allclose(part("rover").reward(inputs), [rover_reward_by_hand(each) for each in inputs], rtol=1e-9)
+
+
+def test_a_rover_that_stays_where_it_is_pays_for_what_it_misses_alone() -> None:
+    inputs = np.tile((0.05 + 0.1) / 1.2, 60)[None]
+    np.testing.assert_allclose(part("rover").reward(inputs), [5.0 - 10.0 * 1.8], atol=1e-9)
+
+
+def test_obstacles_are_as_many_as_the_authors_and_cover_neither_start_nor_goal() -> None:
+    centres = part("rover").OBSTACLES
+    assert centres.shape == (111, 2)
+    assert bool(((centres > 0.0) & (centres < 1.0)).all())
+    for place in (0.05, 0.95):
+        assert np.abs(centres - place).max(1).min() > 0.025
+    assert centres[0] == pytest.approx(FIRST_OBSTACLE)  # another generator would make it another problem
+
+
+FIRST_OBSTACLE = [0.4874032925129972, 0.17924326731342033]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.0, 1.0))
+def test_no_path_is_worth_more_than_its_length_allows(seed: int, spread: float) -> None:
+    rover = part("rover")
+    inputs = 0.5 + spread * (np.random.default_rng(seed).random((4, 60)) - 0.5)
+    path, rewards = rover.curve(inputs), rover.reward(inputs)
+    length = np.linalg.norm(np.diff(path, axis=1), axis=2).sum(1)
+    missed = np.abs(path[:, 0] - 0.05).sum(1) + np.abs(path[:, -1] - 0.95).sum(1)
+    assert np.isfinite(rewards).all()
+    assert (rewards <= 5.0 - 0.05 * length - 10.0 * missed + 1e-9).all()
+    assert (rewards >= 5.0 - 20.05 * length - 10.0 * missed - 1e-9).all()
+    np.testing.assert_allclose(rover.reward(inputs[2:3]), rewards[2:3])
+
+
+def test_settings_reach_from_end_to_end() -> None:
+    tuning = part("tuning")
+    for at, end in ((0.0, 0), (1.0, 1)):
+        chosen = tuning.settings(np.full(tuning.DIMS, at))
+        assert chosen == {name: pytest.approx(ends[end]) for name, ends in tuning.SETTINGS.items()}
+    whole = tuning.settings(np.full(tuning.DIMS, 0.37))
+    assert [name for name, value in whole.items() if isinstance(value, int)] == [
+        name for name, (*_, spread) in tuning.SETTINGS.items() if "whole" in spread
+    ]
+
+
+def test_tuning_repeats_and_is_no_better_than_the_best_known() -> None:
+    pytest.importorskip("sklearn")
+    task = part("problems").make("tuning-8", 0)
+    X = points(task.problem.bounds, 2)
+    first = task.truth(X)
+    assert torch.equal(task.truth(X), first)
+    assert float(first.max()) <= task.best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rover-60", "tuning-8"])
+def test_what_is_typical_of_a_dear_problem_is_the_median_of_sobol_points(name: str) -> None:
+    pytest.importorskip("sklearn")
+    problems = part("problems")
+    task = problems.make(name, 0)
+    values = task.truth(problems._sobol(task.problem.bounds))
+    assert task.typical == pytest.approx(float(values.median()), abs=5e-4 * task.range)
+
+
+def line() -> Any:
+    """Return a task on [0, 10] whose truth is the input itself."""
+    base, problems = importlib.import_module("sparse_bo.problems.base"), part("problems")
+    bounds = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
+    problem = base.BoxProblem("line", bounds, lambda X: X.squeeze(-1), 10.0, 0.5, "its input")
+    return problems.Task(problem, 5.0)
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+
+
+def test_a_trace_has_true_values_while_the_method_sees_noise() -> None:
+    trace_of = part("trace").Trace
+    trace, other = trace_of(line(), 4, seed=0), trace_of(line(), 4, seed=0)
+    seen = torch.cat([trace.evaluate(column(1.0, 7.0)), trace.evaluate(column(3.0))])
+    trace.offers(lambda: column(3.0)[0])
+    trace.evaluate(column(9.0))
+    trace.offers(lambda: column(8.0)[0])
+    record = trace.record()
+    assert record["at"] == [1, 2, 3, 4]
+    assert record["best"] == [1.0, 7.0, 7.0, 9.0]
+    assert record["recommended"] == [None, None, 3.0, 8.0]
+    assert record["regret"] == [9.0, 12.0, 19.0, 20.0]
+    assert (record["reached"], record["batches"]) == (4, 3)
+    assert not torch.allclose(seen, torch.tensor([1.0, 7.0, 3.0], dtype=torch.float64))
+    torch.testing.assert_close(other.evaluate(column(0.0, 0.0, 0.0)), seen - torch.tensor([1.0, 7.0, 3.0], dtype=torch.float64))
+
+
+def busy(seconds: float) -> None:
+    process_time = importlib.import_module("time").process_time
+    end = process_time() + seconds
+    while process_time() < end:
+        pass
+
+
+def test_the_clock_counts_the_method_and_not_what_it_waits_for() -> None:
+    task = line()
+    slow = type(task)(
+        importlib.import_module("dataclasses").replace(task.problem, function=lambda X: (busy(0.3), X.squeeze(-1))[1]), 5.0
+    )
+    trace = part("trace").Trace(slow, 4, seed=0)
+    busy(0.05)
+    trace.evaluate(column(1.0))
+    trace.offers(lambda: (busy(0.3), column(1.0)[0])[1])
+    busy(0.05)
+    trace.evaluate(column(1.0))
+    record = trace.record()
+    assert 0.05 <= record["cpu_seconds"][0] < 0.1
+    assert 0.1 <= record["cpu_seconds"][1] < 0.2
+    assert record["cpu_seconds_in_all"] < 0.2
+
+
+def test_a_trace_refuses_more_than_the_budget_and_ends_when_time_is_over() -> None:
+    trace = part("trace").Trace(line(), 4, seed=0, limit=0.02)
+    with pytest.raises(ValueError, match="5 evaluations are asked for, 4 of 4 are left"):
+        trace.evaluate(column(*range(5)))
+    trace.evaluate(column(2.0))
+    trace.offers(lambda: column(2.0)[0])
+    trace.evaluate(column(6.0))
+    busy(0.03)
+    with pytest.raises(part("trace").TimeOver):
+        trace.offers(lambda: column(6.0)[0])
+    record = trace.record()
+    assert (record["reached"], record["at"], record["recommended"]) == (2, [1, 2], [2.0, 6.0])
+
+
+@pytest.mark.parametrize("budget", [1, 3, 300, 2_000, 10_000])
+def test_checkpoints_are_few_and_end_with_the_budget(budget: int) -> None:
+    at = part("trace").checkpoints(budget)
+    assert at == sorted(set(at))
+    assert (at[0], at[-1]) == (1, budget)
+    assert len(at) <= 70
+    assert max(np.diff([0, *at])) <= math.ceil(budget / 40) + 1
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_spends_its_budget_within_the_box_and_learns(name: str) -> None:
+    package, budget = PEERS[name]
+    if package is not None:
+        pytest.importorskip(package)
+    task = part("problems").make("branin", 0)
+    seen: list[Tensor] = []
+    trace = part("trace").Trace(task, budget, seed=1)
+    evaluate: Callable[[Tensor], Tensor] = trace.evaluate
+    trace.evaluate = lambda X: (seen.append(X), evaluate(X))[1]
+    part("methods").method_of(name).run(task, trace, 1)
+    X, record = torch.cat(seen), trace.record()
+    assert (record["reached"], len(X)) == (budget, budget)
+    assert bool(((task.problem.bounds[0] <= X) & (task.problem.bounds[1] >= X)).all())
+    assert record["recommended"][-1] is not None
+    assert record["best"][-1] == pytest.approx(float(task.truth(X).max()), rel=1e-5)
+    assert record["recommended"][-1] > task.typical
+    again = part("trace").Trace(task, budget, seed=1)
+    part("methods").method_of(name).run(task, again, 1)
+    assert again.record()["best"] == record["best"]
+
+
+@pytest.mark.parametrize("name", ["bbkb-published", "gp-ucb", "epsilon-greedy", "random"])
+def test_a_policy_on_a_table_is_told_noise_and_judged_by_the_truth(name: str) -> None:
+    task = part("problems").make("abalone", 0)
+    trace = part("trace").Trace(task, 20, seed=2)
+    seen: list[Tensor] = []
+    evaluate: Callable[[Tensor], Tensor] = trace.evaluate
+    trace.evaluate = lambda arms: (seen.append(arms), evaluate(arms))[1]
+    part("methods").method_of(name).run(task, trace, 2)
+    values, record = task.problem.values[torch.cat(seen)], trace.record()
+    assert record["regret"][-1] == pytest.approx(float((1.0 - values).sum()), rel=1e-5)
+    assert record["best"][-1] == pytest.approx(float(values.max()), rel=1e-5)
+    assert any(record["recommended"][-1] == pytest.approx(float(value), rel=1e-5) for value in values)
+
+
+def test_cma_begins_anew_with_twice_the_population() -> None:
+    pytest.importorskip("cma")
+    peer = part("cmaes").CMAES(2, 10_000, 0)
+    sizes, seen = [], []
+    for _ in range(1_000):
+        X = peer.ask(10_000)
+        sizes.append(len(X))
+        peer.tell(X, -(X - 0.3).square().sum(1))
+        seen.append(peer.recommend())
+        if len(set(sizes)) == 3:
+            break
+    assert sorted(set(sizes)) == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
+    torch.testing.assert_close(seen[-1], torch.full((2,), 0.3, dtype=torch.float64), atol=1e-4, rtol=0.0)
+
+
+def test_a_region_grows_after_a_streak_shrinks_without_and_is_spent() -> None:
+    region = part("botorch_loop")._Region(best=1.0, patience=2)
+    for k in range(10):
+        region.learn(2.0 + k)
+    assert (region.side, region.better) == (1.6, 0)
+    for _ in range(4):
+        region.learn(11.005)  # less than 0.1 % better than 11
+    assert (region.side, region.worse) == (0.4, 0)
+    while not region.spent:
+        region.learn(0.0)
+    assert region.side == 0.4 / 2**6
+
+
+def test_turbo_begins_anew_when_its_region_is_spent() -> None:
+    peer = part("botorch_loop").Turbo(2, 100, 0)
+    X = peer.ask(100)
+    assert X.shape == (4, 2)
+    peer.tell(X, -X.square().sum(1))
+    first = peer.recommend()
+    assert torch.equal(first, X[X.square().sum(1).argmin()])
+    X = peer.ask(100)
+    half = 0.5 * 0.8 * 10.0  # lengthscales differ by what their bounds allow
+    assert bool(((X >= 0.0) & (X <= 1.0) & ((X - first).abs() <= half)).all())
+    peer._region.side = 1e-3
+    peer.tell(X, -10.0 - X.square().sum(1))
+    fresh = peer.ask(100)
+    assert fresh.shape == (4, 2)
+    peer.tell(fresh, -20.0 - fresh.square().sum(1))
+    torch.testing.assert_close(peer.recommend(), first)  # the first region's point stays the best
+
+
+def test_methods_are_named_or_written() -> None:
+    method_of = part("methods").method_of
+    assert method_of("gp-ucb").works_on("abalone")
+    assert not method_of("gp-ucb").works_on("branin")
+    assert not method_of("cma").works_on("abalone")
+    written = method_of("narrow=BBKB(width=1.5)")
+    assert (written.name, written.policy) == ("narrow", "BBKB(width=1.5)")
+    with pytest.raises(ValueError, match=r"expected one of default, .*, or name=Policy\(...\), got method 'cmaes'"):
+        method_of("cmaes")
+    with pytest.raises(ValueError, match=r"'BBKB\(wide=1\)' makes no policy: TypeError"):
+        method_of("x=BBKB(wide=1)")
+    with pytest.raises(ValueError, match="expected an expression for a policy"):
+        method_of("x=BBKB")
+    with pytest.raises(ValueError, match="'cma' is the name of another method"):
+        method_of("cma=BBKB()")
+
+
+def test_a_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = part("methods")
+    monkeypatch.setattr(methods, "find_spec", lambda _: None)
+    chosen = [methods.METHODS["cma"], methods.METHODS["sobol"]]
+    with pytest.raises(ImportError, match=r"method cma needs cma, problem tuning-8 needs sklearn: pip install 'sparse-bo"):
+        methods.check_packages(chosen, ["branin", "tuning-8"])
+    methods.check_packages(chosen[1:], ["branin"])
+
+
+def record(problem: str, method: str, seed: int, recommended: list[float | None], **changes: Any) -> dict[str, Any]:
+    """Return a record of three evaluations on a problem whose values go from 0 (typical) to 10."""
+    given = {
+        "problem": problem,
+        "method": method,
+        "seed": seed,
+        "budget": 3,
+        "at": [1, 2, 3],
+        "best": [0.0, 2.0, 6.0],
+        "recommended": recommended,
+        "regret": [10.0, 18.0, 24.0],
+        "cpu_seconds": [0.1, 0.2, 0.4],
+        "cpu_seconds_in_all": 0.5,
+        "reached": 3,
+        "batches": 3,
+        "best_value": 10.0,
+        "typical_value": 0.0,
+    }
+    return {**given, **changes}
+
+
+def runs(*records: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {(r["problem"], r["method"], r["seed"]): r for r in records}
+
+
+def test_behind_is_the_difference_of_medians_in_per_cent_of_the_range() -> None:
+    summary = part("summary")
+    known = runs(
+        *(record("branin", "default", seed, [None, None, value]) for seed, value in enumerate((9.0, 8.0, 1.0), 5)),
+        *(record("branin", "cma", seed, [None, 0.0, value]) for seed, value in enumerate((9.5, 9.9, 9.7), 5)),
+        record("branin", "tpe", 5, [None, None, None]),
+    )
+    late = summary.behind(known, "branin", "recommended")
+    assert late == {"default": pytest.approx(17.0), "cma": 0.0, "tpe": pytest.approx(97.0)}
+    assert summary.quartiles([4.0, 1.0, 2.0, 3.0]) == (1.75, 2.5, 3.25)
+    said = importlib.import_module("optimisation").standing(known, tables=False)
+    assert "recommended point: within 2 % of the best method on 0 of 1 boxes, at most 17.0 % behind (branin)" in said
+    assert "best evaluated point: within 2 % of the best method on 1 of 1 boxes, at most 0.0 % behind (branin)" in said
+
+
+def test_records_are_shown_beside_the_highest_value_that_is_known_now() -> None:
+    current, rover = part("summary").current, part("rover")
+    older = record("rover-60", "cma", 5, [None, None, 3.0], best_value=rover.BEST_KNOWN - 1.0, typical_value=-16.0)
+    newer = current(older)
+    assert newer["regret"] == pytest.approx([11.0, 20.0, 27.0])
+    assert (newer["best_value"], newer["typical_value"]) == (rover.BEST_KNOWN, rover.TYPICAL)
+    assert current(newer)["regret"] == newer["regret"]
+    same = record("branin", "cma", 5, [None, None, 3.0])
+    assert current(same) == same
+
+
+def test_a_range_of_its_own_makes_seeds_comparable() -> None:
+    gain = part("summary").gain
+    assert gain(record("gp-draw-4", "cma", 5, [None, None, 3.0], best_value=4.0, typical_value=2.0), "recommended") == 0.5
+
+
+def test_a_trace_is_read_as_steps() -> None:
+    summary = part("summary")
+    early = record("branin", "cma", 5, [None, 1.0], at=[1, 2], best=[0.0, 2.0], cpu_seconds=[0.1, 0.2], reached=2)
+    np.testing.assert_equal(summary.at_checkpoints(early, "best"), [0.0, 2.0, np.nan])
+    np.testing.assert_equal(summary.at_checkpoints(early, "recommended"), [np.nan, 1.0, np.nan])
+    whole = record("branin", "cma", 5, [None, 1.0, 4.0])
+    grid = np.array([0.05, 0.1, 0.15, 0.2, 0.39, 9.0])
+    np.testing.assert_equal(summary.at_seconds(whole, "best", grid), [np.nan, 0.0, 0.0, 2.0, 2.0, 6.0])
+
+
+def test_the_seeds_that_choices_were_made_on_are_not_reported() -> None:
+    reported = part("summary").reported
+    mixed = [record("branin", "cma", seed, [1.0, 1.0, 1.0]) for seed in (0, 4, 5, 14, 15)]
+    assert [r["seed"] for r in reported(mixed)] == [5, 14]
+    assert reported(mixed[:2]) == mixed[:2]
+
+
+def test_tables_of_the_page_have_the_numbers_of_the_records() -> None:
+    optimisation = importlib.import_module("optimisation")
+    early = {"at": [1, 2], "best": [0.0, 2.0], "regret": [10.0, 18.0], "cpu_seconds": [0.1, 0.2], "reached": 2}
+    known = runs(
+        record("branin", "cma", 5, [None, 1.0, 4.0]),
+        record("branin", "cma", 6, [None, 1.0, 8.0]),
+        record("branin", "botorch", 5, [None, 1.0], **early),
+    )
+    first, second = optimisation.values(known).rows
+    assert first[:7] == ["branin", "cma", "2", "6.00 (6.00 to 6.00)", "0.0", "6.00 (5.00 to 7.00)", "0.0"]
+    assert first[7:] == ["8.00 (8.00 to 8.00)", "0.500", "3"]
+    assert second[3:] == ["2.00", "40.0", "1.00", "50.0", "9.00", "0.500 (1 ended at 2 to 2)", "3"]
+    paid = runs(
+        *(record("abalone", "default", seed, [None, None, 9.0], regret=[1.0, 2.0, 3.0 * seed]) for seed in (5, 6, 7)),
+        record("abalone", "gp-ucb", 5, [None, None, 10.0]),
+    )
+    row, _ = optimisation.regrets(paid).rows
+    assert row[2:7] == ["3", "6.00 (5.50 to 6.50)", "6.0000", "7.0000", "1.00 (1.00 to 1.00)"]
+    assert optimisation.standing(paid, tables=True) == (
+        "**The default**: regret per evaluation abalone 6.00 (0.75 of gp-ucb's)."
+    )
+
+
+def run(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """Run the benchmark in its smallest form, and return its records."""
+    experiment = importlib.import_module("optimisation").EXPERIMENT
+    importlib.import_module("harness.runner").main(experiment, None, ["--tiny", "--seeds", "1", "--out", str(folder), *words])
+    lines = (folder / "optimisation.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_that_fails_costs_no_other_and_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.runner.write", lambda *_: None)
+    methods, sobol = part("methods").METHODS, part("sobol").Sobol
+    asked = sobol.ask
+
+    def failing(self: Any, left: int) -> Tensor:
+        if left < 20:
+            raise RuntimeError("out of points")
+        return asked(self, left)
+
+    words = ("--problems", "branin", "--methods", "sobol", "few=RandomSearch(batch_size=4)")
+    with monkeypatch.context() as context:
+        context.setattr(sobol, "ask", failing)
+        with pytest.raises(RuntimeError, match="1 measurements failed; the others are recorded") as caught:
+            run(tmp_path, *words)
+    assert str(caught.value.__cause__) == "out of points"
+    made = run(tmp_path, *words)
+    assert [r["method"] for r in made] == ["few", "sobol"]
+    assert run(tmp_path, *words) == made
+    assert set(methods) >= {"default", "botorch", "turbo", "cma", "tpe", "sobol"}
+
+
+def test_a_run_whose_time_is_over_is_recorded_with_what_it_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.runner.write", lambda *_: None)
+    made = run(tmp_path, "--problems", "branin", "--methods", "sobol", "few=RandomSearch(batch_size=4)", "--limit", "0")
+    assert [(r["reached"], r["at"][-1], r["limit"]) for r in made] == [(10, 10, 0.0), (4, 4, 0.0)]
+    assert all(r["recommended"][-1] is not None for r in made)
+
+
+def test_records_name_what_they_were_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cma")
+    monkeypatch.setattr("harness.runner.write", lambda *_: None)
+    made = run(tmp_path, "--problems", "branin", "--methods", "cma", "mine=RandomSearch()")
+    assert list(made[0]["packages"]) == ["cma"]
+    assert made[1]["policy"] == "RandomSearch()"
+    assert {"commit", "torch", "botorch", "threads"} <= made[1].keys()
+    assert max(len(json.dumps(r)) for r in made) < 10_000
