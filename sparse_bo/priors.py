@@ -29,7 +29,6 @@ exploration ends. Without a prior on s it runs away on few or constant data.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import warnings
@@ -187,9 +186,7 @@ def _standardized(observations: Observations, bounds: Tensor, generator: torch.G
     ranges = torch.where(high > low, high - low, torch.ones_like(high))
     X = observations.X[keep]
     scatter = float((observations.scatter[keep].sqrt() / scale).square().sum())
-    return _Data(
-        X, (X - low) / ranges, observations.counts[keep], deviations[keep] / scale, scatter, ranges, shift, scale
-    )
+    return _Data(X, (X - low) / ranges, observations.counts[keep], deviations[keep] / scale, scatter, ranges, shift, scale)
 
 
 def _clipped(means: Tensor) -> Tensor:
@@ -354,7 +351,9 @@ def _maximized(problem: _Problem, previous: KnownPrior | None) -> tuple[NDArray[
     for start in starts:
         steps = STEPS if previous is None else STEPS // 2
         try:
-            result = minimize(problem, start, jac=True, method="L-BFGS-B", bounds=problem.limits, options={"maxiter": steps, "ftol": 1e-6})
+            result = minimize(
+                problem, start, jac=True, method="L-BFGS-B", bounds=problem.limits, options={"maxiter": steps, "ftol": 1e-6}
+            )
         except ValueError as error:  # a matrix that cannot be factorised
             message = str(error)
             continue
