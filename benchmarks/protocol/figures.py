@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED
+from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, plain_ticks
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -126,6 +126,7 @@ def draw_all(by_budget: Sequence[tuple[int, Runs]]) -> Figure:
         below.set(xlabel="processor seconds of a run", xscale="log", yscale="log")
         for panel in (above, below):
             panel.set_ylabel("gap, % of the range")
+            plain_ticks(panel.yaxis)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=6)
     return figure
 
