@@ -97,4 +97,5 @@ class StoredColumns:
 
     def some(self, arms: Tensor) -> Tensor:
         """Return ``k(D, arms)`` of a few arms (``q``), ``m x q``. O(m q)."""
-        return self.rows[self.slots.unsqueeze(-1), arms]
+        where = (self.slots * self.rows.shape[1]).unsqueeze(-1) + arms
+        return self.rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice
