@@ -86,8 +86,27 @@ class KernelColumns:
         storage.used = used
         return storage
 
-    def block(self, indices: Tensor) -> Tensor:
-        """Return ``k(arms[indices], arms)``, ``m x a``; all of ``indices`` must be there. O(a m)."""
+    def of(self, indices: Tensor) -> StoredColumns:
+        """Return the columns of the arms ``indices`` (``m``), all of which must be there, where they are. O(m)."""
         assert self.storage is not None
         slots = torch.tensor([self.slots[i] for i in indices.tolist()], device=self.storage.rows.device)
-        return self.storage.rows.index_select(0, slots)
+        return StoredColumns(self.storage.rows, slots)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredColumns:
+    """The kernel columns of one dictionary, left where they are kept: rows of a storage that are never written again."""
+
+    rows: Tensor
+    """``s x a``, the storage."""
+    slots: Tensor
+    """``m`` rows of it."""
+
+    def part(self, arms: slice) -> Tensor:
+        """Return ``k(D, arms)`` of some arms in a row, ``m x n``. O(m n)."""
+        return self.rows[:, arms].index_select(0, self.slots)
+
+    def some(self, arms: Tensor) -> Tensor:
+        """Return ``k(D, arms)`` of a few arms (``q``), ``m x q``. O(m q)."""
+        where = (self.slots * self.rows.shape[1]).unsqueeze(-1) + arms
+        return self.rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice

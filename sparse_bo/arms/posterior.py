@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.columns import KernelColumns
+from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
@@ -116,16 +116,16 @@ class InMemoryPosterior(ArmPosterior):
     """``a`` posterior variance / λ, at least 0."""
     leverage_errors: Tensor | None
     """``a`` bounds on the error of ``leverages`` after a sweep in low precision; ``None`` after a float64 one (round-off)."""
-    block: Tensor | None
-    """``m x a`` kernel between dictionary and arms, where it fits the budget."""
+    stored: StoredColumns | None
+    """The kernel columns of the dictionary, where they fit the budget."""
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`."""
-        return self.fit.kernel_rows(indices) if self.block is None else self.block.index_select(1, indices)
+        return self.fit.kernel_rows(indices) if self.stored is None else self.stored.some(indices)
 
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
-        return kernel_chunks(self.prior, self.dictionary, self.block, step=self.dictionary.m)
+        return kernel_chunks(self.prior, self.dictionary, self.stored, step=self.dictionary.m)
 
     def leverages_at(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`. O(q), or after a sweep in low precision O(q m (d + r))."""
@@ -198,21 +198,21 @@ def _swept(
     prior: ArmPrior, observations: Observations, dictionary: Dictionary, columns: KernelColumns
 ) -> tuple[InMemoryPosterior, KernelColumns]:
     (arms, _), chosen, pulled = prior.in_memory, dictionary.indices, observations.arm_indices
-    block = None
+    stored = None
     if chosen is not None and columns.fits(dictionary.m, arms):
         columns = columns.grown(prior.covariance, arms, chosen)
-        block = columns.block(chosen)
-        K_DD, K_DX = block.index_select(1, chosen), block.index_select(1, pulled)
+        stored = columns.of(chosen)
+        K_DD, K_DX = stored.some(chosen), stored.some(pulled)
     else:
         K_DD = prior.covariance.cross(dictionary.points, dictionary.points)
         K_DX = prior.covariance.cross(dictionary.points, observations.X)
     state = dtc_state(prior, observations, K_DD=K_DD, K_DX=K_DX)
     form = dtc.one_product(state)
-    means, leverages, errors = sweep(prior, dictionary, block, evaluator_of(prior, state, form, precision=prior.sweep_dtype))
+    means, leverages, errors = sweep(prior, dictionary, stored, evaluator_of(prior, state, form, precision=prior.sweep_dtype))
     if errors is None:
         observed = leverages[pulled]
     else:
         observed = exact_leverages(prior, evaluator_of(prior, state, form, precision=torch.float64), K_DX, pulled)
     d_eff = float(effective_dimension(observed, observations.counts))
     fit = ArmFit(prior, dictionary, state, form, observed, d_eff)
-    return InMemoryPosterior(fit, means, leverages, errors, block), columns
+    return InMemoryPosterior(fit, means, leverages, errors, stored), columns

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.arms.columns import StoredColumns
 from sparse_bo.arms.moments import Evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.core.chunking import chunk_rows, row_slices
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction
 
-_PRODUCT_BYTES = 2**21
+_PRODUCT_BYTES = 2**20
 """On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
 
 _PRODUCT_BLOCKS = 3
@@ -57,36 +58,36 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
 
 
 def kernel_chunks(
-    prior: ArmPrior, dictionary: Dictionary, block: Tensor | None, *, step: int
+    prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, *, step: int
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, k(D, arms[rows]))``, ``m x rows`` blocks that together cover all arms within the budget.
 
     Args:
         prior: The prior over the arms, with the memory budget.
         dictionary: The m points of the dictionary.
-        block: ``m x a`` kernel between dictionary and arms, if it is known.
+        stored: The dictionary's kernel columns, if they are known.
         step: The rows of the product that is made of one chunk.
     """
     for part in row_slices(prior.arms.shape[0], chunk=sweep_rows(prior, m=dictionary.m, step=step)):
-        if block is not None:
-            yield part, block[:, part]
+        if stored is not None:
+            yield part, stored.part(part)
         else:
             yield part, prior.covariance.cross(dictionary.points, prior.arms[part])
 
 
-def sweep(prior: ArmPrior, dictionary: Dictionary, block: Tensor | None, evaluate: Evaluator) -> Sweep:
+def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> Sweep:
     """Evaluate the posterior at all arms. O(a m (d + r)).
 
     Args:
         prior: The prior over the arms, which are in memory.
         dictionary: The m points of the dictionary.
-        block: ``m x a`` kernel between dictionary and arms, if it is known.
+        stored: The dictionary's kernel columns, if they are known.
         evaluate: Gives posterior moments from kernel columns.
     """
     _, prior_variance = prior.in_memory
     means, variances = torch.empty_like(prior_variance), torch.empty_like(prior_variance)
     errors = None
-    for part, K_DX in kernel_chunks(prior, dictionary, block, step=evaluate.step):
+    for part, K_DX in kernel_chunks(prior, dictionary, stored, step=evaluate.step):
         moments = evaluate(K_DX, prior_variance[part])
         means[part], variances[part] = moments.means, moments.variances
         if moments.errors is not None:

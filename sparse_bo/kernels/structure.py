@@ -32,16 +32,13 @@ class Stationary:
     """``1`` or one for each column (1/x)."""
     columns: Tensor | None
     """Input columns that it sees, in order; ``None`` for all."""
+    isotropic_weight: float | None
+    """What every squared difference is multiplied by (1/x²), read once; ``None`` where columns differ."""
 
     @cached_property
     def weights(self) -> Tensor:
         """``1`` or one for each column: what a squared difference is multiplied by (1/x²)."""
         return self.inverse_lengthscale.square()
-
-    @cached_property
-    def isotropic_weight(self) -> float | None:
-        """The weight of every column, where it is one; ``None`` where they differ."""
-        return float(self.weights) if len(self.weights) == 1 else None
 
     def of(self, X: Tensor) -> Tensor:
         """Return the columns of ``X`` (``n x d``) that this kernel sees."""
@@ -118,7 +115,9 @@ def _inner(kernel: Kernel, *, variance: float, columns: Tensor | None) -> Struct
 
 
 def _stationary(kernel: Kernel, profile: Profile, variance: float, columns: Tensor | None) -> Stationary:
-    return Stationary(profile, variance, kernel.lengthscale.detach().flatten().reciprocal(), columns)
+    inverse = kernel.lengthscale.detach().flatten().reciprocal()
+    weight = float(inverse.square()) if len(inverse) == 1 else None
+    return Stationary(profile, variance, inverse, columns, weight)
 
 
 def _joined(kind: type[Sum] | type[Product], parts: list[Structure | None]) -> Structure | None:

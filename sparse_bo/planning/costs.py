@@ -17,14 +17,14 @@ from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior,
 from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.kernels import covariance_function
+from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
 from sparse_bo.observations import add_observations, no_observations
 from sparse_bo.policies.ucb.policy import UCBPolicy
 
 VECTORS = 10
 """Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""
-TEMPORARIES = 5
-"""Blocks of the size of a kernel block that evaluating it holds, itself included (GPyTorch)."""
+TEMPORARIES = GPYTORCH_BLOCKS
+"""Blocks of the size of a kernel block that a sweep holds, at most: what GPyTorch needs to evaluate one, itself included."""
 
 
 class Head(LazyArms):
@@ -211,7 +211,17 @@ def _seconds(operation: Callable[[], object], *, device: torch.device, repeats: 
 
 
 def memory(
-    *, a: int, d: int, m: int, n: int, columns: int, memory_bytes: int, streamed: bool, device: torch.device, held: bool
+    *,
+    a: int,
+    d: int,
+    m: int,
+    n: int,
+    columns: int,
+    memory_bytes: int,
+    streamed: bool,
+    device: torch.device,
+    held: bool,
+    blocks: int = TEMPORARIES,
 ) -> dict[str, int]:
     """Return the bytes that a run holds at its peak, by what for.
 
@@ -225,9 +235,10 @@ def memory(
         streamed: Whether the arms are made tile by tile.
         device: Where.
         held: Whether the arms are in memory already (then they do not count).
+        blocks: Blocks of the size of a kernel block that a sweep holds (:func:`sparse_bo.arms.sweep.block_count`).
     """
-    block = TEMPORARIES * 8 * m
-    tile = min(memory_bytes, block * a) if device.type != "cpu" else min(memory_bytes, max(2**22 * TEMPORARIES, block * 1024))
+    block = blocks * 8 * m
+    tile = min(memory_bytes, block * a) if device.type != "cpu" else min(memory_bytes, max(2**22 * blocks, block * 1024))
     small = 8 * (4 * n * m + 12 * m * m)
     if streamed:
         rows = min(a, TILE_ROWS)
@@ -235,9 +246,8 @@ def memory(
         return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, "model": small}
     items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, "model": small}
     if 8 * m * a <= memory_bytes:
-        # The old storage and the new while it grows; a block for the old posterior and the new.
+        # The old storage and the new while it grows.
         items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)
-        items["blocks"] = 2 * 8 * m * a
     return items
 
 

@@ -10,10 +10,13 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
+from sparse_bo.arms.sweep import block_count
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains import Arms
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms, in_memory
+from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels.structure import structure_of
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
 from sparse_bo.planning.pilot import Growth, run_pilots
@@ -213,6 +216,8 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
     m = min(growth.dictionary_size, cap or math.inf)
     lazy = isinstance(request.arms, LazyArms) and request.held
     streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=policy.memory_bytes), LazyArms)
+    kernel = policy.covar_module
+    assert kernel is not None
     items = costs.memory(
         a=request.count,
         d=request.dims,
@@ -223,6 +228,7 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
         streamed=streamed,
         device=request.device,
         held=request.held and not lazy,
+        blocks=block_count(CovarianceFunction(kernel, structure_of(kernel))),
     )
     return items, streamed
 

@@ -19,7 +19,7 @@ def _grow(problem: Problem, columns: KernelColumns, indices: list[int]) -> Kerne
 
 
 def _block(columns: KernelColumns, indices: list[int], device: torch.device | str = "cpu") -> torch.Tensor:
-    return columns.block(torch.tensor(indices, device=device))
+    return columns.of(torch.tensor(indices, device=device)).part(slice(None))
 
 
 def test_a_block_is_the_kernels(device: torch.device) -> None:

@@ -235,7 +235,7 @@ class Elimination(Mechanism[EliminationState]):
             kappa_squared=surrogate.kappa_squared,
             ratio=ratio,
         )
-        return Finding(plan.candidates, replace(posterior, block=None), observations, confidence)
+        return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
 
     def _surrogate(self, prior: KnownPrior, points: Tensor) -> ArmPrior:
         covariance = covariance_function(prior.covar_module, like=points)

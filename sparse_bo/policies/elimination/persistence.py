@@ -92,7 +92,7 @@ def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callab
     dictionary = thaw_dictionary(part, candidates.points)
     observations = thaw_observations(part, candidates.points)
     posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
-    return Finding(candidates, replace(posterior, block=None), observations, BatchConfidence(**part["confidence"]))
+    return Finding(candidates, replace(posterior, stored=None), observations, BatchConfidence(**part["confidence"]))
 
 
 def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> PlannedBatch:
