@@ -5,7 +5,7 @@ from .dictionary import certify
 from .domains import MemmapArms, ProductGrid
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
-from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset
+from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
 from .runs import AskTell, History, Result, maximize
@@ -43,6 +43,7 @@ __all__ = [
     "plan",
     "policies",
     "problems",
+    "register_with_ax",
     "widths",
 ]
 

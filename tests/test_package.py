@@ -45,7 +45,7 @@ def loaded_by(code: str) -> set[str]:
 
 def test_the_stub_lists_what_is_there():
     assert set(listed(STUB)) == set(sparse_bo.__all__) | {"__version__"}
-    assert len(listed(STUB)) <= 30
+    assert len(listed(STUB)) <= 34
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -92,3 +92,11 @@ def test_names_that_do_not_exist_are_refused():
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code, loaded):
     assert loaded_by(code) == loaded
+
+
+def test_ax_is_asked_for_where_it_is_missing():
+    code = (
+        "import sys; sys.modules['ax'] = None\nimport sparse_bo\n"
+        "try:\n    sparse_bo.register_with_ax()\nexcept ImportError as error:\n    print(error)"
+    )
+    assert python(code) == "register_with_ax needs Ax; install it with: pip install 'sparse-bo[ax]'"

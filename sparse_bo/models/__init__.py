@@ -1,5 +1,6 @@
 """Gaussian processes for large data, and learning their hyper-parameters from few rows of it."""
 
+from sparse_bo.models.ax import register_with_ax
 from sparse_bo.models.gradient_subset import gradient_subset
 from sparse_bo.models.row_fit import fit_to_rows
 from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
@@ -16,4 +17,5 @@ __all__ = [
     "VecchiaGP",
     "fit_to_rows",
     "gradient_subset",
+    "register_with_ax",
 ]

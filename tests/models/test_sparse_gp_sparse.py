@@ -19,7 +19,7 @@ from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp import representation
 from sparse_bo.models.sparse_gp.representation import dtc_representation, kernel_matrix
 from sparse_bo.models.sparse_gp.state import Appended
-from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, noise_of, pair, points
 
 pytestmark = pytest.mark.filterwarnings(
     # Some data here are deliberately not standardised ("raw outcomes"), as users' data may be.
@@ -328,3 +328,18 @@ def test_dimensions_are_those_of_the_data():
     assert model.batch_shape == torch.Size([])
     assert model.posterior(points(7, 2)).mean.shape == (7, 2, 1)
     assert model.representation().points.shape == (3, D)
+
+
+def test_the_noise_of_new_observations_is_the_one_that_is_given():
+    """The dense formula's mean: GPyTorch's exact model takes the learned noise here, and joint entropy search shows it."""
+    model = pair("plain")[1]
+    T, Y, given = points(4), torch.tensor([[0.7], [-0.2]], dtype=torch.float64), 1e-4
+    model.posterior(T)
+    added = points(2, seed=9)
+    fantasy = model.condition_on_observations(added, Y, noise=torch.full_like(Y, given))
+    (X,), y = fantasy.train_inputs, fantasy.train_targets
+    noise = torch.cat([noise_of(model), torch.full((2,), given, dtype=torch.float64)])
+    K = fantasy.covar_module(torch.cat([X, T])).to_dense()
+    n = len(X)
+    weights = torch.linalg.solve(K[:n, :n] + torch.diag(noise), y - fantasy.mean_module(X))
+    torch.testing.assert_close(fantasy(T).mean, fantasy.mean_module(T) + K[n:, :n] @ weights, rtol=0, atol=1e-8)

@@ -33,6 +33,11 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
     ``forward`` (deep kernels, means of its own) learns and predicts from it. ``repr`` says n, m, and how accurate the posterior
     is known to be; :attr:`dictionary` shows the points, :meth:`certify` bounds what they cost.
 
+    *Where* ``SingleTaskGP`` *itself differs*, even with every input in the dictionary: GPyTorch detaches the covariance
+    cache of a fantasy, so gradients of multi-step look-ahead and of qNIPV lack a part (here they are those of finite
+    differences); and it computes the mean after ``condition_on_observations(..., noise=...)`` with the learned noise in
+    place of the given one (here it is the dense formula's), which is what joint entropy search does.
+
     What BoTorch would do densely behind the model's back:
 
     - ``prune_baseline=True`` (qLogNEI, qLogNEHVI) and cached roots over more than 4,096 baseline points raise; pass fewer.
