@@ -22,7 +22,7 @@ def _pair(X, Y, neighbors):
     models = []
     for make in (SingleTaskGP, lambda X, Y, covar_module: VecchiaGP(X, Y, neighbors=neighbors, covar_module=covar_module)):
         kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).to(X)
-        kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, torch.tensor([0.3, 0.6], dtype=X.dtype)
+        kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, torch.tensor([0.3, 0.6], dtype=X.dtype, device=X.device)
         model = make(X, Y, covar_module=kernel)
         model.likelihood.noise = 0.02
         model.mean_module.initialize(constant=0.4)
