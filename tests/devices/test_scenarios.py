@@ -183,6 +183,20 @@ def test_other_round_off_moves_no_pick_over_arms(name, second: Second):
             assert torch.equal(_picks("arms", name, device), expected), units
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_other_round_off_moves_points_of_a_box_within_the_searches_tolerance(seed, second: Second):
+    rounds = []
+    for device, units in ((CPU, 0), (torch.device("second", 0), 4)):
+        with second.rounding(units):
+            loop, points = AskTell(bounds=unit_box(device=device), policy=BBKB(**PRIOR), seed=seed), []
+            while len(points) < 13:
+                batch = loop.ask()
+                points += batch.X.tolist()
+                loop.tell(batch.tickets, waves(batch.X.cpu()))
+            rounds.append(torch.tensor(points[:13], dtype=torch.float64))
+    torch.testing.assert_close(*rounds, rtol=0.0, atol=1e-5)
+
+
 def test_the_round_off_is_there_and_repeats(second: Second):
     device = torch.device("second", 0)
     posteriors = []
