@@ -39,7 +39,7 @@ from sparse_bo.arms import (
     prior_variances,
     streamed_posterior,
 )
-from sparse_bo.arms.moments import PRECISIONS, Precision, matmul_precision
+from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.kernels import covariance_function
@@ -63,8 +63,7 @@ class Bench:
         if name not in self._rates:
             A, precision = self.rand(self.product, self.product), PRECISIONS[name]
             B = A if precision == torch.float64 else A.float()
-            with matmul_precision(tf32=precision == "tf32"):
-                took = self.seconds(partial(torch.matmul, B, B), repeats=5)
+            took = self.seconds(partial(torch.matmul, B, B), repeats=5)
             self._rates[name] = 2.0 * self.product**3 / took
         return self._rates[name]
 
@@ -122,7 +121,7 @@ def kernel() -> MaternKernel:
     return module
 
 
-def fitted(bench: Bench, arms: Any, m: int, precision: Precision) -> tuple[ArmPrior, Any, Dictionary]:
+def fitted(bench: Bench, arms: Any, m: int, precision: torch.dtype) -> tuple[ArmPrior, Any, Dictionary]:
     """Return a surrogate, observations of 2 m arms, and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     surrogate = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, precision, bench.memory_bytes)
@@ -260,7 +259,7 @@ def parts(chosen: Namespace) -> Iterator[tuple[str, Part, tuple[Any, ...]]]:
         yield "picks", picks, (*chosen.picks, name)
     for name in ("float64", "float32"):
         yield "run", run, (*chosen.run, name)
-    for name in ("tf32", "float32"):
+    for name in ("float64", "float32"):
         yield "streamed", streamed, (chosen.stream, chosen.stream_m, name)
     yield "recursive RLS", recursive, tuple(chosen.rls)
     for n in chosen.models:

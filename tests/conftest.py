@@ -21,6 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run what depends on the device, on this one: 'second' (made of host memory, needs g++), 'cuda', 'cuda:1', "
         "'pretend'. Default: everything, on the CPU and on a GPU if there is one",
     )
+    parser.addoption(
+        "--rounding",
+        type=int,
+        default=0,
+        metavar="UNITS",
+        help="with --device second: sums, products and solves there are off by up to so many units of round-off",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--device second needs g++ to build the device; install it")
         # One per process: a second session in it, such as xdist's, finds it there.
         config.stash[SECOND] = second_device.Second(second_device.built(config.cache.mkdir("second_device")))
+        config.stash[SECOND].round(config.getoption("--rounding"))
     elif name not in (None, "cpu", "pretend") and not torch.cuda.is_available():
         raise pytest.UsageError(f"--device {name} was asked for, but torch sees no CUDA device")
 
@@ -50,9 +58,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--device") is None:
         return
-    chosen = [item for item in items if ON_DEVICES.intersection(getattr(item, "fixturenames", ()))]
+    chosen = [item for item in items if ON_DEVICES.intersection(_fixtures(item))]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    """Return the names of the fixtures that a test takes, without the parameters that it has itself."""
+    own = {name for mark in item.iter_markers("parametrize") for name in str(mark.args[0]).split(",")}
+    return set(getattr(item, "fixturenames", ())) - own
 
 
 @pytest.fixture

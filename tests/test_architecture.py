@@ -228,3 +228,35 @@ def test_the_check_finds_a_circle():
 def test_the_package_and_its_tests_were_found():
     assert len(FILES) >= 100
     assert len(TEST_FILES) >= 100
+
+
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+"""Functions of torch whose result is on the default device unless they are told otherwise."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
+    """A user's ``torch.set_default_device`` is none of the package's business."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        made = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+        if made and node.func.value.id == "torch" and node.func.attr in FACTORIES:
+            names = {keyword.arg for keyword in node.keywords}
+            assert "device" in names or None in names, f"line {node.lineno}: torch.{node.func.attr}(…) without device="
+
+
+UNORDERED = {"cumsum", "index_add", "index_add_", "scatter_add", "scatter_add_"}
+"""Sums whose order CUDA leaves open, or that it refuses under ``use_deterministic_algorithms``; of integers they are exact."""
+OF_INTEGERS = {"policies/failures.py", "arms/local.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_numbers_are_summed_in_one_order(path: Path) -> None:
+    name = path.relative_to(PACKAGE).as_posix()
+    if name == "core/sums.py" or name in OF_INTEGERS:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert node.func.attr not in UNORDERED, f"line {node.lineno}: use core/sums.py in place of .{node.func.attr}(…)"

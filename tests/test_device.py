@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
+from sparse_bo.acquisition.feasible import Feasible
+from sparse_bo.acquisition.picking import Search, apart
 from sparse_bo.arms import StopRule, batch, pick_batch
 from sparse_bo.arms.picks import greedy_picks
 from sparse_bo.arms.sweep import sweep
 from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler, KMeansPlusPlusSampler, candidates_of
+from sparse_bo.domains.box import Box
 from sparse_bo.policies import (
     EpsilonGreedy,
     MiniMETA,
@@ -206,3 +209,13 @@ def test_greedy_samplers_wait_a_fixed_number_of_times_per_point(sampler, at_most
     waits.reset()
     sampler.sample(candidates, generator=torch.Generator().manual_seed(0))
     assert waits.total() <= 12 * at_most + 5, waits.where
+
+
+def test_starts_apart_are_chosen_in_one_wait(waits):
+    feasible = Feasible(Box(unit_box(device=PRETEND)))
+    search = Search(feasible, 4, 64, {}, None, torch.Generator())
+    best = arms(64).to(PRETEND)
+    waits.reset()
+    rows = apart(search, best)
+    assert len(rows) == 4
+    assert waits.total() == 1, waits.where

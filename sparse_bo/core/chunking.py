@@ -75,7 +75,6 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
         # Not before the exception is gone: its traceback holds the tensors of the failed attempt.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            torch.cuda.empty_host_cache()
         warnings.warn(
             f"out of memory with memory_bytes={budget:,} ({message}); going on with {smaller:,}: smaller tiles, the same "
             "results, more time",

@@ -54,7 +54,7 @@ def largest_eigenvalue(
     """
     if n < 1 or steps < 1:
         raise ValueError(f"expected n >= 1 and steps >= 1, got {n=} and {steps=}")
-    v = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype=dtype, device=device)
+    v = torch.randn(n, generator=generator, device="cpu", dtype=torch.float64).to(dtype=dtype, device=device)
     basis, diagonal, off_diagonal = [v / v.norm()], [], []
     negligible = torch.finfo(dtype).eps * max(trace, torch.finfo(dtype).tiny)
     exhausted = False  # the Krylov space is invariant: it holds every eigenvalue that the start has a part in

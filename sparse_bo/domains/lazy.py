@@ -75,7 +75,9 @@ class LazyArms(ABC):
 
     def to(self, device: str | torch.device) -> LazyArms:
         """Return the set with its rows on ``device``."""
-        return self if torch.device(device) == self.device else self.converted(device=torch.device(device))
+        where = torch.device(device)
+        here = where.type == self.device.type and where.index in (None, self.device.index)  # "cuda" is where "cuda:0" is
+        return self if here else self.converted(device=where)
 
     def __len__(self) -> int:
         return self.shape[0]

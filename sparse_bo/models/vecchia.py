@@ -159,19 +159,18 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
 
 def nearest(closeness: Tensor, count: int) -> Tensor:
-    """Return the ``count`` largest entries of each row, largest first and of equal ones the first, ``… x count`` indices.
+    """Return the ``count`` largest entries of each row, of equal ones at the margin the first, ``… x count`` indices.
 
     ``topk`` leaves open which of equal entries it takes, and takes others on other devices. O(n) per row; O(n log n) where
     entries at the margin are equal, as they are if an input was observed twice. Waits once for the device.
 
     Args:
-        closeness: ``… x n``.
+        closeness: ``… x n``; which entries of −∞ are returned is left open.
         count: At most n.
     """
-    n = closeness.shape[-1]
-    values, index = closeness.topk(min(count + 1, n), dim=-1)
-    if count < n and bool((values[..., count] == values[..., count - 1]).any()):
-        return closeness.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    ascending = index[..., :count].sort(dim=-1).values
-    order = closeness.gather(-1, ascending).sort(dim=-1, descending=True, stable=True).indices
-    return ascending.gather(-1, order)
+    values, index = closeness.topk(count, dim=-1)
+    margin = values[..., -1:]
+    tied = ((closeness >= margin).sum(dim=-1, keepdim=True) > count) & (margin > -torch.inf)
+    if not bool(tied.any()):
+        return index
+    return torch.where(tied, closeness.sort(dim=-1, descending=True, stable=True).indices[..., :count], index)

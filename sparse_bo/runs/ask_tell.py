@@ -43,8 +43,11 @@ Callback = Callable[["AskTell", HistoryRow], None]
 class AskTell:
     """Bayesian optimisation of a finite arm set or a box by ask and tell.
 
-    Everything random comes from ``seed``: the same domain, policy, seed and results give the same picks on any chunk size,
-    thread count or device. The global generators are never touched.
+    Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
+    The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
+    same on any device too, unless two arms' scores differ by no more than the devices' round-off (some 10⁻¹³ of them). On a
+    box points agree to round-off while searches take the same steps, and where one stops earlier to the searches' tolerances,
+    about 10⁻⁵ of the box's width; from there on runs on two devices are two runs.
 
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a

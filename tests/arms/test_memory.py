@@ -1,5 +1,6 @@
 """Memory that runs out inside a sweep: smaller tiles, the same picks, and a warning."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell, ProductGrid
+from sparse_bo.arms import posterior
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import MemoryWarning
 from tests.builders import unit_box
@@ -78,3 +80,48 @@ def test_what_does_not_fit_in_the_smallest_tiles_is_an_error():
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
     with pytest.raises(RuntimeError, match="a broken kernel"):
         picks(GRID[:], 100, 2**25, RuntimeError("a broken kernel"))
+
+
+MESSAGES = [
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.split()[2])
+@pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError], ids=lambda error: error.__name__)
+def test_memory_of_other_allocators_counts_as_well(message, error):
+    """Page-locked memory and the workspaces of CUDA's libraries have no class of errors of their own."""
+    memory, most = ROOM["in memory"]
+    expected, _ = picks(GRID[:], 10**9, memory)
+    with pytest.warns(MemoryWarning, match="out of memory with memory_bytes"):
+        assert picks(GRID[:], most, memory, error(message))[0] == expected
+
+
+def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again(monkeypatch):
+    """The state before holds them too; it evaluates them anew if it is needed after all."""
+    memory = 2**25
+    policy = BBKB(covar_module=kernel(10**9), regularization=0.01, memory_bytes=memory)
+    expected, loop = picks(GRID[:], 10**9, memory)
+    loop = AskTell(GRID[:], policy, seed=0)
+    for _ in range(3):
+        batch = loop.ask(20)
+        loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
+    columns = loop.state.fitted.columns
+    held, plain, seen = weakref.ref(columns.storage.rows), posterior._swept, []
+
+    def failing_once(*args, **kwargs):
+        seen.append(held() is None)
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(*args, **kwargs)
+
+    batch = loop.ask(20)
+    monkeypatch.setattr(posterior, "_swept", failing_once)
+    with pytest.warns(MemoryWarning):
+        loop.tell(batch.tickets, -(batch.X - 0.4).square().sum(-1))
+    assert seen == [False, True]
+    assert loop.history.indices == expected
+    grown = columns.grown(loop.state.posterior.prior.covariance, GRID[:], torch.tensor([3, 5]))
+    torch.testing.assert_close(grown.block(torch.tensor([5])), grown.block(torch.tensor([3, 5]))[1:])

@@ -1,6 +1,7 @@
 """Gradient-diverse subsets against the literal rule of the GSSBO paper, by dense matrices and by brute force."""
 
 from itertools import combinations
+from unittest import mock
 
 import pytest
 import torch
@@ -119,3 +120,21 @@ def test_near_duplicates_have_opposite_columns():
     cosines = gradient_columns(Z, noise=1e-3, perturbation=torch.zeros_like(Z)).cosines(torch.arange(4))
     assert float(cosines[0, 1]) < -0.99
     assert float(cosines[0, 2].abs()) < 0.5
+
+
+def test_the_basis_is_the_one_of_the_cpu(accelerator, generator):
+    """Perturbations are in its coordinates, and each library is free to choose its signs."""
+    features = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    noise = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    plain, asked = torch.linalg.qr, []
+
+    def elsewhere_negated(A):
+        asked.append(A.device.type)
+        Q, R = plain(A)
+        return (Q, R) if A.device.type == "cpu" else (-Q, -R)
+
+    with mock.patch.object(torch.linalg, "qr", elsewhere_negated):
+        expected = gradient_columns(features, noise=0.1, perturbation=noise)
+        got = gradient_columns(features.to(accelerator), noise=0.1, perturbation=noise.to(accelerator))
+    assert set(asked) == {"cpu"}
+    torch.testing.assert_close(got.a.cpu(), expected.a)

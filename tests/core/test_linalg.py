@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from sparse_bo.core.linalg import round_off, safe_cholesky, try_cholesky
+from sparse_bo.core.nystrom import nystrom_factor
 from tests.oracles import tolerance
 
 
@@ -69,3 +70,34 @@ def test_a_matrix_with_inf_on_the_diagonal_is_refused() -> None:
     A[1, 1] = torch.inf
     with pytest.raises(ValueError, match="finite matrix"):
         safe_cholesky(A)
+
+
+@pytest.mark.parametrize("where", [(1, 0), (1, 1), (0, 2)], ids=["below", "on", "above the diagonal"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_no_nan_passes_where_the_factorisation_does_not_say_so(
+    where: tuple[int, int], value: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's answers NaN with NaN and info = 0."""
+    plain = torch.linalg.cholesky_ex
+
+    def silent(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factor, info = plain(A)
+        if bool(A.isfinite().all()):
+            return factor, info
+        return torch.full_like(factor, torch.nan), torch.zeros_like(info)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", silent)
+    A = torch.eye(3, dtype=torch.float64, device=device)
+    A[where] = A[where[::-1]] = value
+    assert try_cholesky(A, jitter=0.0) is None
+    with pytest.raises(ValueError, match="finite matrix"):
+        safe_cholesky(A)
+    with pytest.raises(ValueError, match="finite kernel matrix"):
+        nystrom_factor(A)
+
+
+def test_a_nan_beside_the_diagonal_is_no_error_of_lapack(device: torch.device) -> None:
+    A = torch.eye(3, dtype=torch.float64, device=device)
+    A[0, 1] = A[1, 0] = torch.nan
+    with pytest.raises(ValueError, match="finite kernel matrix"):
+        nystrom_factor(A)

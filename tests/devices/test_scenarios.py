@@ -14,38 +14,29 @@ from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
 from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, maximize
-from sparse_bo.cli.presets import make_policy
 from sparse_bo.dictionary import FixedSampler
 from sparse_bo.evaluations import Workers
 from sparse_bo.policies import SGPTS, QFFTSArms, SGPTSArms
 from tests.builders import arms, matern_kernel, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations import flaky
-from tests.journal import test_every_policy as every
+from tests.journal import every_policy as every
 from tests.second_device import Second
 
 CPU = torch.device("cpu")
 PRIOR = {"covar_module": rbf_kernel(0.3), "regularization": 0.05}
 DOMAINS = {"arms": ("arms", lambda: arms(80)), "box": ("bounds", unit_box)}
 IDS = ["-".join(run) for run in every.RUNS]
-small_searches = every.small_searches  # a fixture that applies by itself
 
 
 @pytest.fixture(autouse=True)
-def short(small_searches):
-    """Searches of a few steps: what is compared is the same search twice."""
-
-
-def policy_of(domain: str, name: str) -> Any:
-    """The policy of a scenario of ``tests/journal/test_every_policy.py``."""
-    options = (every.ON_ARMS if domain == "arms" else every.ON_BOXES)[name]
-    problem = "hartmann6" if domain == "box" else "gp-draw"
-    return make_policy(name.split(",")[0], options, problem=problem, budget=every.BUDGET[domain])
+def short(monkeypatch):
+    every.shorten_searches(monkeypatch)
 
 
 def started(domain: str, name: str, device: torch.device, **settings: Any) -> AskTell:
     keyword, make = DOMAINS[domain]
-    return AskTell(policy=policy_of(domain, name), seed=4, **{keyword: make().to(device)}, **settings)
+    return AskTell(policy=every.policy_of(domain, name), seed=4, **{keyword: make().to(device)}, **settings)
 
 
 def picks_of(loop: AskTell) -> Tensor:
@@ -159,7 +150,7 @@ def test_the_default_device_changes_nothing(domain, name, where, second: Second,
     keyword, make = DOMAINS[domain]
     X, half = make().to(where), every.BUDGET[domain] // 2
     with torch.device("second"):
-        with AskTell(policy=policy_of(domain, name), seed=4, storage=tmp_path / "run.db", **{keyword: X}) as loop:
+        with AskTell(policy=every.policy_of(domain, name), seed=4, storage=tmp_path / "run.db", **{keyword: X}) as loop:
             loop.run(waves, half)
         with AskTell.resume(tmp_path / "run.db") as loop:
             loop.run(waves, every.BUDGET[domain] - half)
@@ -190,6 +181,20 @@ def test_other_round_off_moves_no_pick_over_arms(name, second: Second):
     for units in (1, 4):
         with second.rounding(units):
             assert torch.equal(_picks("arms", name, device), expected), units
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_round_off_moves_points_of_a_box_within_the_searches_tolerance(seed, second: Second):
+    rounds = []
+    for device, units in ((CPU, 0), (torch.device("second", 0), 4)):
+        with second.rounding(units):
+            loop, points = AskTell(bounds=unit_box(device=device), policy=BBKB(**PRIOR), seed=seed), []
+            while len(points) < 13:
+                batch = loop.ask()
+                points += batch.X.tolist()
+                loop.tell(batch.tickets, waves(batch.X.cpu()))
+            rounds.append(torch.tensor(points[:13], dtype=torch.float64))
+    torch.testing.assert_close(*rounds, rtol=0.0, atol=1e-5)
 
 
 def test_the_round_off_is_there_and_repeats(second: Second):

@@ -11,58 +11,14 @@ import torch
 
 import sparse_bo.runs.recorder
 from sparse_bo import AskTell
-from sparse_bo.cli.presets import POLICIES, make_policy
+from sparse_bo.cli.presets import POLICIES
 from sparse_bo.errors import PendingBatchError
-from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.botorch import proposers
-from sparse_bo.policies.ucb import box as box_ucb
 from sparse_bo.runs.engine import Engine
+from tests.journal.every_policy import BUDGET, RUNS, policy_of, shorten_searches
 from tests.journal.runs import arms
 
-KERNEL = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "width": 2.0}
-POSTERIOR = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "batch_size": 2}
-SURROGATE = {"initial_design": 4, "num_restarts": 1, "raw_samples": 8}
-BATCHES = {"batch_size": 2}
-ELIMINATION = {**KERNEL, "regularization": 0.01, "width": "gaussian"}
-ON_ARMS: dict[str, dict[str, Any]] = {
-    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
-    "bkb": KERNEL,
-    "gp-ucb": KERNEL,
-    "gp-bucb": KERNEL,
-    "sbpe": ELIMINATION,
-    "bpe": ELIMINATION,
-    "mini-meta": {**KERNEL, "ratio_threshold": 4.0},
-    "s-gp-ts-arms": POSTERIOR,
-    "qff-ts-arms": POSTERIOR,
-    "epsilon-greedy": BATCHES,
-    "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
-    "random": BATCHES,
-}
-ON_BOXES: dict[str, dict[str, Any]] = {
-    "bbkb": {**KERNEL, "ratio_threshold": 3.0},
-    "bkb": KERNEL,
-    "gp-ucb": KERNEL,
-    "gp-bucb": KERNEL,
-    "sbpe": {**ELIMINATION, "candidates": 64},
-    "bpe": {**ELIMINATION, "candidates": 64},
-    "random": BATCHES,
-    "gssbo": {**SURROGATE, "buffer": 6},
-    "gssbo, all known": {**SURROGATE, "buffer": 6, "condition_on": "all"},
-    "rssbo": {**SURROGATE, "buffer": 6},
-    "botorch-ucb": {**SURROGATE, **BATCHES},
-    "sparse-ucb": SURROGATE,
-    "vecchia-ucb": {**SURROGATE, "neighbors": 3},
-    "s-gp-ts": {**SURROGATE, **BATCHES},
-    "qff-ts": {**SURROGATE, **BATCHES},
-    "trust-region": {"initial_design": 3, **BATCHES},
-    "trust-region, own sizes": {"initial_design": 3, "anywhere": 0.5},
-    "rembo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
-    "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
-}
-RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
 REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "random")]
 """Without snapshots every policy takes the same way; fits of a surrogate are slow."""
-BUDGET = {"arms": 24, "box": 8}
 
 
 def bounds() -> torch.Tensor:
@@ -70,12 +26,8 @@ def bounds() -> torch.Tensor:
 
 
 def started(domain: str, name: str, **settings: Any) -> AskTell:
-    options = (ON_ARMS if domain == "arms" else ON_BOXES)[name]
-    policy = make_policy(
-        name.split(",")[0], options, problem="hartmann6" if domain == "box" else "gp-draw", budget=BUDGET[domain]
-    )
     where = {"arms": arms()} if domain == "arms" else {"bounds": bounds()}
-    return AskTell(policy=policy, seed=4, **where, **settings)
+    return AskTell(policy=policy_of(domain, name), seed=4, **where, **settings)
 
 
 def step(loop: AskTell, budget: int, log: list[Any]) -> None:
@@ -106,11 +58,7 @@ def finished(loop: AskTell, budget: int, log: list[Any]) -> AskTell:
 
 @pytest.fixture(autouse=True)
 def small_searches(monkeypatch):
-    """What is compared is the same search twice, however short it is."""
-    short = {"options": {"maxiter": 4}}
-    quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
-    monkeypatch.setattr(box_ucb, "optimize_batch", quick)
-    monkeypatch.setattr(proposers, "optimize_acqf", functools.partial(proposers.optimize_acqf, **short))
+    shorten_searches(monkeypatch)
 
 
 @functools.cache

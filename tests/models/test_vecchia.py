@@ -10,6 +10,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import VecchiaGP
+from sparse_bo.models.vecchia import nearest
 from tests.builders import unit_box
 
 
@@ -22,7 +23,7 @@ def _pair(X, Y, neighbors):
     models = []
     for make in (SingleTaskGP, lambda X, Y, covar_module: VecchiaGP(X, Y, neighbors=neighbors, covar_module=covar_module)):
         kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).to(X)
-        kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, torch.tensor([0.3, 0.6], dtype=X.dtype)
+        kernel.outputscale, kernel.base_kernel.lengthscale = 1.7, torch.tensor([0.3, 0.6], dtype=X.dtype, device=X.device)
         model = make(X, Y, covar_module=kernel)
         model.likelihood.noise = 0.02
         model.mean_module.initialize(constant=0.4)
@@ -107,3 +108,22 @@ def test_bad_input():
         VecchiaGP(X, Y, covar_module="matern")
     with pytest.raises(ValueError, match="one noise variance"):
         VecchiaGP(X, Y).posterior(X, observation_noise=Y)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_of_equally_near_observations_the_first_are_taken(count, device):
+    rows = torch.tensor(
+        [[2.0, 5.0, 5.0, 1.0, 5.0, 2.0, 2.0, 0.0], [1.0] * 8, [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], device=device
+    )
+    expected = [set(sorted(range(8), key=lambda j: (-row[j], j))[:count]) for row in rows.tolist()]
+    assert [set(row) for row in nearest(rows, count).tolist()] == expected
+    assert [set(row) for row in nearest(rows[2:], count).tolist()] == expected[2:]  # no equal ones
+
+
+def test_repeated_observations_are_taken_in_order(device):
+    """``topk`` may take any of them."""
+    X = torch.tensor([[0.1], [0.5], [0.5], [0.5], [0.5], [0.9]], dtype=torch.float64, device=device)
+    model = VecchiaGP(X, X.sin(), neighbors=2)
+    index, _ = model._predecessors(X)
+    assert index[5].tolist() == [1, 2]
+    assert index[4].tolist() == [1, 2]

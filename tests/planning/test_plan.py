@@ -1,6 +1,7 @@
 """Plans: what they forecast, how they make a run fit, and what they refuse."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -321,3 +322,15 @@ def test_bad_limits_of_a_run_are_named(tmp_path, arguments, message):
     done = run_with(tmp_path, *arguments)
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_what_is_timed_is_waited_for_where_it_runs(monkeypatch):
+    """Another device than the current one may be planned for."""
+    waited = []
+    module = types.SimpleNamespace(synchronize=waited.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    elsewhere = torch.device("cuda", 1)
+    costs._seconds(lambda: None, device=elsewhere, repeats=1)
+    assert waited == [elsewhere, elsewhere]
+    costs._seconds(lambda: None, device=torch.device("cpu"), repeats=1)
+    assert len(waited) == 2

@@ -23,7 +23,8 @@ NOISE = 0.05
 
 def dense_posterior(X: torch.Tensor, history, *, scale: float = 1.0) -> oracles.Gaussian:
     """The exact GP over the arms after all pulls of a run."""
-    pulls, y = X[history.indices], torch.tensor([v for row in history.rows for v in row.values], dtype=X.dtype)
+    pulls = X[history.indices]
+    y = torch.tensor([v for row in history.rows for v in row.values], dtype=X.dtype, device=X.device)
     K = [oracles.rbf(*pair, lengthscale=0.3, scale=scale) for pair in ((pulls, pulls), (pulls, X), (X, X))]
     return oracles.exact_gp(*K, y, noise=NOISE)
 
@@ -80,7 +81,8 @@ def test_an_arm_is_drawn_as_often_as_it_is_the_best_of_a_draw_of_the_exact_gp(po
     assert float(expected.max()) < 0.9  # there is something to explore
     many = replace(policy, batch_size=500, **({"features": 1024} if isinstance(policy, SGPTSArms) else {}))
     chosen = many.on(Arms(X))
-    picks = [chosen.ask(loop.state, max_q=500, pending=torch.empty(0, dtype=torch.int64), generator=g).picks for _ in range(20)]
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    picks = [chosen.ask(loop.state, max_q=500, pending=none, generator=g).picks for _ in range(20)]
     share = torch.cat(picks).bincount(minlength=12) / 10_000
     assert float((share - expected).abs().sum()) / 2 < 0.03  # total variation; feature error and Monte Carlo
 

@@ -60,6 +60,7 @@ class Second:
 
     def __init__(self, library: Path) -> None:
         """Load the library and register the device; once per process."""
+        self._units = 0
         self._lib = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         self._lib.second_start()
         for name in ("waits", "uploads", "calls", "state_bytes"):
@@ -80,11 +81,17 @@ class Second:
     @contextmanager
     def rounding(self, units: int) -> Iterator[None]:
         """Let sums, products, solves and the like on the device be off by up to ``units`` units of round-off."""
-        self._lib.second_rounding(units)
+        before = self._units
+        self.round(units)
         try:
             yield
         finally:
-            self._lib.second_rounding(0)
+            self.round(before)
+
+    def round(self, units: int) -> None:
+        """Be off by up to ``units`` units of round-off from now on."""
+        self._units = units
+        self._lib.second_rounding(units)
 
     def _module(self) -> types.ModuleType:
         """Return ``torch.second``, what ``torch.cuda`` is to CUDA."""

@@ -157,6 +157,10 @@ uint64_t hashed(uint64_t h, const at::Tensor& t) {
   for (int64_t i = 0; i < flat.numel(); ++i) h = (h ^ words[i]) * 0x100000001b3ull;
   return mixed(h);
 }
+bool added_not(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, size_t first) {  // beta = 0: self is unread
+  auto k = schema.argumentIndexWithName("beta");
+  return k && stack[first + *k].toScalar().toDouble() == 0.0;
+}
 void perturb(const at::Tensor& t, uint64_t seed) {
   if (!t.defined() || t.scalar_type() != at::kDouble || !t.is_non_overlapping_and_dense()) return;
   double* p = t.data_ptr<double>();
@@ -203,7 +207,9 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   uint64_t seed = std::hash<std::string>{}(name);
   for (size_t k = 0; rounded && k < n; ++k) {
     const auto& v = (*stack)[first + k];
-    if (v.isTensor() && !schema.arguments()[k].is_out()) seed = hashed(seed, v.toTensor());
+    const auto& argument = schema.arguments()[k];
+    if (v.isTensor() && !argument.is_out() && !(argument.name() == "self" && added_not(schema, *stack, first)))
+      seed = hashed(seed, v.toTensor());
   }
   const bool hides_nan = name == "aten::linalg_cholesky_ex" && on_host((*stack)[first].toTensor()).isnan().any().item<bool>();
   at::native::cpu_fallback(op, stack);
