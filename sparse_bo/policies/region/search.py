@@ -24,8 +24,13 @@ CHANGED = 20.0
 """Coordinates of the centre that a candidate changes on average (TuRBO; Regis & Shoemaker 2013)."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
-KNOWN = 0.1
-"""A point is known if its posterior sd is below this times the noise's: its evaluation would say nothing new."""
+KNOWN = 0.3
+"""A point is known if its posterior sd is below this share of the noise's: a result there says little that is new."""
+EXACT = 1e-3
+"""Observations with less noise than this, in their own sd, are taken as exact: a point is known once it is evaluated."""
+RESOLUTION, CLOSE_PICKS = 1e-4, 4
+"""A point is known, too, below this posterior sd in units of the observations'; after so many picks of a batch the limit rises
+with the square of their number, so that a large batch does not stand around one maximum."""
 
 
 class Bounds(NamedTuple):
@@ -38,6 +43,10 @@ class Bounds(NamedTuple):
     def span(self) -> Tensor:
         """Sides, above 0."""
         return (self.upper - self.lower).clamp_min(1e-12)
+
+    def contain(self, U: Tensor) -> Tensor:
+        """Return which of ``n x d`` points lie inside."""
+        return ((self.lower <= U) & (self.upper >= U)).all(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +129,20 @@ def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
         U = U[~refuse(U)] if not bool(refuse(U).all()) else starts[:1]
     mean, variance, _ = gp.moments(U)
     return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
+
+
+def known(gp: LocalGP, at: Moments, *, picked: int = 0) -> bool:
+    """Return whether a point (the moments of one) is known well enough: see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
+
+    Args:
+        gp: Conditioned on the picks before.
+        at: Moments there under ``gp``.
+        picked: Picks of the batch before.
+    """
+    noise = gp.noise_variance
+    of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
+    resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
+    return bool(at.variance < max(of_noise, resolution**2))
 
 
 def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float) -> Tensor:
