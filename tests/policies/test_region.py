@@ -9,7 +9,7 @@ from sparse_bo.core.evidence import Learned
 from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.local_gp import local_gp
-from sparse_bo.policies.region.region import AGAIN, HITS, SHORTEST, WHOLE, Region, moved, scouts
+from sparse_bo.policies.region.region import AGAIN, HITS, SHORTEST, WHOLE, Region, first_region, moved, scouts
 from sparse_bo.policies.region.search import Bounds
 from sparse_bo.policies.region.surrogate import HIGHEST, known_rows
 from sparse_bo.policies.region.warping import KINDS, warp, warps
@@ -138,6 +138,11 @@ def test_values_near_the_largest_float_do_not_overflow():
     y = torch.tensor([1e308, -1e308, 0.0, 1e300], dtype=torch.float64)
     for made in warps(y):
         assert bool(torch.isfinite(made(y)).all())
+
+
+def test_a_run_starts_with_the_whole_box_unless_there_are_many_inputs():
+    assert first_region(3, dims=12) == Region(centre=3, length=WHOLE)
+    assert first_region(3, dims=13) == Region(centre=3, length=AGAIN)
 
 
 def told(region, best_old, best_new, *, n=10, q=4, dims=3, noise=0.0):

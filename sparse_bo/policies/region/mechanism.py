@@ -16,7 +16,7 @@ from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, th
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.local_gp import LocalGP
-from sparse_bo.policies.region.region import Region, moved
+from sparse_bo.policies.region.region import Region, first_region, moved
 from sparse_bo.policies.region.search import Bounds, Pool
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
@@ -74,7 +74,7 @@ class RegionSearch(Mechanism[RegionState]):
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         X = self.box.to_unit(after.X)
-        region = state.region or Region(centre=int(after.y.argmax()))
+        region = state.region or first_region(int(after.y.argmax()), dims=self.box.dims)
         with watch.phase("learn"):
             fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted)
         with watch.phase("fit"), one_thread():
