@@ -60,7 +60,7 @@ ON_BOXES: dict[str, dict[str, Any]] = {
     "hesbo": {"target_dims": 1, "inner": BoTorchUCB(**SURROGATE)},
 }
 RUNS = [("arms", name) for name in ON_ARMS] + [("box", name) for name in ON_BOXES]
-REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "random")]
+REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "trust-region", "random")]
 """Without snapshots every policy takes the same way; fits of a surrogate are slow."""
 BUDGET = {"arms": 24, "box": 8}
 

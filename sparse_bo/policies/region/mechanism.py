@@ -145,7 +145,7 @@ class RegionSearch(Mechanism[RegionState]):
             own = torch.cat([means[fitted.rows >= region.start], promised[bounds.contain(out)]])
             U = search.around(centre, bounds, generator=generator)
             best = float(own.max()) if len(own) else highest
-            pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse), everywhere]
+            pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse, centre=centre), everywhere]
         picks: list[Tensor] = []
         for _ in range(q):
             aside = float(torch.rand((), generator=generator, dtype=torch.float64)) < self.anywhere
