@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
-from botorch.test_functions import Branin, Hartmann
 
 import sparse_bo
-from sparse_bo import AskTell, TrustRegion, maximize
+from sparse_bo import AskTell, TrustRegion, maximize, problems
 from sparse_bo.domains import Box
 from sparse_bo.errors import ObjectiveError, PendingBatchError
 from sparse_bo.policies import RegionState, Wait
@@ -36,9 +35,9 @@ def test_a_smooth_maximum_is_found_to_three_digits():
 
 
 def test_branin_is_solved_in_sixty_evaluations():
-    branin = Branin(negate=True)
+    branin = problems.synthetic("branin", noise_sd=0.0)
     best = [
-        float(maximize(branin, bounds=branin.bounds.double(), policy=TrustRegion(), budget=60, seed=s).best_mean)
+        float(maximize(branin.function, bounds=branin.bounds, policy=TrustRegion(), budget=60, seed=s).best_mean)
         for s in (0, 1)
     ]
     assert best == pytest.approx([-0.397887] * 2, abs=2e-3)
@@ -151,7 +150,7 @@ def test_what_is_known_to_less_than_the_noise_is_known():
 
 
 def test_picks_do_not_depend_on_the_number_of_threads():
-    hartmann = Hartmann(6, negate=True)
+    hartmann = problems.synthetic("hartmann6", noise_sd=0.0).function
     before = torch.get_num_threads()
     runs = []
     try:
