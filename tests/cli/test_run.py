@@ -38,6 +38,19 @@ def test_every_policy_runs_and_writes_a_figure_and_a_history(policy, tmp_path):
     assert "best arm" in done.output
 
 
+def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
+    done = invoke(*ON_A_BOX, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "policy trust-region: on a box of 2 inputs where the best point counts" in done.output
+    assert "a third of the budget of 7" in done.output
+    done = invoke(*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6", "--out", str(tmp_path), "--quiet")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == [
+        f"eggholder2-{name}-seed1.jsonl" for name in ("bbkb", "trust-region")
+    ]
+    assert "goal to be one of" in invoke(*ON_A_BOX, "--goal", "worst").output
+
+
 def test_the_published_preset_runs_on_abalone(tmp_path):
     done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), "--certify-every", "5")
     assert done.exit_code == 0, done.output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from sparse_bo.core.evidence import Learned
 from sparse_bo.domains import Box
+from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
-from sparse_bo.policies.region.local_gp import LocalGP, Moments
-from sparse_bo.policies.region.region import Region, moved
+from sparse_bo.policies.region.local_gp import LocalGP
+from sparse_bo.policies.region.region import Region, first_region, moved
 from sparse_bo.policies.region.search import Bounds, Pool
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
@@ -73,7 +74,7 @@ class RegionSearch(Mechanism[RegionState]):
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         X = self.box.to_unit(after.X)
-        region = state.region or Region(centre=int(after.y.argmax()))
+        region = state.region or first_region(int(after.y.argmax()), dims=self.box.dims)
         with watch.phase("learn"):
             fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted)
         with watch.phase("fit"), one_thread():
@@ -130,46 +131,45 @@ class RegionSearch(Mechanism[RegionState]):
         generator: torch.Generator,
     ) -> Tensor:
         """Return ``q x d`` picks in the unit cube."""
-        centre = self.box.to_unit(state.X[region.centre])
+        to_unit, centre = self.box.to_unit, self.box.to_unit(state.X[region.centre])
         bounds = Bounds(*region.sides(centre, fitted.learned.lengthscales))
-        refuse, box = state.refusal(), self.box
-        refused = None if refuse is None else lambda U: refuse(box.from_unit(U))
-        gp, out = fitted.gp.conditioned(box.to_unit(pending)), box.to_unit(pending)
-        reached = fitted.gp.means(torch.cat([box.to_unit(state.X[fitted.rows]), out]))
         whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
-        alone = region.scouting or bool((bounds.span >= 1.0).all())
-        own = fitted.rows >= region.start
-        at_centre = float(reached[: len(own)][own].max()) if bool(own.any()) and not region.scouting else float(reached.max())
-
-        def local() -> Pool:
-            U = search.everywhere(centre, generator=generator) if region.scouting else _around(centre, bounds, generator)
-            inside = ((out >= bounds.lower) & (out <= bounds.upper)).all(dim=-1)
-            best = max([at_centre, *reached[len(own) :][inside].tolist()])
-            return search.pool_of(gp, U, bounds, best=best, refuse=refused)
-
-        def anywhere() -> Pool:
-            U = search.everywhere(centre, generator=generator)
-            return search.pool_of(gp, U, whole, best=float(reached.max()), refuse=refused)
-
-        pools = [local()] if alone else [local(), anywhere()]
+        refuse, failed = self._failures(state, fitted.gp)
+        gp, out = fitted.gp.conditioned(torch.cat([to_unit(pending), failed])), to_unit(pending)
+        means, promised = fitted.gp.means(to_unit(state.X[fitted.rows])), fitted.gp.means(out)
+        highest = float(torch.cat([means, promised]).max())
+        everywhere = search.pool_of(gp, search.everywhere(centre, generator=generator), whole, best=highest, refuse=refuse)
+        if region.scouting:
+            pools = [everywhere, everywhere]
+        else:
+            own = torch.cat([means[fitted.rows >= region.start], promised[bounds.contain(out)]])
+            U = search.around(centre, bounds, generator=generator)
+            best = float(own.max()) if len(own) else highest
+            pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse, centre=centre), everywhere]
         picks: list[Tensor] = []
         for _ in range(q):
-            aside = float(torch.rand((), generator=generator, dtype=torch.float64)) < self.anywhere and not alone
-            u = search.pick(gp, pools[int(aside)], refuse=refused)
-            at = gp.moments(u)
-            if not aside and not alone and _resolved(gp, at):
-                u = search.pick(gp, pools[1], refuse=refused)
-                at = gp.moments(u)
+            aside = float(torch.rand((), generator=generator, dtype=torch.float64)) < self.anywhere
+            u = _next(gp, pools[1:] if aside else pools, refuse, picked=len(picks))
             picks.append(u)
+            at = gp.moments(u)
             pools = [pool.after(gp, u, at) for pool in pools]
             gp = gp.conditioned(u)
         return torch.cat(picks)
 
+    def _failures(self, state: RegionState, gp: LocalGP) -> tuple[Refusal | None, Tensor]:
+        """Return which points of the unit cube to leave alone, and those (``f x d``) where evaluations failed lately."""
+        failures, box = state.failures, self.box
+        if failures is None or not len(failures.where):
+            return None, gp.X[:0]
+        failures = replace(failures, where=box.to_unit(failures.where))
+        near = refused(failures, pulls=state.pulls, succeeded=box.to_unit(state.X), correlation=gp.correlation)
+        return near, failures.where[failures.speaking(state.pulls)]
 
-def _around(centre: Tensor, bounds: Bounds, generator: torch.Generator) -> Tensor:
-    return search.around(centre, bounds, generator=generator)
 
-
-def _resolved(gp: LocalGP, at: Moments) -> bool:
-    """Return whether a point (the moments of one) is known to less than the noise allows."""
-    return bool(at.variance < search.KNOWN**2 * gp.noise_variance)
+def _next(gp: LocalGP, pools: Sequence[Pool], refuse: Refusal | None, *, picked: int) -> Tensor:
+    """Return the pick (``1 x d``) of the first pool whose pick is not known yet, else a quasi-random point of the last."""
+    for pool in pools:
+        u = search.pick(gp, pool, refuse=refuse)
+        if not search.known(gp, gp.moments(u), picked=picked):
+            return u
+    return pools[-1].U[picked % len(pools[-1].U)].unsqueeze(0)

@@ -10,9 +10,11 @@ from torch import Tensor
 from sparse_bo.policies.persistence import KEPT
 
 WHOLE = 2.0
-"""Length at which a region is the whole box wherever its centre is; where a run starts."""
+"""Length at which a region is the whole box wherever its centre is; where a run in few dimensions starts."""
 AGAIN = 0.8
-"""Length of the region after a restart (TuRBO's first length, Eriksson et al. 2019)."""
+"""Length of the region after a restart, and at the start in many dimensions (TuRBO's first length, Eriksson et al. 2019)."""
+MANY_DIMS = 12
+"""In more dimensions a run starts with a region of length :data:`AGAIN`: of the whole box nothing could be learned."""
 LONGEST = 1.6
 """A region that was shorter than :data:`AGAIN` grows up to this (TuRBO)."""
 SHORTEST = 2.0**-7
@@ -58,6 +60,11 @@ class Region:
         weights = (lengthscales / lengthscales.log().mean().exp()).clamp(1.0 / RATIO, RATIO)
         half = 0.5 * self.length * weights
         return (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
+
+
+def first_region(centre: int, *, dims: int) -> Region:
+    """Return the region after the initial design, around its best point (a row)."""
+    return Region(centre=centre, length=WHOLE if dims <= MANY_DIMS else AGAIN)
 
 
 def scouts(dims: int) -> int:

@@ -18,14 +18,19 @@ CANDIDATES = 800
 """Points of a search at which the acquisition function is computed before the best of them are climbed from."""
 NEAR = 0.25
 """Share of them, on top, that are normal around the centre at all scales."""
-UNIFORM = 0.25
-"""Share of them that fill the region; the others keep some of the centre's coordinates."""
+UNIFORM = 0.5
+"""Share of them that fill the region, in up to :data:`CHANGED` dimensions; the others keep some of the centre's coordinates."""
 CHANGED = 20.0
 """Coordinates of the centre that a candidate changes on average (TuRBO; Regis & Shoemaker 2013)."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
-KNOWN = 0.1
-"""A point is known if its posterior sd is below this times the noise's: its evaluation would say nothing new."""
+KNOWN = 0.3
+"""A point is known if its posterior sd is below this share of the noise's: a result there says little that is new."""
+EXACT = 1e-3
+"""Observations with less noise than this, in their own sd, are taken as exact: a point is known once it is evaluated."""
+RESOLUTION, CLOSE_PICKS = 1e-4, 4
+"""A point is known, too, below this posterior sd in units of the observations'; after so many picks of a batch the limit rises
+with the square of their number, so that a large batch does not stand around one maximum."""
 
 
 class Bounds(NamedTuple):
@@ -39,6 +44,10 @@ class Bounds(NamedTuple):
         """Sides, above 0."""
         return (self.upper - self.lower).clamp_min(1e-12)
 
+    def contain(self, U: Tensor) -> Tensor:
+        """Return which of ``n x d`` points lie inside."""
+        return ((self.lower <= U) & (self.upper >= U)).all(dim=-1)
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -50,6 +59,8 @@ class Pool:
     moments: Moments
     best: float
     """What is to be improved on, in warped units."""
+    centre: Tensor | None = None
+    """``d``: in more than :data:`CHANGED` dimensions, climbs keep the coordinates that a candidate shares with it."""
 
     def after(self, gp: LocalGP, pick: Tensor, at_pick: Moments) -> Pool:
         """Return the pool that knows that a pick (``1 x d``) will be observed; its mean stays, and counts as reached.
@@ -66,7 +77,7 @@ class Pool:
         smallest = torch.finfo(variance.dtype).tiny
         variance = (variance - scale * row.square()).clamp_min(smallest)
         best = max(self.best, float(at_pick.mean))
-        return Pool(self.U, self.bounds, Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best)
+        return Pool(self.U, self.bounds, Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best, self.centre)
 
 
 def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -92,9 +103,8 @@ def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Ten
     changed = torch.rand(n, d, generator=generator, dtype=torch.float64) < share
     one = torch.randint(d, (n,), generator=generator)
     changed[torch.arange(n), one] = True
-    changed[: int(UNIFORM * n)] = True
     if d <= CHANGED:
-        changed[: n // 2] = True
+        changed[: int(UNIFORM * n)] = True
     U = torch.where(changed.to(U.device), U, centre)
     close = int(NEAR * n)
     scales = 0.3 * torch.logspace(-3.0, 0.0, close, dtype=torch.float64).unsqueeze(-1)
@@ -103,27 +113,46 @@ def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Ten
     return torch.cat([U, near.maximum(bounds.lower).minimum(bounds.upper)])
 
 
-def pool_of(gp: LocalGP, U: Tensor, bounds: Bounds, *, best: float, refuse: Refusal | None) -> Pool:
+def pool_of(
+    gp: LocalGP, U: Tensor, bounds: Bounds, *, best: float, refuse: Refusal | None, centre: Tensor | None = None
+) -> Pool:
     """Return a pool of candidates (``N x d``) without refused ones, unless all are refused. O(N n²)."""
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return Pool(U, bounds, gp.moments(U), best)
+    return Pool(U, bounds, gp.moments(U), best, centre)
 
 
 def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
     """Return the point (``1 x d``) of the highest expected improvement that climbs from the best candidates reach."""
     scores = log_expected_improvement(pool.moments.mean, pool.moments.variance, pool.best).value
     starts = pool.U[scores.topk(min(CLIMBS, len(pool.U))).indices]
-    U = _climbed(gp, starts, pool.bounds, pool.best)
+    free = torch.ones_like(starts, dtype=torch.bool)
+    if pool.centre is not None and starts.shape[1] > CHANGED:
+        free = starts != pool.centre
+    U = _climbed(gp, starts, pool.bounds, pool.best, free=free)
     if refuse is not None:
         U = U[~refuse(U)] if not bool(refuse(U).all()) else starts[:1]
     mean, variance, _ = gp.moments(U)
     return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
 
 
-def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float) -> Tensor:
-    """Return ``r x d`` points climbed to higher log expected improvement within bounds, all in one search."""
+def known(gp: LocalGP, at: Moments, *, picked: int = 0) -> bool:
+    """Return whether a point (the moments of one) is known well enough: see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
+
+    Args:
+        gp: Conditioned on the picks before.
+        at: Moments there under ``gp``.
+        picked: Picks of the batch before.
+    """
+    noise = gp.noise_variance
+    of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
+    resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
+    return bool(at.variance < max(of_noise, resolution**2))
+
+
+def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float, *, free: Tensor) -> Tensor:
+    """Return ``r x d`` points climbed along ``free`` coordinates to higher log expected improvement, all in one search."""
     shape, span = U.shape, bounds.span
 
     def place(x: Any) -> Tensor:
@@ -136,6 +165,7 @@ def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float) -> Tensor:
         return -float(gain.value.sum()), -(gradient * span).flatten().cpu().numpy()
 
     first = ((U - bounds.lower) / span).clamp(0.0, 1.0).flatten().cpu().numpy()
-    found = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * len(first), options={"maxiter": STEPS})
+    limits = [(0.0, 1.0) if moves else (at, at) for moves, at in zip(free.flatten().tolist(), first.tolist(), strict=True)]
+    found = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": STEPS})
     climbed = place(found.x)
     return torch.where(torch.isfinite(climbed).all(dim=-1, keepdim=True), climbed, U)

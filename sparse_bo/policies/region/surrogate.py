@@ -11,6 +11,7 @@ import torch
 from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.core.evidence import Learned, learn
@@ -32,6 +33,10 @@ CHOOSE_AGAIN = 1.25
 """Kernel and warping are chosen anew whenever the data has grown by this factor."""
 FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
 """Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
+
+
+ROUNDING = 1e-7
+"""What joint covariances get on their diagonals, in units of the scale, so that they can be sampled from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,7 +181,8 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
             covariance = gp.moments(flat.flatten(0, 1)).variance.reshape(*X.shape[:-1], 1)
         else:
             covariance = torch.stack([gp.covariance(part) for part in flat]).reshape(*X.shape[:-1], q)
-        warped = GPyTorchPosterior(MultivariateNormal(mean, covariance))
+            covariance = covariance + ROUNDING * gp.learned.scale * torch.eye(q, dtype=U.dtype, device=U.device)
+        warped = GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(covariance)))
         return TransformedPosterior(
             warped,
             sample_transform=bend.inverse,

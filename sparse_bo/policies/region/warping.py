@@ -6,6 +6,7 @@ Rosenbrock's valley): in plain units all that matters is a rounding error of wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,17 +17,21 @@ DEPTHS = {"log": 0.3, "deep log": 0.05}
 """Distance below the best at which the logarithm bends, in units of the distance from the best to the median."""
 KINDS = ("plain", *DEPTHS, "asinh")
 SMALLEST = 1e-12
-"""Of distances, in units of the largest absolute value."""
+"""Of distances, in units of what they are differences of: smaller ones are rounding."""
+LARGEST = 1e150
+"""Observations beyond it count as this: their squares are finite."""
+
+
+DEEPEST = 1e3
+"""Bent transformations take what lies further below their origin, in widths, as this far below: how bad is bad says nothing."""
 
 
 @dataclass(frozen=True)
 class Warp:
-    """``t = (bend((y/unit − origin)/width) − shift)/spread``, increasing. A value."""
+    """``t = (bend((y − origin)/width) − shift)/spread``, not decreasing. A value."""
 
     kind: str
     """Of :data:`KINDS`."""
-    unit: float
-    """Largest absolute value: nothing overflows after the division."""
     origin: float
     width: float
     shift: float
@@ -34,24 +39,28 @@ class Warp:
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return warped observations, elementwise."""
-        return (self._bent((y / self.unit - self.origin) / self.width) - self.shift) / self.spread
+        return (self._bent(self._distances(y)) - self.shift) / self.spread
 
     def inverse(self, t: Tensor) -> Tensor:
         """Return observations (y) from warped ones, elementwise; logarithmic ones end a little above the best."""
         b = t * self.spread + self.shift
         z = b if self.kind == "plain" else torch.sinh(b) if self.kind == "asinh" else -torch.expm1(-b)
-        return (z * self.width + self.origin) * self.unit
+        return z * self.width + self.origin
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """Return ``log dt/dy`` up to the constant ``−log unit``, elementwise."""
-        z = (y / self.unit - self.origin) / self.width
+        """Return ``log dt/dy``, elementwise."""
+        z = self._distances(y)
         if self.kind == "plain":
             bend = torch.zeros_like(z)
         elif self.kind == "asinh":
-            bend = -0.5 * torch.log1p(z.square())
+            bend = -torch.hypot(z, torch.ones_like(z)).log()
         else:
             bend = -torch.log1p(-z)
-        return bend - torch.log(torch.tensor(self.width * self.spread, dtype=y.dtype))
+        return bend - math.log(self.width) - math.log(self.spread)
+
+    def _distances(self, y: Tensor) -> Tensor:
+        z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width
+        return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
 
     def _bent(self, z: Tensor) -> Tensor:
         if self.kind == "plain":
@@ -64,19 +73,18 @@ def warp(kind: str, y: Tensor) -> Warp | None:
 
     The plain one is always there.
     """
-    unit = max(float(y.abs().max()), torch.finfo(y.dtype).tiny)
-    v = y / unit
+    v = y.clamp(-LARGEST, LARGEST)
     median, best = float(v.median()), float(v.max())
     origin, width = 0.0, 1.0
     if kind == "asinh":
         origin, width = median, float((v - median).abs().median())
     elif kind != "plain":
         origin, width = best, DEPTHS[kind] * (best - median)
-    if width < SMALLEST:
+    if width <= SMALLEST * max(abs(origin), abs(median)):
         return None
-    bent = Warp(kind, unit, origin, width, 0.0, 1.0)(y)
+    bent = Warp(kind, origin, width, 0.0, 1.0)(v)
     spread = float(bent.std(correction=0))
-    return Warp(kind, unit, origin, width, float(bent.mean()), spread if spread > SMALLEST else 1.0)
+    return Warp(kind, origin, width, float(bent.mean()), spread if spread > SMALLEST * float(bent.abs().max()) else 1.0)
 
 
 def warps(y: Tensor) -> Iterator[Warp]:

@@ -1,0 +1,73 @@
+"""The policy of a run that names none: what it depends on, where it is said, and the goal."""
+
+import logging
+
+import pytest
+import torch
+
+from sparse_bo import BBKB, AskTell, TrustRegion, maximize
+from sparse_bo.domains import Arms, Box
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs import chosen_policy
+from tests.builders import arms, unit_box, waves
+
+
+def test_arms_get_bbkb_and_boxes_a_trust_region_unless_every_evaluation_counts():
+    for goal in ("best", "cumulative"):
+        assert isinstance(chosen_policy(Arms(arms()), goal=goal).policy, BBKB)
+    assert isinstance(chosen_policy(Box(unit_box()), goal="best").policy, TrustRegion)
+    assert isinstance(chosen_policy(Box(unit_box()), goal="cumulative").policy, BBKB)
+
+
+def test_workers_decide_the_batch_and_a_small_budget_the_design():
+    here = Box(unit_box(20))
+    assert chosen_policy(here, budget=300, workers=4).policy == TrustRegion()
+    many = chosen_policy(here, budget=300, workers=64)
+    assert many.policy == TrustRegion(batch_size=64)
+    assert "64 workers" in many.why
+    small = chosen_policy(here, budget=30)
+    assert small.policy == TrustRegion(initial_design=10)
+    assert "budget of 30" in small.why
+    assert chosen_policy(here, budget=0).policy.initial_design == 1
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="goal"):
+        AskTell(arms(), goal="worst")
+    with pytest.raises(ValueError, match="goal"):
+        maximize(waves, arms=arms(), budget=5, goal="worst")
+    with pytest.raises(ValueError, match="workers"):
+        AskTell(bounds=unit_box(), workers=0)
+
+
+def test_the_choice_is_logged_recorded_and_survives_a_resume(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="sparse_bo.runs.ask_tell"):
+        result = maximize(waves, bounds=unit_box(), budget=12, seed=0, storage=tmp_path / "run.db")
+    why = result.history.info["why"]
+    assert "2 inputs" in why
+    assert f"chose TrustRegion(batch_size=None, initial_design=4, anywhere=None): {why}" in caplog.text
+    with AskTell.resume(tmp_path / "run.db") as loop:
+        assert loop.policy == TrustRegion(initial_design=4)
+        assert loop.about["why"] == why
+    again = maximize(waves, bounds=unit_box(), budget=16, seed=0, storage=tmp_path / "run.db", resume=True)
+    assert again.state.pulls == 16
+
+
+def test_nothing_is_said_of_a_policy_that_is_given(caplog):
+    with caplog.at_level(logging.INFO, logger="sparse_bo.runs.ask_tell"):
+        loop = AskTell(bounds=unit_box(), policy=RandomSearch(), goal="cumulative")
+    assert "why" not in loop.about
+    assert not caplog.records
+
+
+def test_a_run_with_more_workers_hands_out_a_point_to_each():
+    seen = []
+
+    def objective(X):
+        seen.append(len(X))
+        return waves(X)
+
+    result = maximize(objective, bounds=unit_box(), budget=24, seed=0, executor="threads", workers=6)
+    assert result.history.info["policy"] == "trust-region"
+    assert 6 in [len(values) for values in result.history.column("values")]
+    assert torch.isfinite(torch.tensor(result.best_mean))
