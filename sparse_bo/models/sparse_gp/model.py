@@ -135,6 +135,9 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         if fit is not None:
             check_choice("fit", fit, ("exact", "subset", "vfe", "dtc"))
         check_count("seed", seed, minimum=0)
+        for name, given in {"train_X": train_X, "train_Y": train_Y}.items():
+            if not isinstance(given, Tensor):
+                raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
         super().__init__(
             train_X,
             train_Y,
