@@ -116,8 +116,11 @@ def check_finite(name: str, X: Tensor) -> None:
     """Check that no entry is NaN or infinite.
 
     Raises:
-        ValueError: If one is; the first bad row and their number are named.
+        TypeError: If the tensor is sparse.
+        ValueError: If an entry is; the first bad row and their number are named.
     """
+    if X.layout != torch.strided:
+        raise TypeError(f"expected {name} as a dense tensor, got layout {X.layout}; use {name}.to_dense()")
     good = torch.isfinite(X)
     good = good.all(dim=-1) if X.dim() > 1 else good
     bad = int((~good).sum())

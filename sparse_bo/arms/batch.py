@@ -78,7 +78,7 @@ def pick_batch(
         given: Arms picked before at this posterior, or out since before it, repeats allowed: they keep their effect on the
             leverages and count towards the stop rule.
         refuse: From arms (``q``) to which of them are left out (``q`` booleans), as long as another arm is left; called with
-            every arm, O(a) at its own cost. ``None``: none.
+            the arms whose turn would come. ``None``: none.
 
     Returns:
         At least one pick, unless the given ones have used the rule up.
@@ -96,7 +96,7 @@ def pick_batch(
     picker = _Picker(posterior, width, stop_rule, start, refuse)
     if max_q == 1 or stop_rule.allowance <= 0.0:
         if picker.exact:
-            return BatchPicks(picker.arms(picker.scores.argmax().unsqueeze(0)), 0)
+            return BatchPicks(picker.best(), 0)
         max_q = 1
     return picker.run(start, max_q, _local_ratios(posterior, stop_rule, start), max_rechecked)
 
@@ -179,8 +179,12 @@ class _Picker:
         leverage, lowest, best = contenders.extremes.tolist()
         self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
         self.exact = contenders.exact
+        self.unasked: Tensor | None = None  # arms of which it is not known yet whether they are refused
         if refuse is None or contenders.indices is None:
-            self._take(contenders if refuse is None else contenders.without(refuse))
+            self._take(contenders)
+            if refuse is not None:
+                self.unasked = self.scores > -math.inf
+                self.before = self.scores.clone()
         elif bool(refuse(contenders.indices).any()):
             self._refill(conditioner)  # an arm that lost only against refused ones is no contender yet
         else:
@@ -197,7 +201,7 @@ class _Picker:
         picks: list[Tensor] = []
         left, refresh = max_q, BLOCK
         while left > 0:
-            at, floor = highest(self.scores, BLOCK)
+            at, floor = self._highest()
             indices = self.arms(at)
             block = conditioner.block(indices)
             # Once every arm is fresh the highest score is the argmax, whatever round-off says of the next one.
@@ -226,6 +230,41 @@ class _Picker:
                 break
             conditioner = conditioner.absorb(indices, block, positions, counts.to(self.scores.dtype))
         return BatchPicks(torch.cat(picks), self.rechecked)
+
+    def best(self) -> Tensor:
+        """Return the arm with the highest score, the first on ties, as one index."""
+        while True:
+            self._highest()
+            at = self.scores.argmax().unsqueeze(0)
+            if self.unasked is None or not bool(self.unasked[at]):
+                return self.arms(at)
+            self._ask(at)
+
+    def _highest(self) -> tuple[Tensor, float]:
+        """Return where the highest bounds are and the highest of the others (:func:`highest`), refused arms left out.
+
+        Whether an arm is refused is only asked when its turn would come: of ever more arms at a time, so that the cost is that
+        of the arms refused, O(those asked), and not that of all.
+        """
+        size = BLOCK
+        while True:
+            at, floor = highest(self.scores, BLOCK)
+            if self.unasked is None:
+                return at, floor
+            if not bool(self.unasked[at].any()):
+                if len(at):
+                    return at, floor
+                self.scores, self.unasked = self.before, None  # every arm is refused: none is
+                continue
+            self._ask(highest(self.scores, size)[0])
+            size *= 2
+
+    def _ask(self, at: Tensor) -> None:
+        assert self.unasked is not None
+        assert self.refuse is not None
+        new = at[self.unasked[at]]
+        self.unasked[new] = False
+        self.scores[new[self.refuse(self.arms(new))]] = -math.inf
 
     def arms(self, at: Tensor) -> Tensor:
         """Return the arms at some positions of the scores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,12 +32,6 @@ class Contenders:
     """``3``: largest leverage, lowest and highest upper bound over *all* arms; they set the resolution of the picks."""
     exact: bool
     """Whether the bounds are the scores themselves."""
-
-    def without(self, refuse: Refusal) -> Contenders:
-        """Return the contenders among all arms that are not refused; all of them, if no other would be left. O(a)."""
-        everything = torch.arange(len(self.upper), device=self.upper.device)
-        kept = (~refuse(everything) & (self.upper > -math.inf)).nonzero().squeeze(-1)
-        return replace(self, indices=kept, upper=self.upper[kept]) if len(kept) else self
 
 
 class Collector:

@@ -159,8 +159,7 @@ class InMemoryPosterior(ArmPosterior):
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
         """See :class:`ArmPosterior`. No arm was left out at the start, and scores only fall: those bounds still hold. O(a)."""
-        contenders = self.contenders_at_start(width=width, stop_rule=stop_rule)
-        return contenders if refuse is None else contenders.without(refuse)
+        return self.contenders_at_start(width=width, stop_rule=stop_rule)
 
 
 def in_memory_posterior(

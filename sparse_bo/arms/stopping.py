@@ -36,7 +36,8 @@ class StopRule:
 
     def __post_init__(self) -> None:
         check_choice("stop_rule", self.kind, ("single", "global", "local", "gp-bucb", "repeat"))
-        if self.ratio_threshold != math.inf and check_number("ratio_threshold", self.ratio_threshold) < 1.0:
+        endless = isinstance(self.ratio_threshold, float) and self.ratio_threshold == math.inf
+        if not endless and check_number("ratio_threshold", self.ratio_threshold) < 1.0:
             raise ValueError(f"expected ratio_threshold >= 1 (1 gives batches of one), got {self.ratio_threshold!r}")
 
     @property

@@ -66,7 +66,10 @@ def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
 
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
     """Return what ``y`` holds per evaluation."""
-    plain = y.tolist() if hasattr(y, "tolist") else y
+    try:
+        plain = y.tolist() if hasattr(y, "tolist") else y
+    except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
+        raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
     if isinstance(plain, (list, tuple)):
         return list(plain)
     if isinstance(plain, (int, float)):

@@ -54,7 +54,10 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     Raises:
         TicketError: If they are not a list, or one is not an integer.
     """
-    numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
+    try:
+        numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
+    except (RuntimeError, NotImplementedError) as error:
+        raise TicketError(f"expected a list of tickets, got a {type(tickets).__name__} that cannot be read: {error}") from error
     if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
         raise TicketError(f"expected a list of tickets, one value for each, got {tickets!r}; a single one is [{tickets!r}]")
     numbers = list(numbers)

@@ -20,6 +20,7 @@ from sparse_bo.policies.states import (
     freeze_points,
     initial_box_state,
     initial_state,
+    spared_points,
     thaw_evaluated,
     thaw_points,
     told,
@@ -99,8 +100,9 @@ class RandomPoints(Mechanism[BoxState]):
         return initial_box_state(self.box)
 
     def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers a point."""
-        return Proposal(self.box.uniform(min(self.batch_size, max_q), generator=generator))
+        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers a point; near failures again."""
+        q = min(self.batch_size, max_q)
+        return Proposal(spared_points(self.box.uniform_from, q, state, pending=pending, generator=generator))
 
     def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
         """Record the observations."""

@@ -196,6 +196,7 @@ def kernel_correlation(covariance: CovarianceFunction) -> Correlation:
 def box_correlation(bounds: Tensor) -> Correlation:
     """Return a Gaussian correlation on a box (``2 x d``), for policies without a kernel of their own."""
     sides = (bounds[1] - bounds[0]) * (RADIUS * bounds.shape[1] ** 0.5)
+    sides = torch.where(sides > 0.0, sides, torch.full_like(sides, torch.finfo(sides.dtype).tiny ** 0.25))  # or all one point
 
     def correlation(X: Tensor, Y: Tensor) -> Tensor:
         return torch.exp(-0.5 * torch.cdist(X / sides, Y / sides).square())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -40,6 +40,9 @@ from sparse_bo.policies.persistence import (
 )
 from sparse_bo.policies.timing import Phase
 from sparse_bo.widths.calibration import Surprise
+
+REDRAWS = 16
+"""Times that points of a design are drawn again because they lie near failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +176,17 @@ class BanditState:
             backing_off = torch.cat([backing_off, pending[~torch.isin(pending, observed.rows)]])
         speaking = failures.speaking(pulls)
         speaking = failures.where[speaking[~proven[speaking]]]  # an arm with a success is feasible
-        posterior = self.posterior
+        against = self.arms[speaking]
+        if self.posterior is not None:
+            prior = self.posterior.prior
+            correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
+        else:
+            return lambda indices: torch.isin(indices, backing_off)
 
         def refuse(indices: Tensor) -> Tensor:
             refusals = torch.isin(indices, backing_off)
-            if posterior is None:
-                return refusals
-            prior = posterior.prior
             open_ = (~refusals & ~torch.isin(indices, observed.rows)).nonzero().squeeze(-1)
-            against, correlation = self.arms[speaking], kernel_correlation(prior.covariance)
-            refusals[open_] = doubtful(
-                self.arms[indices[open_]], against, observed.X, correlation, memory_bytes=prior.memory_bytes
-            )
+            refusals[open_] = doubtful(self.arms[indices[open_]], against, observed.X, correlation, memory_bytes=memory)
             return refusals
 
         return refuse
@@ -383,6 +385,34 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
     seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
     draws = domain.uniform(q, seen=seen, generator=generator)
     return spared(draws, state.refusal(pending), count=domain.count, generator=generator)
+
+
+def spared_points(
+    draw: Callable[[int, torch.Generator], Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return ``q x d`` points of a design, those near failures (and near what is out, once there are any) drawn anew.
+
+    Without failures they are ``draw(q, generator)``. O(q (failures + successes) d) for each of at most :data:`REDRAWS` draws.
+
+    Args:
+        draw: From how many points, and the generator, to the points (``n x d``).
+        q: At least 1.
+        state: Knows the failures.
+        pending: Points that are out (``p x d``).
+        generator: CPU generator.
+    """
+    points, refuse = draw(q, generator), state.refusal()
+    if refuse is None:
+        return points
+    correlation = box_correlation(state.box.bounds)
+    for _ in range(REDRAWS):
+        wrong = refuse(points)
+        if len(pending):  # nothing is known of it, and one failure there is enough
+            wrong |= (correlation(points, pending) > SAME).any(dim=-1)
+        if not bool(wrong.any()):
+            break
+        points = torch.where(wrong.unsqueeze(-1), draw(q, generator), points)
+    return points
 
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:

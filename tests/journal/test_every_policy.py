@@ -17,7 +17,7 @@ from sparse_bo.runs.engine import Engine
 from tests.journal.every_policy import BUDGET, RUNS, policy_of, shorten_searches
 from tests.journal.runs import arms
 
-REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "random")]
+REPLAYED = [run for run in RUNS if run[0] == "arms" or run[1] in ("bbkb", "sbpe", "gssbo", "trust-region", "random")]
 """Without snapshots every policy takes the same way; fits of a surrogate are slow."""
 
 

@@ -14,7 +14,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
-from sparse_bo.models.sparse_gp.options import Chosen, Fit, checked_options
+from sparse_bo.models.sparse_gp.options import Chosen, Fit, check_tensors, checked_options
 
 
 class SparseMixedGP(DictionaryPosterior, MixedSingleTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -62,6 +62,7 @@ class SparseMixedGP(DictionaryPosterior, MixedSingleTaskGP):  # type: ignore[mis
         fit: Fit | None = None,
         seed: int = 0,
     ) -> None:
+        check_tensors(train_X=train_X, train_Y=train_Y)
         options = checked_options(dictionary, max_dictionary, fit, seed)
         super().__init__(
             train_X,

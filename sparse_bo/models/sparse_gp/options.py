@@ -39,3 +39,14 @@ def checked_options(dictionary: Chosen, max_dictionary: int | None, fit: Fit | N
     if fit is not None:
         check_choice("fit", fit, get_args(Fit))
     return SparseOptions(dictionary, cap, fit, check_count("seed", seed, minimum=0))
+
+
+def check_tensors(**data: Tensor) -> None:
+    """Refuse what is no tensor by its name, before BoTorch asks it for a shape.
+
+    Raises:
+        TypeError: If something is no tensor.
+    """
+    for name, given in data.items():
+        if not isinstance(given, Tensor):
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")

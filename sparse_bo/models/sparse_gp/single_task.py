@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
-from sparse_bo.models.sparse_gp.options import Chosen, Fit, checked_options
+from sparse_bo.models.sparse_gp.options import Chosen, Fit, check_tensors, checked_options
 
 
 class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -94,6 +94,7 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
         fit: Fit | None = None,
         seed: int = 0,
     ) -> None:
+        check_tensors(train_X=train_X, train_Y=train_Y)
         options = checked_options(dictionary, max_dictionary, fit, seed)
         super().__init__(
             train_X,

@@ -26,7 +26,7 @@ from sparse_bo.policies.botorch.surrogate_state import InBox, SurrogateState
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import on_device, part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import freeze_points, initial_box_state, thaw_points, told, with_failures
+from sparse_bo.policies.states import freeze_points, initial_box_state, spared_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
 
@@ -74,7 +74,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             missing = self.initial_design - len(state.y)
             if missing <= out:
                 return Wait(max(missing, over))
-            return Proposal(self.box.sobol(min(max_q, missing - out), generator=generator))
+            q = min(max_q, missing - out)
+            return Proposal(spared_points(self.box.sobol_from, q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))

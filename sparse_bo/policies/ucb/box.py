@@ -34,7 +34,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import BoxState, Report, freeze_points, thaw_points, told, with_failures
+from sparse_bo.policies.states import BoxState, Report, freeze_points, spared_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
@@ -154,7 +154,8 @@ class BoxUCB(Mechanism[BoxUCBState]):
             missing = self.design_size - state.pulls
             if missing <= out and out:
                 return Wait(max(missing, 1))
-            return Proposal(self.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
+            q = min(max_q, max(1, missing - out))
+            return Proposal(spared_points(self.box.sobol_from, q, state, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
             return Wait(1 - room)

@@ -1,0 +1,39 @@
+"""The suite of attacks in its short form; ``-m slow`` is the nightly one, and ``benchmarks/attacks.py`` counts it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.attacks.builders import ATTACKS, OUTCOMES
+
+SHORT = {
+    "kills": 12,
+    "interrupts": 12,
+    "damaged journals": 40,
+    "full disks, other writers": 4,
+    "wrong inputs": 60,
+    "wrong options": 25,
+    "numeric horrors": 12,
+}
+
+
+def check(name: str, tries: int, seed: int) -> None:
+    attack, _ = ATTACKS[name]
+    counts = attack(tries, seed)
+    assert counts["tries"] >= tries
+    assert {outcome: counts[outcome] for outcome in OUTCOMES} == dict.fromkeys(OUTCOMES, 0), dict(counts)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_in_short(name):
+    check(name, SHORT[name], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_in_full(name):
+    check(name, ATTACKS[name][1], 1)
