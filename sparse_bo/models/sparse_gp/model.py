@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import gpytorch
 import torch
-from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.models.utils import gpt_posterior_settings
-from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -21,25 +17,21 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.dictionary import Dictionary, Sampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
-from sparse_bo.models.sparse_gp.large import CHUNK, LARGE_Q, LargePosteriorCovariance
-from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path, zero_mean_samples
+from sparse_bo.models.sparse_gp.joint import JointPosterior
+from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.representation import (
     Representation,
     dtc_representation,
     exact_representation,
-    kernel_diagonal,
-    kernel_matrix,
 )
 from sparse_bo.models.sparse_gp.selection import checked_dictionary, default_rows, planned_size, sampled, uniform_rows
 from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
@@ -56,7 +48,7 @@ LEARNING_DICTIONARY = 512
 Fit = Literal["exact", "subset", "vfe", "dtc"]
 
 
-class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
+class SparseGP(TrainingData, JointPosterior, ProcessConditioning, SingleTaskGP):  # type: ignore[misc]  # the base class ships no types
     """A Gaussian process over a dictionary of m points: ``SingleTaskGP`` at O(n m²) instead of O(n³).
 
     The posterior is the DTC one (algorithms §1): ``mean = μ₀ + k_Dᵀα`` and the *joint* covariance ``k − k_DᵀRRᵀk_D``, which
@@ -153,66 +145,7 @@ class SparseGP(TrainingData, ProcessConditioning, SingleTaskGP):  # type: ignore
         self._fit = fit
         self._seed = seed
 
-    # --- the posterior -------------------------------------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
-        """Return the DTC posterior at ``X`` (``… x q x d``, transformed) in evaluation mode; else as ``SingleTaskGP``."""
-        untrained = self._stored_inputs is None or self._stored_targets is None
-        if self.training or gpytorch.settings.prior_mode.on() or untrained:
-            return super().__call__(*args, **kwargs)
-        (X,) = args
-        X = X.unsqueeze(-1) if X.dim() == 1 else X
-        representation = self._cache().representation
-        broadcast_shapes(X.shape[:-2], representation.batch_shape)  # raises what SingleTaskGP raises
-        if X.shape[-2] > LARGE_Q:
-            return self._large(representation, X)
-        projection = representation.project(self.covar_module, X)
-        mean = self.mean_module(X) + projection.mean
-        if X.shape[-2] == 1:
-            covariance = projection.variance(kernel_diagonal(self.covar_module, X)).unsqueeze(-1)
-        else:
-            covariance = projection.covariance(kernel_matrix(self.covar_module, X, X))
-        return MultivariateNormal(mean, to_linear_operator(covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])))
-
-    def _large(self, representation: Representation, X: Tensor) -> MultivariateNormal:
-        if self._num_outputs > 1:
-            raise UnsupportedError(
-                f"the joint posterior of {X.shape[-2]} points (more than {LARGE_Q}) needs one output per model; "
-                "use ModelListGP(SparseGP(...), ...), or X.unsqueeze(-2) for marginals"
-            )
-        parts = [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=CHUNK)]
-        mean = torch.cat([self.mean_module(x) + representation.project(self.covar_module, x).mean for x in parts], dim=-1)
-        draw = partial(zero_mean_samples, self, representation)
-        covariance = LargePosteriorCovariance(X, kernel=self.covar_module, posterior=representation, draw=draw)
-        return MultivariateNormal(mean, covariance)
-
-    def posterior(
-        self,
-        X: Tensor,
-        output_indices: list[int] | None = None,
-        observation_noise: bool | Tensor = False,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> GPyTorchPosterior | TransformedPosterior:
-        """Return the posterior over the outputs at ``X``, as :class:`~botorch.models.SingleTaskGP` does. O(q m r).
-
-        Args:
-            X: ``batch_shape x q x d``. Beyond :data:`~sparse_bo.models.sparse_gp.large.LARGE_Q` points the covariance is lazy.
-            output_indices: Outputs to compute, all by default.
-            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
-            posterior_transform: What is applied to the posterior at the end.
-        """
-        transform: Any = getattr(self, "outcome_transform", None)
-        if X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
-            return super().posterior(X, output_indices, observation_noise, posterior_transform)
-        self.eval()
-        inputs = self.transform_inputs(X)
-        with gpt_posterior_settings():
-            mvn = self._apply_noise(X=inputs, mvn=self(inputs), observation_noise=observation_noise)
-        # Standardize would bury the operator, and with it its samples, in a product with diagonal matrices.
-        scale = transform.stdvs.squeeze(-1).expand_as(mvn.mean)
-        mean = transform.means.squeeze(-1) + scale * mvn.mean
-        posterior = GPyTorchPosterior(MultivariateNormal(mean, mvn.lazy_covariance_matrix.scaled(scale)))
-        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
+    # --- the posterior (__call__ and posterior are JointPosterior's) --------------------------------------------------------
 
     def representation(self) -> Representation:
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""

@@ -152,6 +152,20 @@ class Representation:
         g = self._gain(kernel, X, h)
         return Projection(mean + (g @ self.extension.weights.unsqueeze(-1)).squeeze(-1), (h, g))
 
+    def mean(self, kernel: Kernel, X: Tensor) -> Tensor:
+        """Return the posterior mean less the prior mean, ``batch_shape x q``, without what variances need. O(q m).
+
+        Args:
+            kernel: The prior covariance ``k``.
+            X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
+        """
+        folded, rows = _fold(X, max(self.points.dim() - 2, len(kernel.batch_shape)))
+        K = kernel_matrix(kernel, folded, self.points)
+        mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
+        if self.extension is None:
+            return mean
+        return mean + (self._gain(kernel, X, _unfold(K @ self.root, rows)) @ self.extension.weights.unsqueeze(-1)).squeeze(-1)
+
     def _gain(self, kernel: Kernel, X: Tensor, h: Tensor) -> Tensor:
         """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
         assert self.extension is not None
