@@ -191,6 +191,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         scale: Tensor | None = None,
         summed: bool = False,
         view: View | None = None,
+        graph: bool = True,
         keep: Callable[[Base], None] | None = None,
     ) -> None:
         """Hold references; nothing is computed.
@@ -204,12 +205,13 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             scale: ``… x q`` factors of the values.
             summed: Whether the values are summed over the last batch dimension, that of the outputs.
             view: A change of batch dimensions, made last.
+            graph: Whether gradients go through the root; BoTorch takes roots of what it computed without gradients.
             keep: Is given the base that a root of all rows makes of them.
         """
         options = {"process": process, "mean": mean, "base": base, "noise": noise, "scale": scale}
-        super().__init__(X, **options, summed=summed, view=view, keep=keep)
+        super().__init__(X, **options, summed=summed, view=view, graph=graph, keep=keep)
         self.X, self.process, self.mean, self.base = X, process, mean, base
-        self.noise, self.scale, self.summed, self.view, self.keep = noise, scale, summed, view, keep
+        self.noise, self.scale, self.summed, self.view, self.graph, self.keep = noise, scale, summed, view, graph, keep
         self._root: JointRoot | None = None
 
     # --- other covariances of the same process -----------------------------------------------------------------------------
@@ -353,7 +355,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if self.shape[-1] <= LARGE_Q:
             return to_linear_operator(self.to_dense()).root_decomposition(*args, **kwargs)
         if self._root is None:
-            self._root = self._made_root()
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
+                self._root = self._made_root()
         return Root(self._root)
 
     def cholesky(self, upper: bool = False) -> LinearOperator:

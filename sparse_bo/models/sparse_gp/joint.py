@@ -95,7 +95,10 @@ class JointPosterior:
         if base is not None:
             means = [base.mean, *means]
         mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
-        return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, base=base, keep=cache.kept.put))
+        through = X.requires_grad or gpytorch.settings.detach_test_caches.off()
+        graph = torch.is_grad_enabled() and through
+        options = {"base": base, "graph": graph, "keep": cache.kept.put}
+        return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, **options))
 
     def _mean_at(self: Any, X: Tensor) -> Tensor:
         mean: Tensor = self.mean_module(X) + self._cache().representation.mean(self.covar_module, X)
