@@ -130,6 +130,7 @@ def test_posterior_of_many_points_is_the_dense_one(configuration, observation_no
     torch.testing.assert_close(operator[..., -3:, -3:].to_dense(), expected[..., -3:, -3:])
 
 
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
 def test_samples_of_many_points_have_the_moments_of_the_posterior(many):
     model = pair("plain", dictionary=ROWS)[1]
     posterior = model.posterior(points(10), observation_noise=True)
@@ -138,6 +139,7 @@ def test_samples_of_many_points_have_the_moments_of_the_posterior(many):
     torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
 def test_samples_of_many_points_of_a_fantasy(many):
     model = pair("plain", dictionary=ROWS)[1]
     model.posterior(points(1))
