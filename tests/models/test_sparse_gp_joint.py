@@ -8,7 +8,7 @@ import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.acquisition.utils import compute_best_feasible_objective, get_infeasible_cost, prune_inferior_points
-from botorch.exceptions.warnings import BotorchWarning
+from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
 from botorch.generation.sampling import ConstrainedMaxPosteriorSampling, MaxPosteriorSampling
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Bilog, ChainedOutcomeTransform, Log, Power, Standardize
@@ -422,3 +422,55 @@ def test_single_task_gp_agrees_at_the_defaults(many):
     assert isinstance(exact, SingleTaskGP)
     sampler = SobolQMCNormalSampler(torch.Size([5]), seed=0)
     torch.testing.assert_close(sampler(sparse.posterior(points(Q))), sampler(exact.posterior(points(Q))), rtol=0, atol=1e-6)
+
+
+def test_single_precision(few_pivots, monkeypatch):
+    train = {name: part.float() for name, part in data(outputs=2).items()}
+    with pytest.warns(InputDataWarning, match="float32"):
+        model = SparseGP(**train, dictionary=ROWS)
+    X = points(Q).float()
+    with torch.no_grad():
+        root = operator_of(model.posterior(X)).root_decomposition().root
+        lower = root.matmul(torch.eye(Q).expand(2, Q, Q))
+        torch.testing.assert_close(
+            (lower @ lower.mT).diagonal(dim1=-2, dim2=-1).mT, model.posterior(X).variance, rtol=0, atol=1e-4
+        )
+        assert SobolQMCNormalSampler(torch.Size([3]))(model.posterior(X)).dtype == torch.float32
+
+
+def test_a_baseline_of_repeated_points(few_pivots):
+    """Repeats make the covariance singular: equal points have equal samples."""
+    model = pair("plain", dictionary=ROWS)[1]
+    X = points(7).repeat(3, 1)
+    with torch.no_grad():
+        samples = SobolQMCNormalSampler(torch.Size([5]), seed=0)(model.posterior(X)).squeeze(-1)
+        operator = operator_of(model.posterior(X))
+        order = operator.root_decomposition().root.parts.order
+        law = matrix(operator.root_decomposition().root, 21)
+        law = law @ law.mT
+    assert bool(torch.isfinite(samples).all())
+    torch.testing.assert_close(law.diagonal(), operator.diagonal(), rtol=0, atol=1e-6)
+    pivot = int(order[0])
+    twin = (pivot + 7) % 21
+    torch.testing.assert_close(samples[:, pivot], samples[:, twin], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("weights", [(0.3, -0.7), (1.0, 0.0)])
+def test_rows_may_be_appended_to_the_law_of_a_sum(weights, few_pivots):
+    model = pair("two outputs", dictionary=ROWS)[1]
+    options = {"posterior_transform": ScalarizedPosteriorTransform(torch.tensor(weights, dtype=torch.float64))}
+    baseline, new = points(Q), points(3, seed=8)
+    with torch.no_grad():
+        first = matrix(operator_of(model.posterior(baseline, **options)).root_decomposition().root)
+        posterior = model.posterior(torch.cat([baseline, new]), **options)
+        longer = operator_of(posterior)
+        whole = matrix(longer.root_decomposition().root, Q + 3)
+        law = whole @ whole.mT
+        torch.testing.assert_close(whole[:Q, :Q], first, rtol=0, atol=0)
+        torch.testing.assert_close(longer[..., -3:, :].to_dense(), law[-3:], **TIGHT)
+        torch.testing.assert_close(longer.diagonal(), law.diagonal(), **TIGHT)
+        other = {"posterior_transform": ScalarizedPosteriorTransform(torch.tensor([2.0, 1.0], dtype=torch.float64))}
+        another = operator_of(model.posterior(torch.cat([baseline, new]), **other))
+        assert another.base is None  # the law of another sum
+        assert operator_of(model.posterior(torch.cat([baseline, new]))).root_decomposition().root.shape == (2, Q + 3, Q + 3)
+    assert posterior.rsample(torch.Size([2])).shape == (2, Q + 3, 1)

@@ -76,7 +76,7 @@ def shared_product(A: Tensor, B: Tensor) -> Tensor:
         return A @ B
     moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
     product = moved.flatten(B.dim() - 2, -2) @ B
-    spread = product.unflatten(-2, moved.shape[B.dim() - 2 : -1])
+    spread = product.reshape(*product.shape[:-2], *moved.shape[B.dim() - 2 : -1], product.shape[-1])
     return spread.movedim(tuple(range(B.dim() - 2, B.dim() - 2 + extra)), tuple(range(extra)))
 
 
@@ -92,6 +92,8 @@ class Base:
     """``h`` and ``g`` at the pivots, ``batch_shape x p x r`` each."""
     parts: Parts | None = None
     """The root, if there are more rows than pivots."""
+    weights: Tensor | None = None
+    """``… m``: the root is that of the outputs' sum with these weights."""
 
     @property
     def rows(self) -> int:
@@ -144,7 +146,8 @@ def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tenso
     top, rest = chosen.order[:p], chosen.order[p:]
     columns = entries.columns(top)
     pivots = root_of(entries.between(top, top, columns, columns))
-    least = SAFE * float(pivots.detach().square().sum(dim=-1).amax())
+    share = max(SAFE, 16.0 * torch.finfo(pivots.dtype).eps)
+    least = share * float(pivots.detach().square().sum(dim=-1).amax())
     explained, blocks = [], []
     for group in row_slices(len(rest), chunk=max(CHUNK // size, 1) * size):
         here = entries.columns(rest[group])
@@ -229,7 +232,12 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     def added(self) -> JointCovariance:
         """Return the covariance of the sum of the (independent) outputs, the last batch dimension."""
-        return self._with(summed=True)
+        total = self._with(summed=True)
+        base = self.base
+        if base is None or base.parts is None:
+            return total
+        known = base.weights is not None and total.scale is not None and torch.equal(base.weights, total._weights())
+        return total if known else total._with(base=None)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
@@ -314,11 +322,11 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             chosen = self._viewed(lambda tensor, _: tensor[batch_indices])
         if all(isinstance(index, slice) and index == every for index in (row_index, col_index)):
             return chosen
-        if self.base is not None and isinstance(row_index, slice) and isinstance(col_index, slice) and col_index == every:
+        base, slices = self.base, isinstance(row_index, slice) and isinstance(col_index, slice)
+        if base is not None and slices and col_index == every and (base.parts is None or self._law_of_base()):
             start, stop, step = row_index.indices(self.X.shape[-2])
-            if start >= self.base.rows and step == 1:
-                rows = slice(start, stop)
-                return to_linear_operator(chosen._finished(chosen._dressed(chosen._tail(rows), rows, every), 2))
+            if start >= base.rows and step == 1:
+                return to_linear_operator(chosen._after(slice(start, stop)))
         return to_linear_operator(chosen._block(row_index, col_index))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
@@ -326,8 +334,15 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     # --- rows after the base -----------------------------------------------------------------------------------------------
 
+    def _after(self, rows: slice) -> Tensor:
+        """Return all entries of rows after the base, finished."""
+        entries = self._tail(rows)
+        if self.base is not None and self.base.weights is not None:  # summed already
+            return entries if self.view is None else self.view(entries, 2)
+        return self._finished(self._dressed(entries, rows, slice(None)), 2)
+
     def _tail(self, rows: slice) -> Tensor:
-        """Return all entries of rows after the base, ``… x t x q``, of the process. O(t m r + t p (r + q))."""
+        """Return all entries of rows after the base, ``… x t x q``, in the base's units. O(t m r + t p (r + q))."""
         assert self.base is not None
         base = self.base
         after = slice(base.rows, None)
@@ -337,6 +352,9 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         own = self.process.between(X, Y, left, right)
         cross = self.process.between(X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
+        if base.weights is not None:
+            squares = base.weights.square()[..., None, None]
+            own, cross = (own * squares).sum(dim=-3), (cross * squares).sum(dim=-3)
         if base.parts is None:
             return torch.cat([cross, own], dim=-1)
         coefficients = _solved(base.parts.pivots, cross)
@@ -373,27 +391,36 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return root
 
     def _made_root(self) -> JointRoot:
-        if self.summed:
-            entries = Entries(self.process, self.X, self.noise, self._full(self.scale), summed=True)
-            parts, _ = joint_parts(entries, self._partition())
-            return JointRoot(parts if self.view is None else parts.map(self.view))
         tail = None
-        if self.base is not None and self.base.parts is not None and self.noise is None:
+        if self.base is not None and self._law_of_base() and self.noise is None:
+            assert self.base.parts is not None
             parts, tail = self.base.parts, self._appended()
         else:
-            parts, columns = joint_parts(Entries(self.process, self.X, self._full(self.noise)), self._partition())
-            if (
-                self.keep is not None
-                and self.noise is None
-                and self.X[..., 0, 0].numel() == 1
-                and not parts.pivots.requires_grad
-            ):
-                self.keep(Base(self.X.detach().reshape(self.X.shape[-2:]), self.mean.detach(), columns, parts))
+            scale = self._full(self.scale) if self.summed else None
+            entries = Entries(self.process, self.X, self._full(self.noise), scale, summed=self.summed)
+            parts, columns = joint_parts(entries, self._partition())
+            single, constant = self.X[..., 0, 0].numel() == 1, not parts.pivots.requires_grad
+            if self.keep is not None and self.noise is None and single and constant:
+                X = self.X.detach().reshape(self.X.shape[-2:])
+                self.keep(Base(X, self.mean.detach(), columns, parts, self._weights() if self.summed else None))
+        if self.summed:
+            view = self.view or (lambda tensor, _: tensor)
+            return JointRoot(parts.map(view), tail=None if tail is None else (view(tail[0], 2), view(tail[1], 2)))
         scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
         if self._inner_batch() == parts.pivots.shape[:-2] and self.view is None:
             return JointRoot(parts, tail=tail, scale=scale)
         finished = None if tail is None else (self._finished(tail[0], 2), self._finished(tail[1], 2))
         return JointRoot(parts.map(self._finished), tail=finished, scale=scale)
+
+    def _weights(self) -> Tensor:
+        """Return by what each output is multiplied before they are summed, ``… m`` (the same for all rows)."""
+        assert self.scale is not None
+        return self.scale[..., 0].reshape(-1, self.scale.shape[-2])[0]
+
+    def _law_of_base(self) -> bool:
+        """Return whether the base's root is one of these values."""
+        base = self.base
+        return base is not None and base.parts is not None and (base.weights is not None) == self.summed
 
     def _partition(self) -> Partition:
         with torch.no_grad():

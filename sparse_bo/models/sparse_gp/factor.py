@@ -24,7 +24,7 @@ from torch import Tensor
 from sparse_bo.core.linalg import safe_cholesky
 
 SAFE = 1e-10
-"""What pivots leave of a variance is given up below this share of it: round-off of the difference is of that order."""
+"""So large a share of the largest variance is added to what pivots leave of each: round-off of the difference is below it."""
 
 
 COLUMNS = 128
@@ -94,7 +94,7 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if graph or other.shape[-1] <= COLUMNS:
             return self._product(other)
-        parts = other.split(COLUMNS, dim=-1)
+        parts = torch.tensor_split(other, list(range(COLUMNS, other.shape[-1], COLUMNS)), dim=-1)
         first = self._product(parts[0]).detach()
         values = first.new_empty(*first.shape[:-1], other.shape[-1])
         for index, part in enumerate(parts):
@@ -173,7 +173,7 @@ def _folded(rows: Tensor, batch_shape: torch.Size) -> tuple[Tensor, torch.Size]:
 def _unfolded(rows: Tensor, columns: torch.Size) -> Tensor:
     """Undo :func:`_folded`."""
     extra = len(columns) - 1
-    return rows.unflatten(-1, columns).movedim(tuple(range(-extra, 0)), tuple(range(extra)))
+    return rows.reshape(*rows.shape[:-1], *columns).movedim(tuple(range(-extra, 0)), tuple(range(extra)))
 
 
 def _solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:

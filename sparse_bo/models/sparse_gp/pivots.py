@@ -91,7 +91,8 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
         good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
         scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
     each = min(max(count // len(scores), 1), q)
-    return scores.topk(each, dim=-1).indices.unique()[:count]
+    rows: Tensor = torch.unique(scores.topk(each, dim=-1).indices)
+    return rows[:count]
 
 
 def _geometry(kernel: Kernel, X: Tensor, generator: torch.Generator) -> Tensor:
