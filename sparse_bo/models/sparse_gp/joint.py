@@ -17,9 +17,10 @@ from torch import Tensor
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
-from sparse_bo.models.sparse_gp.covariance import Base, JointCovariance, Process
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.leading import begins_with, constant_rows, shared_rows
 from sparse_bo.models.sparse_gp.outcomes import lazy_posterior, transformed, untransformed
+from sparse_bo.models.sparse_gp.process import CHUNK, Base, Process
 from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix
 
 KEPT_BYTES = 2**28
@@ -131,4 +132,4 @@ class JointPosterior:
 
 
 def _chunks(rows: int) -> list[slice]:
-    return list(row_slices(rows, chunk=covariance.CHUNK)) if rows else []
+    return list(row_slices(rows, chunk=CHUNK)) if rows else []

@@ -119,7 +119,7 @@ class Kept:
         self.base: Any = None
 
     def put(self, base: Any) -> None:
-        """Keep a :class:`~sparse_bo.models.sparse_gp.covariance.Base` in place of the last."""
+        """Keep a :class:`~sparse_bo.models.sparse_gp.process.Base` in place of the last."""
         self.base = base
 
     def __getstate__(self) -> dict[str, Any]:
