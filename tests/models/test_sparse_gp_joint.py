@@ -30,7 +30,7 @@ from gpytorch.kernels import (
 )
 
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import covariance, factor, pivots, process
+from sparse_bo.models.sparse_gp import covariance, factor, joint, pivots, process
 from sparse_bo.models.sparse_gp.factor import JointRoot
 from sparse_bo.models.sparse_gp.leading import begins_with, constant_rows, shared_rows
 from sparse_bo.models.sparse_gp.pivots import partition, preferred
@@ -46,7 +46,8 @@ TIGHT = {"rtol": 0, "atol": 1e-9}
 def few_pivots(monkeypatch):
     """More than eight points are many, six of them pivots, the others in blocks of five."""
     monkeypatch.setattr(covariance, "LARGE_Q", 8)
-    monkeypatch.setattr(process, "CHUNK", 10)
+    for module in (process, covariance, joint):
+        monkeypatch.setattr(module, "CHUNK", 10)
     monkeypatch.setattr(pivots, "PIVOTS", 6)
     monkeypatch.setattr(pivots, "BLOCK", 5)
 

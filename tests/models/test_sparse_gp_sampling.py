@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, process
+from sparse_bo.models.sparse_gp import covariance, joint, process
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import matheron_weights
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
@@ -104,7 +104,8 @@ def test_another_update_strategy_is_refused():
 def many(monkeypatch):
     """Everything beyond eight points counts as many, in chunks of three."""
     monkeypatch.setattr(covariance, "LARGE_Q", 8)
-    monkeypatch.setattr(process, "CHUNK", 3)
+    for module in (process, covariance, joint):
+        monkeypatch.setattr(module, "CHUNK", 3)
 
 
 @pytest.mark.parametrize("configuration", ["plain", "raw outcomes", "normalized inputs", "known noise", "two outputs", "batch"])
