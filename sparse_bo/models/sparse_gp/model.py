@@ -69,6 +69,8 @@ class SparseGP(TrainingData, JointPosterior, ProcessConditioning, SingleTaskGP):
       without base samples, and cached roots (qLogNEI, qLogNEHVI: any baseline, pruned or not) are exact on variances, at 1,024
       pivots among the points and inside blocks of 256 neighbours; between blocks they correlate as the pivots explain
       (:mod:`sparse_bo.models.sparse_gp.factor`). Any kernel and outcome transform, any number of outputs.
+    - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
+      outputs`` numbers at a time: with 20,000 rows set ``init_batch_limit`` and ``batch_limit``, or prune.
     - A ``ModelListGP`` builds the joint covariance of more than 4,096 points densely, with a ``MemoryWarning``, up to 10,000;
       beyond, its means and variances are there, but joint samples raise ``UnsupportedError``; one ``SparseGP`` of several
       outputs has them.
