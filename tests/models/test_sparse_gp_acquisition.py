@@ -39,6 +39,7 @@ from botorch.utils.multi_objective.box_decompositions import FastNondominatedPar
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import covariance
 from tests.builders import unit_box
 from tests.models.sparse_problems import CONFIGURATIONS, D, pair, points
 
@@ -98,6 +99,9 @@ ONE_OUTPUT = {
     "qLogEI": (lambda m: qLogExpectedImprovement(m, best_f=0.5, sampler=sampler(), X_pending=points(2, seed=9)), 3),
     "qLogNEI, cached root": (lambda m: qLogNoisyExpectedImprovement(m, points(5), sampler=sampler(), cache_root=True), 3),
     "qLogNEI": (lambda m: qLogNoisyExpectedImprovement(m, points(5), sampler=sampler(), cache_root=False), 3),
+    "qLogNEI, defaults": (lambda m: qLogNoisyExpectedImprovement(m, points(20)), 3),
+    "qLogNEI, nothing pruned": (lambda m: qLogNoisyExpectedImprovement(m, points(20), prune_baseline=False), 3),
+    "qLogNEI, pending": (lambda m: qLogNoisyExpectedImprovement(m, points(20), X_pending=points(2, seed=9)), 3),
     "qUCB": (lambda m: qUpperConfidenceBound(m, beta=2.0, sampler=sampler()), 3),
     "qSR": (lambda m: qSimpleRegret(m, sampler=sampler()), 3),
     "qNIPV": (lambda m: qNegIntegratedPosteriorVariance(m, mc_points=points(6)), 3),
@@ -115,6 +119,18 @@ TWO_OUTPUTS = {
     "qNEHVI": (lambda m: qNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], points(4), sampler=sampler(), cache_root=True), 2),
     "qLogNEHVI": (
         lambda m: qLogNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], points(4), sampler=sampler(), cache_root=True), 2
+    ),
+    "qLogNEHVI, defaults": (lambda m: qLogNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], points(20)), 2),
+    "qLogNEHVI, pruned": (
+        lambda m: qLogNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], points(20), prune_baseline=True), 2
+    ),
+    "qLogNEHVI, pending": (
+        lambda m: qLogNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], points(20), X_pending=points(2, seed=9)), 2
+    ),
+    "qLogNEI, scalarized": (
+        lambda m: qLogNoisyExpectedImprovement(
+            m, points(20), posterior_transform=ScalarizedPosteriorTransform(torch.tensor([0.3, 0.7]).double())
+        ), 2
     ),
     "qLogEI, constraint": (
         lambda m: qLogExpectedImprovement(
@@ -153,8 +169,14 @@ def value_and_gradient(make, model, X):
     return acquisition, value.detach(), gradient
 
 
+@pytest.fixture(params=[4096, 10, 3])
+def large(request, monkeypatch):
+    """What counts as many points: nothing here, candidate sets, baselines."""
+    monkeypatch.setattr(covariance, "LARGE_Q", request.param)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_the_exact_model(name):
+def test_values_and_gradients_are_those_of_the_exact_model(name, large):
     configuration, make, q = CASES[name]
     X = points(3, q, seed=8)
     (_, expected, slope), (_, value, gradient) = (value_and_gradient(make, m, X) for m in pair(configuration))
@@ -165,7 +187,7 @@ def test_values_and_gradients_are_those_of_the_exact_model(name):
 
 @pytest.mark.parametrize("options", [{"dictionary": ROWS}, {}], ids=["sparse", "exact"])
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_finite_differences(name, options):
+def test_gradients_are_those_of_finite_differences(name, options, large):
     configuration, make, q = CASES[name]
     model = pair(configuration, **options)[1]
     X = points(3, q, seed=8)
@@ -179,7 +201,8 @@ def test_gradients_are_those_of_finite_differences(name, options):
     torch.testing.assert_close((gradient * direction).sum(dim=(-2, -1)), difference, rtol=1e-3, atol=1e-5)
 
 
-def test_a_list_of_sparse_models_serves_several_objectives():
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
+def test_a_list_of_sparse_models_serves_several_objectives(large):
     for make, q in TWO_OUTPUTS.values():
         models = [pair("plain", dictionary=ROWS)[1], pair("plain", dictionary=ROWS + 1)[1]]
         _, value, gradient = value_and_gradient(make, ModelListGP(*models), points(3, q, seed=8))

@@ -9,9 +9,9 @@ from botorch.sampling.pathwise import draw_kernel_feature_paths, draw_matheron_p
 from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
-from sparse_bo.models.sparse_gp import large
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp.large import LargePosteriorCovariance
+from sparse_bo.errors import MemoryWarning
+from sparse_bo.models.sparse_gp import covariance, joint, process
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import matheron_weights
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from tests.models.sparse_problems import pair, points
@@ -103,29 +103,35 @@ def test_another_update_strategy_is_refused():
 @pytest.fixture
 def many(monkeypatch):
     """Everything beyond eight points counts as many, in chunks of three."""
-    monkeypatch.setattr(sparse_gp, "LARGE_Q", 8)
-    monkeypatch.setattr(sparse_gp, "CHUNK", 3)
-    monkeypatch.setattr(large, "CHUNK", 3)
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    for module in (process, covariance, joint):
+        monkeypatch.setattr(module, "CHUNK", 3)
 
 
-@pytest.mark.parametrize("configuration", ["plain", "raw outcomes", "normalized inputs", "known noise"])
+@pytest.mark.parametrize("configuration", ["plain", "raw outcomes", "normalized inputs", "known noise", "two outputs", "batch"])
 @pytest.mark.parametrize("observation_noise", [False, True])
 @pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
 def test_posterior_of_many_points_is_the_dense_one(configuration, observation_noise, many, monkeypatch):
     model = pair(configuration, dictionary=ROWS)[1]
     lazy = model.posterior(points(10), observation_noise=observation_noise)
-    monkeypatch.setattr(sparse_gp, "LARGE_Q", 100)
+    monkeypatch.setattr(covariance, "LARGE_Q", 100)
     dense = model.posterior(points(10), observation_noise=observation_noise)
-    assert isinstance(lazy.distribution.lazy_covariance_matrix, LargePosteriorCovariance)
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    operator, expected = lazy.distribution.lazy_covariance_matrix, dense.distribution.covariance_matrix
+    if model.num_outputs > 1:
+        operator = operator.base_linear_op
+        expected = torch.stack([expected[:10, :10], expected[10:, 10:]])
+    assert isinstance(operator, JointCovariance)
     torch.testing.assert_close(lazy.mean, dense.mean)
     torch.testing.assert_close(lazy.variance, dense.variance)
-    covariance, expected = lazy.distribution.lazy_covariance_matrix, dense.distribution.covariance_matrix
-    torch.testing.assert_close(covariance.to_dense(), expected)
-    torch.testing.assert_close(covariance @ torch.ones(10, dtype=torch.float64), expected.sum(dim=-1))
-    torch.testing.assert_close(covariance[..., 2:5, :].to_dense(), expected[2:5])
-    torch.testing.assert_close(covariance[..., -3:, -3:].to_dense(), expected[-3:, -3:])
+    with pytest.warns(MemoryWarning):
+        torch.testing.assert_close(operator.to_dense(), expected)
+    torch.testing.assert_close(operator @ torch.ones(10, dtype=torch.float64), expected.sum(dim=-1))
+    torch.testing.assert_close(operator[..., 2:5, :].to_dense(), expected[..., 2:5, :])
+    torch.testing.assert_close(operator[..., -3:, -3:].to_dense(), expected[..., -3:, -3:])
 
 
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
 def test_samples_of_many_points_have_the_moments_of_the_posterior(many):
     model = pair("plain", dictionary=ROWS)[1]
     posterior = model.posterior(points(10), observation_noise=True)
@@ -134,6 +140,7 @@ def test_samples_of_many_points_have_the_moments_of_the_posterior(many):
     torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
 def test_samples_of_many_points_of_a_fantasy(many):
     model = pair("plain", dictionary=ROWS)[1]
     model.posterior(points(1))
@@ -144,12 +151,14 @@ def test_samples_of_many_points_of_a_fantasy(many):
     torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
 
 
-def test_what_needs_a_root_of_many_points_is_refused(many):
-    posterior = pair("plain", dictionary=ROWS)[1].posterior(points(10))
-    with pytest.raises(UnsupportedError, match="prune_baseline"):
-        posterior.rsample_from_base_samples(torch.Size([1]), torch.zeros(1, 10, 1, dtype=torch.float64))
-    with pytest.raises(UnsupportedError, match="ModelListGP"):
-        pair("two outputs", dictionary=ROWS)[1].posterior(points(10))
+def test_a_dense_covariance_of_many_points_warns_and_of_too_many_is_refused(many, monkeypatch):
+    operator = pair("plain", dictionary=ROWS)[1].posterior(points(10)).distribution.lazy_covariance_matrix
+    with pytest.warns(MemoryWarning, match="made dense"):
+        operator.to_dense()
+    monkeypatch.setattr(covariance, "DENSE_ROWS", 9)
+    with pytest.raises(UnsupportedError, match="several outputs"):
+        operator.to_dense()
+    assert operator.zero_mean_mvn_samples(2).shape == (2, 10)
 
 
 def test_noise_added_after_scaling_is_in_the_scaled_units(many):

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import gpytorch
 import torch
-from botorch.acquisition.objective import PosteriorTransform
 from botorch.cross_validation import CVResults, efficient_loo_cv
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.models.transforms.outcome import Standardize
-from botorch.models.utils import gpt_posterior_settings
-from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.dictionary import Sampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.models.sparse_gp.cross_validation import answer_for_sparse_models, left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
-from sparse_bo.models.sparse_gp.large import CHUNK, LARGE_Q, LargePosteriorCovariance
+from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
-from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path, zero_mean_samples
+from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,
     Representation,
     dtc_representation,
     exact_representation,
-    kernel_diagonal,
-    kernel_matrix,
 )
 from sparse_bo.models.sparse_gp.selection import (
     checked_dictionary,
@@ -50,7 +40,7 @@ from sparse_bo.models.sparse_gp.selection import (
     warn_if_far,
 )
 from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, check_width, joined, mapped
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
 
 SUBSET_POINTS = 1040
@@ -61,7 +51,7 @@ LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
 
-class DictionaryPosterior(Sparsity, TrainingData, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
+class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
     """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
     It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
@@ -91,70 +81,7 @@ class DictionaryPosterior(Sparsity, TrainingData, ProcessConditioning, ExactGP):
     def _strategy(self, n: int) -> Fit:
         return self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
 
-    # --- the posterior -------------------------------------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
-        """Return the DTC posterior at ``X`` (``… x q x d``, transformed) in evaluation mode; else as ``SingleTaskGP``."""
-        untrained = self._stored_inputs is None or self._stored_targets is None
-        if self.training and not untrained:
-            return self._training_prior(*args, **kwargs)
-        if self.training or gpytorch.settings.prior_mode.on() or untrained:
-            return super().__call__(*args, **kwargs)
-        (X,) = args
-        X = X.unsqueeze(-1) if X.dim() == 1 else X
-        assert self._stored_inputs is not None
-        check_width(X, self._stored_inputs)
-        representation = self._cache().representation
-        broadcast_shapes(X.shape[:-2], representation.batch_shape)  # raises what SingleTaskGP raises
-        if X.shape[-2] > LARGE_Q:
-            return self._large(representation, X)
-        projection = representation.project(self.prior_kernel, X)
-        mean = self.prior_mean(X) + projection.mean
-        if X.shape[-2] == 1:
-            covariance = projection.variance(kernel_diagonal(self.prior_kernel, X)).unsqueeze(-1)
-        else:
-            covariance = projection.covariance(kernel_matrix(self.prior_kernel, X, X))
-        return MultivariateNormal(mean, to_linear_operator(covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])))
-
-    def _large(self, representation: Representation, X: Tensor) -> MultivariateNormal:
-        if self._num_outputs > 1:
-            raise UnsupportedError(
-                f"the joint posterior of {X.shape[-2]} points (more than {LARGE_Q}) needs one output per model; "
-                "use ModelListGP(SparseGP(...), ...), or X.unsqueeze(-2) for marginals"
-            )
-        parts = [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=CHUNK)]
-        mean = torch.cat([self.prior_mean(x) + representation.project(self.prior_kernel, x).mean for x in parts], dim=-1)
-        draw = partial(zero_mean_samples, self, representation)
-        covariance = LargePosteriorCovariance(X, kernel=self.prior_kernel, posterior=representation, draw=draw)
-        return MultivariateNormal(mean, covariance)
-
-    def posterior(
-        self,
-        X: Tensor,
-        output_indices: list[int] | None = None,
-        observation_noise: bool | Tensor = False,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> GPyTorchPosterior | TransformedPosterior:
-        """Return the posterior over the outputs at ``X``, as :class:`~botorch.models.SingleTaskGP` does. O(q m r).
-
-        Args:
-            X: ``batch_shape x q x d``. Beyond :data:`~sparse_bo.models.sparse_gp.large.LARGE_Q` points the covariance is lazy.
-            output_indices: Outputs to compute, all by default.
-            observation_noise: Whether to add the likelihood's noise, or ``batch_shape x q x m`` noise variances.
-            posterior_transform: What is applied to the posterior at the end.
-        """
-        transform: Any = getattr(self, "outcome_transform", None)
-        if X.dim() < 2 or X.shape[-2] <= LARGE_Q or self._num_outputs > 1 or type(transform) is not Standardize:
-            return super().posterior(X, output_indices, observation_noise, posterior_transform)
-        self.eval()
-        inputs = self.transform_inputs(X)
-        with gpt_posterior_settings():
-            mvn = self._apply_noise(X=inputs, mvn=self(inputs), observation_noise=observation_noise)
-        # Standardize would bury the operator, and with it its samples, in a product with diagonal matrices.
-        scale = transform.stdvs.squeeze(-1).expand_as(mvn.mean)
-        mean = transform.means.squeeze(-1) + scale * mvn.mean
-        posterior = GPyTorchPosterior(MultivariateNormal(mean, mvn.lazy_covariance_matrix.scaled(scale)))
-        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
+    # --- the posterior (__call__ and posterior are JointPosterior's) --------------------------------------------------------
 
     def representation(self) -> Representation:
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""

@@ -19,7 +19,6 @@ from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise.features import KernelEvaluationMap
 from botorch.sampling.pathwise.paths import GeneralizedLinearPath
 from botorch.sampling.pathwise.posterior_samplers import MatheronPath
-from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
 from botorch.sampling.pathwise.update_strategies import gaussian_update
 from botorch.sampling.pathwise.utils import get_input_transform, get_output_transform
 from botorch.utils.context_managers import delattr_ctx
@@ -28,9 +27,6 @@ from torch import Tensor
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
-
-CHUNK = 4096
-"""Points at which paths are evaluated at a time: with 1,024 features and 4,096 dictionary points, 200 MB."""
 
 
 def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
@@ -99,22 +95,3 @@ def draw_matheron_path(
     model.eval()
     prior_paths, update_paths = draw_paths(model, model.representation().full(model.covar_module), sample_shape, prior_sampler)
     return MatheronPath(prior_paths=prior_paths, update_paths=update_paths, output_transform=get_output_transform(model))
-
-
-def zero_mean_samples(model: SingleTaskGP, representation: Representation, X: Tensor, samples: int) -> Tensor:
-    """Return joint samples of the posterior less its mean at many points, ``samples x … x q``. O(q m), never ``q x q``.
-
-    Args:
-        model: The model, in evaluation mode.
-        representation: The model's posterior.
-        X: ``… x q x d`` points, transformed.
-        samples: The number of samples.
-    """
-    full = representation.full(model.covar_module)
-    prior, update = draw_paths(model, full, torch.Size([samples]), draw_kernel_feature_paths)
-    parts = []
-    for start in range(0, X.shape[-2], CHUNK):
-        rows = X[..., start : start + CHUNK, :]
-        mean = model.mean_module(rows) + full.project(model.covar_module, rows).mean
-        parts.append(prior.forward(rows) + update.forward(rows) - mean)
-    return torch.cat(parts, dim=-1)

@@ -38,6 +38,9 @@ PriorKernel: TypeAlias = Kernel | ForwardKernel
 CATEGORICAL_ROWS = 128
 """BoTorch's ``CategoricalKernel`` builds a whole matrix to return its diagonal; so many rows at a time keep it linear."""
 
+TRIANGLE_COLUMNS = 512
+"""Columns of a triangular root that are multiplied at a time, each block by the rows above its last diagonal entry."""
+
 
 def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)``, ``batch_shape x q x m``, as a plain tensor with gradients. O(q m d)."""
@@ -136,6 +139,8 @@ class Representation:
     root: Tensor
     """``batch_shape x m x r``, ``R``."""
     extension: Extension | None = None
+    triangular: bool = False
+    """Whether ``R`` is upper triangular: then half of it need not be read."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -149,7 +154,7 @@ class Representation:
         if extension is not None:
             parts = (extension.points, extension.explained, extension.root, extension.weights)
             extension = Extension(*map(function, parts))
-        return Representation(function(self.points), function(self.alpha), function(self.root), extension)
+        return Representation(function(self.points), function(self.alpha), function(self.root), extension, self.triangular)
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
         """Project points on the posterior. O(q m r), independent of n.
@@ -162,11 +167,35 @@ class Representation:
         folded, rows = _fold(X, batch_dims)
         K = kernel_matrix(kernel, folded, self.points)  # batch_shape x q x m
         mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
-        h = _unfold(K @ self.root, rows)
+        h = _unfold(self._explained(K), rows)
         if self.extension is None:
             return Projection(mean, (h,))
         g = self._gain(kernel, X, h)
         return Projection(mean + (g @ self.extension.weights.unsqueeze(-1)).squeeze(-1), (h, g))
+
+    def _explained(self, K: Tensor) -> Tensor:
+        """Return ``K R``, ``batch_shape x q x r``: for few points the time it takes is that of reading ``R``."""
+        r = self.root.shape[-1]
+        if not self.triangular or r < 2 * TRIANGLE_COLUMNS:
+            return K @ self.root
+        parts = [slice(start, min(start + TRIANGLE_COLUMNS, r)) for start in range(0, r, TRIANGLE_COLUMNS)]
+        return torch.cat([K[..., : part.stop] @ self.root[..., : part.stop, part] for part in parts], dim=-1)
+
+    def mean(self, kernel: PriorKernel, X: Tensor) -> Tensor:
+        """Return the posterior mean less the prior mean, ``batch_shape x q``, without what variances need. O(q m).
+
+        Args:
+            kernel: The prior covariance ``k``.
+            X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
+        """
+        folded, rows = _fold(X, max(self.points.dim() - 2, len(kernel.batch_shape)))
+        K = kernel_matrix(kernel, folded, self.points)
+        mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
+        if self.extension is None:
+            return mean
+        return mean + (self._gain(kernel, X, _unfold(self._explained(K), rows)) @ self.extension.weights.unsqueeze(-1)).squeeze(
+            -1
+        )
 
     def _gain(self, kernel: PriorKernel, X: Tensor, h: Tensor) -> Tensor:
         """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
@@ -267,7 +296,7 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
     points = X.expand(L.shape[:-2] + X.shape[-2:])
-    return Representation(points, alpha.to(X), root.to(X))
+    return Representation(points, alpha.to(X), root.to(X), triangular=True)
 
 
 def dictionary_factor(kernel: PriorKernel, points: Tensor) -> NystromFactor:
@@ -347,4 +376,6 @@ def dtc_representation(kernel: PriorKernel, points: Tensor, X: Tensor, *, residu
     """Return the DTC posterior over a dictionary in the form ``(D, α, R)``. Arguments, cost, errors as :func:`fit_dtc`."""
     form = dtc.one_product(fit_dtc(kernel, points, X, residuals=residuals, noise=noise))
     batch_shape = form.root.shape[:-2]
-    return Representation(points.expand(batch_shape + points.shape[-2:]), form.alpha.to(X), form.root.to(X))
+    return Representation(
+        points.expand(batch_shape + points.shape[-2:]), form.alpha.to(X), form.root.to(X), triangular=form.triangular
+    )

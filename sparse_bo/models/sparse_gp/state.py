@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -126,6 +126,20 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
     return tuple(-1 if isinstance(part, Appended) or part.is_inference() else part._version for part in data)
 
 
+class Kept:
+    """The rows that the posterior was last asked for again and again; a copy or a pickle starts without."""
+
+    def __init__(self) -> None:
+        self.base: Any = None
+
+    def put(self, base: Any) -> None:
+        """Keep a :class:`~sparse_bo.models.sparse_gp.process.Base` in place of the last."""
+        self.base = base
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"base": None}
+
+
 @dataclass(frozen=True, eq=False)
 class PosteriorCache:
     """A posterior, what it was computed from, and which dictionary it stands on."""
@@ -136,10 +150,11 @@ class PosteriorCache:
     """Rows of the training inputs that are in the dictionary (none if it is external)."""
     points: Tensor | None
     """External points of the dictionary in the user's units, if any."""
+    kept: Kept = field(default_factory=Kept)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
-        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        state = {part.name: getattr(self, part.name) for part in fields(self)}
         return {**state, "representation": self.representation.map(torch.Tensor.detach)}
 
 

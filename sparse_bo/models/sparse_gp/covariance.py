@@ -1,0 +1,364 @@
+"""The joint posterior covariance of many points, or of few after rows that a whole batch shares: never built unless asked.
+
+``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) is known for every pair
+of points, at O(m r) each; what cannot be had for many is its root, O(q³). Up to :data:`LARGE_Q` rows the root is the Cholesky
+factor; beyond, it is that of :mod:`sparse_bo.models.sparse_gp.factor`, exact on variances, at pivots and inside blocks.
+
+Rows after a *base* (rows whose part in all this has been computed before) are joined to the law of the base: exact among
+themselves and with the base's pivots, and with other base rows what the pivots explain. A base of at most :data:`LARGE_Q` rows
+has only pivots: then everything is exact.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator, LinearOperator, to_linear_operator
+from torch import Tensor
+
+from sparse_bo.core.chunking import row_slices
+from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.errors import MemoryWarning
+from sparse_bo.models.sparse_gp.factor import JointRoot, Root, root_of
+from sparse_bo.models.sparse_gp.pivots import Partition, partition
+from sparse_bo.models.sparse_gp.process import CHUNK, Base, Entries, Process, joint_parts, lifted, shared_product, solved_rows
+
+LARGE_Q = 4096
+"""Up to so many rows a joint covariance is made dense (BoTorch factorises densely up to the same size)."""
+
+DENSE_ROWS = 10_000
+"""Beyond so many rows no dense matrix is made at all."""
+
+View = Callable[[Tensor, int], Tensor]
+"""A change of batch dimensions: takes a tensor and the number of its trailing dimensions."""
+
+
+class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """``S (C(X, X) + N) S`` of a posterior covariance ``C``, diagonal noise ``N`` and diagonal scale ``S``, never built.
+
+    Its diagonal costs O(q m r) and O(chunk · m) memory.
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        *,
+        process: Process,
+        mean: Tensor,
+        base: Base | None = None,
+        noise: Tensor | None = None,
+        scale: Tensor | None = None,
+        summed: bool = False,
+        view: View | None = None,
+        graph: bool = True,
+        keep: Callable[[Base], None] | None = None,
+    ) -> None:
+        """Hold references; nothing is computed.
+
+        Args:
+            X: ``batch_shape x q x d`` points, transformed; it begins with those of ``base``.
+            process: The posterior.
+            mean: ``… x q`` posterior means of the process, without outcome transform.
+            base: Rows that have been computed before.
+            noise: ``… x q`` variances that are added to the diagonal.
+            scale: ``… x q`` factors of the values.
+            summed: Whether the values are summed over the last batch dimension, that of the outputs.
+            view: A change of batch dimensions, made last.
+            graph: Whether gradients go through the root; BoTorch takes roots of what it computed without gradients.
+            keep: Is given the base that a root of all rows makes of them.
+        """
+        options = {"process": process, "mean": mean, "base": base, "noise": noise, "scale": scale}
+        super().__init__(X, **options, summed=summed, view=view, graph=graph, keep=keep)
+        self.X, self.process, self.mean, self.base = X, process, mean, base
+        self.noise, self.scale, self.summed, self.view, self.graph, self.keep = noise, scale, summed, view, graph, keep
+        self._root: JointRoot | None = None
+
+    # --- other covariances of the same process -----------------------------------------------------------------------------
+
+    def _with(self, **changes: Any) -> JointCovariance:
+        return JointCovariance(self.X, **{**self._kwargs, **changes})
+
+    def _viewed(self, view: View) -> JointCovariance:
+        before = self.view
+        return self._with(view=view if before is None else lambda tensor, trailing: view(before(tensor, trailing), trailing))
+
+    def scaled(self, factors: Tensor) -> JointCovariance:
+        """Return the covariance of the values times ``factors`` (``… x q``); before any change of batch dimensions."""
+        return self._with(scale=factors if self.scale is None else self.scale * factors)
+
+    def added(self) -> JointCovariance:
+        """Return the covariance of the sum of the (independent) outputs, the last batch dimension."""
+        total = self._with(summed=True)
+        base = self.base
+        if base is None or base.parts is None:
+            return total
+        known = base.weights is not None and total.scale is not None and torch.equal(base.weights, total._weights())
+        return total if known else total._with(base=None)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        """Add observation noise; everything else as any operator."""
+        if not isinstance(other, DiagLinearOperator) or self.summed or self.view is not None:
+            return super().__add__(other)
+        variances = other.diagonal(dim1=-2, dim2=-1)
+        if self.scale is not None:
+            variances = variances / self.scale.square()
+        return self._with(noise=variances if self.noise is None else self.noise + variances)
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        if self.summed or self.view is not None or bool((other < 0).any()):
+            return super()._mul_constant(other)
+        return self.scaled(other.sqrt().unsqueeze(-1).expand(self.shape[:-1]))
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._viewed(lambda tensor, _: tensor.unsqueeze(dim))
+
+    def _expand_batch(self, batch_shape: Any) -> LinearOperator:
+        return self._viewed(lambda tensor, trailing: tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]))
+
+    def _permute_batch(self, *dims: int) -> LinearOperator:
+        return self._viewed(lambda tensor, trailing: tensor.permute(*dims, *range(len(dims), len(dims) + trailing)))
+
+    def _transpose_nonbatch(self) -> JointCovariance:
+        return self
+
+    # --- shapes ----------------------------------------------------------------------------------------------------------
+
+    def _inner_batch(self) -> torch.Size:
+        """Return the batch shape before outputs are summed and views are taken."""
+        shapes = [self.X.shape[:-2], self.process.posterior.batch_shape, self.process.kernel.batch_shape]
+        shapes += [extra.shape[:-1] for extra in (self.noise, self.scale) if extra is not None]
+        return broadcast_shapes(*shapes)
+
+    def _size(self) -> torch.Size:
+        batch, q = self._inner_batch(), self.X.shape[-2]
+        batch = batch[:-1] if self.summed else batch
+        if self.view is not None:
+            batch = self.view(torch.empty(*batch, 0, device="meta"), 1).shape[:-1]
+        return batch + torch.Size([q, q])
+
+    def _finished(self, tensor: Tensor, trailing: int) -> Tensor:
+        """Return a quantity of the outputs' values as one of this operator's."""
+        tensor = tensor.expand(*self._inner_batch(), *tensor.shape[tensor.dim() - trailing :])
+        tensor = tensor.sum(dim=-1 - trailing) if self.summed else tensor
+        return tensor if self.view is None else self.view(tensor, trailing)
+
+    # --- entries ---------------------------------------------------------------------------------------------------------
+
+    def _diagonal(self) -> Tensor:
+        variances = self.process.variance(self.X)
+        variances = variances if self.noise is None else variances + self.noise
+        variances = variances if self.scale is None else variances * self.scale.square()
+        return self._finished(variances, 1)
+
+    def _block(self, rows: Any, columns: Any) -> Tensor:
+        """Return the covariance between two index sets, finished."""
+        return self._finished(self._dressed(self._entries(rows, columns), rows, columns), 2)
+
+    def _entries(self, rows: Any, columns: Any) -> Tensor:
+        X, Y = self.X[..., rows, :], self.X[..., columns, :]
+        same = rows is columns or (isinstance(rows, slice) and rows == columns)
+        left = self.process.columns(X)
+        return self.process.between(X, Y, left, left if same else self.process.columns(Y))
+
+    def _dressed(self, block: Tensor, rows: Any, columns: Any) -> Tensor:
+        """Add noise and scale."""
+        if self.noise is not None:
+            every = torch.arange(self.X.shape[-2], device=self.X.device)
+            same = every[rows].unsqueeze(-1) == every[columns]
+            block = block + self._full(self.noise)[..., rows].unsqueeze(-1) * same
+        if self.scale is not None:
+            scale = self._full(self.scale)
+            block = scale[..., rows].unsqueeze(-1) * block * scale[..., columns].unsqueeze(-2)
+        return block
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        every = slice(None)
+        chosen = self
+        if any(not (isinstance(index, slice) and index == every) for index in batch_indices):
+            chosen = self._viewed(lambda tensor, _: tensor[batch_indices])
+        if all(isinstance(index, slice) and index == every for index in (row_index, col_index)):
+            return chosen
+        base, slices = self.base, isinstance(row_index, slice) and isinstance(col_index, slice)
+        if base is not None and slices and col_index == every and (base.parts is None or self._law_of_base()):
+            start, stop, step = row_index.indices(self.X.shape[-2])
+            if start >= base.rows and step == 1:
+                return to_linear_operator(chosen._after(slice(start, stop)))
+        return to_linear_operator(chosen._block(row_index, col_index))
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        raise UnsupportedError("single entries of a lazy joint covariance are not available; take slices, or to_dense()")
+
+    # --- rows after the base -----------------------------------------------------------------------------------------------
+
+    def _after(self, rows: slice) -> Tensor:
+        """Return all entries of rows after the base, finished."""
+        entries = self._tail(rows)
+        if self.base is not None and self.base.weights is not None:  # summed already
+            return entries if self.view is None else self.view(entries, 2)
+        return self._finished(self._dressed(entries, rows, slice(None)), 2)
+
+    def _tail(self, rows: slice) -> Tensor:
+        """Return all entries of rows after the base, ``… x t x q``, in the base's units. O(t m r + t p (r + q))."""
+        assert self.base is not None
+        base = self.base
+        after = slice(base.rows, None)
+        X, Y = self.X[..., rows, :], self.X[..., after, :]
+        left = self.process.columns(X)
+        right = left if rows == slice(base.rows, self.X.shape[-2]) else self.process.columns(Y)
+        own = self.process.between(X, Y, left, right)
+        cross = self.process.between(X, base.X[base.pivots], left, base.columns)
+        cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
+        if base.weights is not None:
+            squares = base.weights.square()[..., None, None]
+            own, cross = (own * squares).sum(dim=-3), (cross * squares).sum(dim=-3)
+        if base.parts is None:
+            return torch.cat([cross, own], dim=-1)
+        coefficients = solved_rows(base.parts.pivots, cross)
+        others = shared_product(coefficients, base.parts.others.mT)
+        whole = torch.cat([cross, others], dim=-1)[..., base.parts.order.argsort()]
+        return torch.cat([whole, own], dim=-1)
+
+    # --- roots and samples ----------------------------------------------------------------------------------------------------
+
+    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a root: the Cholesky factor of at most :data:`LARGE_Q` rows, a :class:`JointRoot` of more. Kept.
+
+        Raises:
+            NotPSDError: If a block of the covariance is not finite or not positive semi-definite.
+        """
+        if self.shape[-1] <= LARGE_Q:
+            return to_linear_operator(self.to_dense()).root_decomposition(*args, **kwargs)
+        if self._root is None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
+                self._root = self._made_root()
+        return Root(self._root)
+
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        """Return a lower root, as :meth:`root_decomposition`; what else a Cholesky factor can do only up to :data:`LARGE_Q`.
+
+        Raises:
+            UnsupportedError: For an upper factor of more than :data:`LARGE_Q` rows.
+        """
+        if self.shape[-1] <= LARGE_Q:
+            return to_linear_operator(self.to_dense()).cholesky(upper=upper)
+        if upper:
+            raise UnsupportedError(f"the root of the joint covariance of {self.shape[-1]} points is a lower factor")
+        root: LinearOperator = self.root_decomposition().root
+        return root
+
+    def _made_root(self) -> JointRoot:
+        tail = None
+        if self.base is not None and self._law_of_base() and self.noise is None:
+            assert self.base.parts is not None
+            parts, tail = self.base.parts, self._appended()
+        else:
+            scale = self._full(self.scale) if self.summed else None
+            entries = Entries(self.process, self.X, self._full(self.noise), scale, summed=self.summed)
+            parts, columns = joint_parts(entries, self._partition())
+            single, constant = self.X[..., 0, 0].numel() == 1, not parts.pivots.requires_grad
+            if self.keep is not None and self.noise is None and single and constant:
+                X = self.X.detach().reshape(self.X.shape[-2:])
+                self.keep(Base(X, self.mean.detach(), columns, parts, self._weights() if self.summed else None))
+        if self.summed:
+            view = self.view or (lambda tensor, _: tensor)
+            return JointRoot(parts.map(view), tail=None if tail is None else (view(tail[0], 2), view(tail[1], 2)))
+        scale = None if self.scale is None else self._finished(self._full(self.scale), 1)
+        if self._inner_batch() == parts.pivots.shape[:-2] and self.view is None:
+            return JointRoot(parts, tail=tail, scale=scale)
+        finished = None if tail is None else (self._finished(tail[0], 2), self._finished(tail[1], 2))
+        return JointRoot(parts.map(self._finished), tail=finished, scale=scale)
+
+    def _weights(self) -> Tensor:
+        """Return by what each output is multiplied before they are summed, ``… m`` (the same for all rows)."""
+        assert self.scale is not None
+        return self.scale[..., 0].reshape(-1, self.scale.shape[-2])[0]
+
+    def _law_of_base(self) -> bool:
+        """Return whether the base's root is one of these values."""
+        base = self.base
+        return base is not None and base.parts is not None and (base.weights is not None) == self.summed
+
+    def _partition(self) -> Partition:
+        with torch.no_grad():
+            mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
+            return partition(self.X, mean, kernel=self.process.kernel)
+
+    def _full(self, values: Tensor | None) -> Any:
+        """Return noise or scale with one entry per row."""
+        return None if values is None else values.expand(*values.shape[:-1], self.X.shape[-2])
+
+    def _appended(self) -> tuple[Tensor, Tensor] | None:
+        """Return the coefficients and the factor of the rows after the base."""
+        assert self.base is not None
+        assert self.base.parts is not None
+        s = self.base.rows
+        if self.X.shape[-2] == s:
+            return None
+        entries = self._tail(slice(s, self.X.shape[-2]))
+        coefficients = solved_rows(self.base.parts.pivots, entries[..., self.base.pivots])
+        left = entries[..., s:] - coefficients @ coefficients.mT
+        return coefficients, root_of(lifted(left))
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
+        root = self.root_decomposition().root
+        shape = (*self.shape[:-1], num_samples)
+        normal = torch.randn(shape, dtype=self.dtype).to(self.device)  # one seed gives the same samples on every device
+        samples: Tensor = root.matmul(normal)
+        return samples.movedim(-1, 0)
+
+    # --- the whole matrix -----------------------------------------------------------------------------------------------------
+
+    def matmul(self, other: Any) -> Any:
+        """Multiply; with a tensor, gradients reach the kernel's parameters (the base class's would not)."""
+        return self._matmul(other) if isinstance(other, Tensor) else super().matmul(other)
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        slices = row_slices(self.X.shape[-2], chunk=CHUNK)
+        product = torch.cat([self._block(rows, slice(None)) @ columns for rows in slices], dim=-2)
+        return product.squeeze(-1) if rhs.dim() == 1 else product
+
+    def to_dense(self) -> Tensor:
+        """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).
+
+        Raises:
+            UnsupportedError: For more than :data:`DENSE_ROWS` rows.
+
+        Warns:
+            MemoryWarning: For more than :data:`LARGE_Q` rows.
+        """
+        q = self.shape[-1]
+        if q > DENSE_ROWS:
+            raise UnsupportedError(
+                f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}); mean, variance and samples of "
+                "one SparseGP need none: use one SparseGP of several outputs in place of a ModelListGP, fewer points, or "
+                "X.unsqueeze(-2) for marginals"
+            )
+        if q > LARGE_Q:
+            warnings.warn(
+                f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes: "
+                "something other than one SparseGP's mean, variance and samples was asked of it",
+                MemoryWarning,
+                stacklevel=2,
+            )
+        return self._block(slice(None), slice(None))
+
+
+class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """The covariance of several independent outputs: a block-diagonal operator whose blocks are those of a JointCovariance."""
+
+    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs' roots side by side."""
+        return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+
+
+class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    def matmul(self, other: Tensor) -> Tensor:
+        """Multiply base samples, ``… x (m q) x s``."""
+        product: Tensor = self._remove_batch_dim(self.base_linear_op.matmul(self._add_batch_dim(other)))
+        return product

@@ -1,0 +1,188 @@
+"""A root of a joint covariance with rows in two kinds: pivots, exact, and blocks of others, given the pivots.
+
+Notation: ``P`` pivots (p rows), ``O`` the others (o rows) in blocks of at most ``b``, ``C`` the covariance:
+
+    L_P L_Pᵀ = C_PP,    A = C_OP L_P⁻ᵀ,    B_j B_jᵀ = C_jj − A_j A_jᵀ,    f_P = L_P ε_P,    f_j = A_j ε_P + B_j ε_j
+
+The covariance of ``f`` is ``C`` on every variance, between a pivot and any row, and within a block; between blocks it is what
+the pivots explain, ``A_i A_jᵀ`` (PITC with pivots for inducing points: Quiñonero-Candela and Rasmussen 2005). With all rows
+pivots it is the Cholesky factor. Row ``i`` of the samples is driven by base sample ``i``, so rows may be appended below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from linear_operator.operators import LinearOperator
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from sparse_bo.core.linalg import safe_cholesky
+
+SAFE = 1e-10
+"""So large a share of the largest variance is added to what pivots leave of each: round-off of the difference is below it."""
+
+
+COLUMNS = 128
+"""Samples that are made at a time outside the graph: 2,048 of 20,000 rows are 330 MB, and would be made six times over."""
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes.
+
+    Raises:
+        NotPSDError: If there is none, as BoTorch's acquisition functions expect it.
+    """
+    try:
+        return safe_cholesky(covariance).factor
+    except ValueError as error:
+        raise NotPSDError(str(error)) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The factor's tensors; all have the same batch shape."""
+
+    order: Tensor
+    """``q`` rows: pivots, then the others by block."""
+    pivots: Tensor
+    """``batch_shape x p x p``, ``L_P``."""
+    others: Tensor
+    """``batch_shape x o x p``, ``A``."""
+    blocks: Tensor
+    """``batch_shape x k x b x b``, ``B``; the last block is filled up by an identity."""
+
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> Parts:
+        """Return the parts with ``function(tensor, trailing dimensions)`` applied to all but the order."""
+        return Parts(self.order, function(self.pivots, 2), function(self.others, 2), function(self.blocks, 3))
+
+
+class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """``S L`` with ``L`` as in the module's notation, ``t`` rows appended to it, and a diagonal ``S``.
+
+    It is what BoTorch keeps of a baseline: it multiplies base samples, and ``torch.linalg.solve_triangular`` solves with it.
+    """
+
+    def __init__(self, parts: Parts, *, tail: tuple[Tensor, Tensor] | None = None, scale: Tensor | None = None) -> None:
+        """Hold references.
+
+        Args:
+            parts: The factor.
+            tail: ``(T, L_t)`` of ``t`` appended rows: ``… x t x p`` coefficients of the pivots, ``… x t x t`` lower triangular.
+            scale: ``… x (q + t)`` factors of the rows.
+        """
+        super().__init__(parts.pivots, parts=parts, tail=tail, scale=scale)
+        self.parts, self.tail, self.scale = parts, tail, scale
+
+    def _size(self) -> torch.Size:
+        rows = len(self.parts.order) + (0 if self.tail is None else self.tail[1].shape[-1])
+        shapes = [self.parts.pivots.shape[:-2]]
+        shapes += [] if self.tail is None else [self.tail[1].shape[:-2]]
+        shapes += [] if self.scale is None else [self.scale.shape[:-1]]
+        return torch.broadcast_shapes(*shapes) + torch.Size([rows, rows])  # type: ignore[no-untyped-call]
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        raise UnsupportedError("the root of a joint covariance of many points multiplies and solves from the left only")
+
+    def matmul(self, other: Tensor) -> Tensor:
+        """Return ``S L ε`` for base samples ``ε``, ``… x q x s``, a few columns at a time. O(q (p + b) s)."""
+        tensors = (other, self.parts.pivots) + ((self.scale,) if self.scale is not None else ()) + (self.tail or ())
+        graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if graph or other.shape[-1] <= COLUMNS:
+            return self._product(other)
+        parts = torch.tensor_split(other, list(range(COLUMNS, other.shape[-1], COLUMNS)), dim=-1)
+        first = self._product(parts[0]).detach()
+        values = first.new_empty(*first.shape[:-1], other.shape[-1])
+        for index, part in enumerate(parts):
+            values[..., index * COLUMNS : index * COLUMNS + part.shape[-1]] = self._product(part) if index else first
+        return values
+
+    def _product(self, other: Tensor) -> Tensor:
+        parts, q, p = self.parts, len(self.parts.order), self.parts.pivots.shape[-1]
+        folded, lead = _folded(other[..., :q, :], self.parts.pivots.shape[:-2])
+        ordered = folded[..., parts.order, :]
+        first, rest = ordered[..., :p, :], ordered[..., p:, :]
+        values = torch.cat([parts.pivots @ first, parts.others @ first + self._in_blocks(rest, torch.matmul)], dim=-2)
+        values = _unfolded(values[..., parts.order.argsort(), :], lead)
+        if self.tail is not None:
+            coefficients, triangle = self.tail
+            appended = coefficients @ _unfolded(first, lead) + triangle @ other[..., q:, :]
+            values = torch.cat([values, appended], dim=-2)
+        return values if self.scale is None else self.scale.unsqueeze(-1) * values
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.matmul(rhs)
+
+    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
+        """Return ``L⁻¹ S⁻¹ Y`` for ``… x q x c`` right-hand sides: called by ``torch.linalg.solve_triangular``. O(q (p + b) c).
+
+        Raises:
+            UnsupportedError: For anything but a lower factor on the left.
+        """
+        if upper or not left or unitriangular:
+            raise UnsupportedError("the root of a joint covariance of many points is a lower factor, and solves from the left")
+        parts, q, p = self.parts, len(self.parts.order), self.parts.pivots.shape[-1]
+        rhs = rhs if self.scale is None else rhs / self.scale.unsqueeze(-1)
+        folded, lead = _folded(rhs[..., :q, :], parts.pivots.shape[:-2])
+        ordered = folded[..., parts.order, :]
+        first = torch.linalg.solve_triangular(parts.pivots, ordered[..., :p, :], upper=False)
+        rest = self._in_blocks(ordered[..., p:, :] - parts.others @ first, _solve_lower)
+        solution = _unfolded(torch.cat([first, rest], dim=-2)[..., parts.order.argsort(), :], lead)
+        if self.tail is None:
+            return solution
+        coefficients, triangle = self.tail
+        below = _solve_lower(triangle, rhs[..., q:, :] - coefficients @ _unfolded(first, lead))
+        return torch.cat([solution, below], dim=-2)
+
+    def _in_blocks(self, rows: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        blocks = self.parts.blocks
+        count, size = blocks.shape[-3], blocks.shape[-1]
+        o, c = rows.shape[-2:]
+        if o == 0:
+            return rows
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, count * size - o)).reshape(*rows.shape[:-2], count, size, c)
+        return function(blocks, padded).flatten(-3, -2)[..., :o, :]
+
+    def to_dense(self) -> Any:
+        """Return the operator itself: BoTorch asks for a root as a tensor, and then solves with it, which this does.
+
+        ``root.matmul(torch.eye(q))`` is the matrix.
+        """
+        return self
+
+
+def _folded(rows: Tensor, batch_shape: torch.Size) -> tuple[Tensor, torch.Size]:
+    """Move batch dimensions that the factor lacks into the columns of ``rows`` (``lead x batch_shape x q x s``).
+
+    Broadcasting would copy the factor for each of them.
+
+    Returns:
+        ``batch_shape x q x (s · lead)``, and the shape ``s x lead`` that its columns had.
+    """
+    extra = max(rows.dim() - 2 - len(batch_shape), 0)
+    lead = rows.shape[:extra]
+    rows = rows.expand(*lead, *torch.broadcast_shapes(batch_shape, rows.shape[extra:-2]), *rows.shape[-2:])  # type: ignore[no-untyped-call]
+    columns = rows.shape[-1:] + lead
+    return rows.movedim(tuple(range(extra)), tuple(range(-extra, 0))).flatten(rows.dim() - extra - 1), columns
+
+
+def _unfolded(rows: Tensor, columns: torch.Size) -> Tensor:
+    """Undo :func:`_folded`."""
+    extra = len(columns) - 1
+    return rows.reshape(*rows.shape[:-1], *columns).movedim(tuple(range(-extra, 0)), tuple(range(extra)))
+
+
+def _solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(factor, rhs, upper=False)
+
+
+class Root:
+    """What ``root_decomposition`` returns: something with a ``root``."""
+
+    def __init__(self, root: LinearOperator) -> None:
+        """Hold the root."""
+        self.root = root

@@ -1,0 +1,162 @@
+"""A posterior process at given points: covariances between them, and the root of many of them, in blocks.
+
+``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`); the columns ``h`` and
+``g`` cost O(m r) per point, and the root is that of :mod:`sparse_bo.models.sparse_gp.factor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core.chunking import row_slices
+from sparse_bo.models.sparse_gp.factor import SAFE, JointRoot, Parts, root_of
+from sparse_bo.models.sparse_gp.pivots import Partition
+from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
+
+CHUNK = 4096
+"""Points projected at a time: with 4,096 dictionary points, 400 MB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """A posterior process less its mean: the covariance of any points."""
+
+    kernel: PriorKernel
+    posterior: Representation
+
+    def columns(self, X: Tensor) -> tuple[Tensor, ...]:
+        """Return ``h`` and ``g`` at ``X`` (``… x q x d``), ``batch_shape x q x r`` each. O(q m r)."""
+        return self.posterior.project(self.kernel, X).columns
+
+    def variance(self, X: Tensor) -> Tensor:
+        """Return the variances at ``X``, ``batch_shape x q``, at least 0. O(q m r), :data:`CHUNK` rows at a time."""
+        parts = []
+        for rows in row_slices(X.shape[-2], chunk=CHUNK):
+            x = X[..., rows, :]
+            parts.append(self.posterior.project(self.kernel, x).variance(kernel_diagonal(self.kernel, x)))
+        return torch.cat(parts, dim=-1)
+
+    def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+        """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
+        block = kernel_matrix(self.kernel, X, Y)
+        for a, b in zip(columns, others, strict=True):
+            block = block - shared_product(a, b.mT)
+        return block
+
+
+def shared_product(A: Tensor, B: Tensor) -> Tensor:
+    """Return ``A @ B``; where ``A`` has more batch dimensions than ``B``, as one product and not many."""
+    extra = A.dim() - B.dim()
+    if extra <= 0 or A.shape[extra:-2] != B.shape[:-2]:
+        return A @ B
+    moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
+    product = moved.flatten(B.dim() - 2, -2) @ B
+    spread = product.reshape(*product.shape[:-2], *moved.shape[B.dim() - 2 : -1], product.shape[-1])
+    return spread.movedim(tuple(range(B.dim() - 2, B.dim() - 2 + extra)), tuple(range(extra)))
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """Rows that posteriors begin with, computed once."""
+
+    X: Tensor
+    """``s x d``, transformed, outside the graph."""
+    mean: Tensor
+    """``aug_batch_shape x s``: the posterior mean."""
+    columns: tuple[Tensor, ...]
+    """``h`` and ``g`` at the pivots, ``batch_shape x p x r`` each."""
+    parts: Parts | None = None
+    """The root, if there are more rows than pivots."""
+    weights: Tensor | None = None
+    """``… m``: the root is that of the outputs' sum with these weights."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.X.shape[-2]
+
+    @property
+    def pivots(self) -> Tensor:
+        """The rows that are pivots."""
+        if self.parts is None:
+            return torch.arange(self.rows, device=self.X.device)
+        return self.parts.order[: self.parts.pivots.shape[-1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Entries of a covariance by row numbers; of noise, scale and the sum over outputs only what the root is to have."""
+
+    process: Process
+    X: Tensor
+    noise: Tensor | None = None
+    scale: Tensor | None = None
+    summed: bool = False
+
+    def columns(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the process's columns at ``rows``."""
+        return self.process.columns(self.X[..., rows, :])
+
+    def between(self, rows: Tensor, others: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
+        """Return the entries of ``rows`` and ``others`` (disjoint, or the same object), given their columns."""
+        block = self.process.between(self.X[..., rows, :], self.X[..., others, :], left, right)
+        if self.noise is not None and rows is others:
+            block = block + torch.diag_embed(self.noise[..., rows])
+        if self.scale is not None:
+            block = self.scale[..., rows].unsqueeze(-1) * block * self.scale[..., others].unsqueeze(-2)
+        return block.sum(dim=-3) if self.summed else block
+
+
+def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tensor, ...]]:
+    """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
+
+    Args:
+        entries: The covariance.
+        chosen: Pivots and blocks.
+
+    Raises:
+        NotPSDError: If a block is not finite or not positive semi-definite.
+    """
+    p, size = chosen.pivots, chosen.block
+    top, rest = chosen.order[:p], chosen.order[p:]
+    columns = entries.columns(top)
+    pivots = root_of(entries.between(top, top, columns, columns))
+    share = max(SAFE, 16.0 * torch.finfo(pivots.dtype).eps)
+    least = share * float(pivots.detach().square().sum(dim=-1).amax())
+    explained, blocks = [], []
+    for group in row_slices(len(rest), chunk=max(CHUNK // size, 1) * size):
+        here = entries.columns(rest[group])
+        cross = entries.between(rest[group], top, here, columns)
+        A = solved_rows(pivots, cross)
+        explained.append(A)
+        for part in row_slices(cross.shape[-2], chunk=size):
+            rows, own = rest[group][part], tuple(column[..., part, :] for column in here)
+            left = entries.between(rows, rows, own, own) - A[..., part, :] @ A[..., part, :].mT
+            blocks.append(_filled(root_of(lifted(left) + least * torch.eye(len(rows)).to(left)), size))
+    if not blocks:
+        return Parts(chosen.order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0]), columns
+    return Parts(chosen.order, pivots, torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3)), columns
+
+
+def lifted(covariance: Tensor) -> Tensor:
+    """Return the covariance with its diagonal at least 0."""
+    return covariance + torch.diag_embed((-covariance.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0))
+
+
+def _filled(block: Tensor, size: int) -> Tensor:
+    """Fill a block up to ``size`` by an identity."""
+    missing = size - block.shape[-1]
+    if not missing:
+        return block
+    padded = torch.nn.functional.pad(block, (0, missing, 0, missing))
+    return padded + torch.diag_embed(torch.cat([torch.zeros(block.shape[-1]), torch.ones(missing)]).to(block))
+
+
+def solved_rows(triangle: Tensor, rows: Tensor) -> Tensor:
+    """Return ``rows L⁻ᵀ`` of ``… x t x p`` rows and ``batch_shape x p x p`` ``L``, without copying ``L``."""
+    every = torch.arange(triangle.shape[-1], device=triangle.device)
+    parts = Parts(every, triangle, triangle[..., :0, :], triangle[..., None, :0, :0])
+    return JointRoot(parts).solve_triangular(rows.mT).mT
