@@ -33,10 +33,8 @@ class JointPosterior:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> MultivariateNormal:
         """Return the DTC posterior at ``X`` (``… x q x d``, transformed) in evaluation mode; else as ``SingleTaskGP``."""
-        if self.training and not self._untrained():
-            return self._training_prior(*args, **kwargs)  # type: ignore[no-any-return]  # of the model this is mixed into
         if self.training or self._without_posterior():
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # of the model this is mixed into
         (X,) = args
         X = X.unsqueeze(-1) if X.dim() == 1 else X
         check_width(X, self._stored_inputs)
@@ -86,11 +84,9 @@ class JointPosterior:
         posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)
         return posterior if posterior_transform is None else transformed(posterior, posterior_transform, X=inputs)
 
-    def _untrained(self: Any) -> bool:
-        return self._stored_inputs is None or self._stored_targets is None
-
     def _without_posterior(self: Any) -> bool:
-        return bool(gpytorch.settings.prior_mode.on() or self._untrained())
+        untrained = self._stored_inputs is None or self._stored_targets is None
+        return bool(gpytorch.settings.prior_mode.on() or untrained)
 
     def _joint(self: Any, X: Tensor, base: Base | None) -> MultivariateNormal:
         """Return the lazy posterior at ``X`` (``… x q x d``, transformed, with output dimension) that begins with ``base``."""

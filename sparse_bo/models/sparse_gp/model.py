@@ -81,7 +81,13 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
     def _strategy(self, n: int) -> Fit:
         return self._fit or ("exact" if n <= SUBSET_POINTS else "subset")
 
-    # --- the posterior (__call__ and posterior are JointPosterior's) --------------------------------------------------------
+    # --- the posterior (JointPosterior's) ------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
+        """Return the posterior at ``X``; in training mode the prior, with the likelihood that ``fit`` names."""
+        if self.training and self._stored_inputs is not None and self._stored_targets is not None:
+            return self._training_prior(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
     def representation(self) -> Representation:
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""
