@@ -62,6 +62,9 @@ STEPS = 60
 CLIP = 10.0
 """Interquartile ranges beyond the quartiles at which means are clipped for learning."""
 
+SCALE_LIMITS = (1e-140, 1e140)
+"""Of an objective's spread (y): its square must be a number, and so must its square over the smallest noise."""
+
 LENGTHSCALE_SD, SCALE_SD, NOISE_CENTRE, NOISE_SD = math.sqrt(3.0), 0.5, -4.0, 2.0
 LENGTHSCALES, SCALES, NOISES = (1e-2, 1e3), (1e-4, 1e4), (1e-6, 1e3)
 """Bounds, in the units of the unit cube and of the standardised outputs."""
@@ -182,6 +185,7 @@ def _standardized(observations: Observations, bounds: Tensor, generator: torch.G
     scale = abs(shift) or 1.0  # of a constant objective: it has no other unit
     if largest > round_off:  # in units of the largest, whose square neither overflows nor vanishes
         scale = largest * math.sqrt(float((deviations / largest).square().sum()) / max(len(means) - 1, 1))
+    scale = min(max(scale, SCALE_LIMITS[0]), SCALE_LIMITS[1])
     keep = _representatives(observations, generator)
     low, high = bounds
     ranges = torch.where(high > low, high - low, torch.ones_like(high))

@@ -22,6 +22,8 @@ from torch import Tensor
 
 TRUST = 10.0
 """n₀: errors, of the size that the model expects, given in advance."""
+LARGEST = 4.0
+"""Standard deviations that an error counts as, at most."""
 MEMORY = 50.0
 """Weight of unknown points after which an error counts e times less."""
 
@@ -48,7 +50,7 @@ class Surprise:
     def after(self, y: Tensor, *, means: Tensor, leverages: Tensor, regularization: float) -> Surprise:
         """Return the errors with those of a batch.
 
-        An error counts as at most 10 standard deviations: one crashed evaluation must not open all intervals for long.
+        An error counts as at most :data:`LARGEST` standard deviations: one strange value must not open all intervals.
 
         Args:
             y: ``q`` observations.
@@ -57,7 +59,7 @@ class Surprise:
             regularization: λ (y²).
         """
         shares = leverages / (1.0 + leverages)
-        errors = ((y - means) / ((1.0 + leverages).sqrt() * math.sqrt(regularization))).clamp(-10.0, 10.0)
+        errors = ((y - means) / ((1.0 + leverages).sqrt() * math.sqrt(regularization))).clamp(-LARGEST, LARGEST)
         added = float(shares.sum())
         kept = math.exp(-added / MEMORY)
         return Surprise(kept * self.squares + float(shares @ errors.square()), kept * self.weight + added)

@@ -96,7 +96,7 @@ class CalibratedWidth:
     """
 
     value: float = 2.0
-    limit: float = 3.0
+    limit: float = 2.0
 
     def __post_init__(self) -> None:
         if check_number("width", self.value) < 0.0:
