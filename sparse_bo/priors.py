@@ -29,11 +29,10 @@ exploration ends. Without a prior on s it runs away on few or constant data.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -59,6 +58,8 @@ GROWTH = 1.25
 """Of the distinct inputs from one learning to the next."""
 STEPS = 60
 """Of L-BFGS, at most; after a warm start half as many."""
+UNCENTRED = 5.0
+"""Standard deviations of a given prior beyond which an objective's mean is worth a warning."""
 CLIP = 10.0
 """Interquartile ranges beyond the quartiles at which means are clipped for learning."""
 
@@ -148,6 +149,60 @@ def learn_prior(
     return problem.prior(theta)
 
 
+def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) -> None:
+    """Warn once where a complete prior without a mean meets an objective far from 0: every point then looks unlikely.
+
+    Mean 0 is what the papers use and what a complete prior has always meant here, so it stays. Far is
+    :data:`UNCENTRED` standard deviations of the prior.
+
+    Args:
+        given: What the user has fixed.
+        observations: Those so far.
+        before: Pulls at the last call: nothing is said that could have been said then.
+
+    Warns:
+        NumericalWarning: Says what to pass.
+    """
+    if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
+        return
+    variance = float(covariance_function(given.covar_module, like=observations.X[:1]).diagonal(observations.X[:1]))
+    limit = UNCENTRED * math.sqrt(variance + given.regularization)
+    earlier = observations.anchors[observations.first_pull < before]
+    if abs(mean := float(observations.means.mean())) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
+        return
+    warnings.warn(
+        f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) with prior mean 0 does not expect: "
+        f"unseen points look much {'worse' if mean > 0 else 'better'} than they are. Pass prior_mean={mean:.4g}, or leave out "
+        "covar_module or regularization to have the mean learned with it",
+        NumericalWarning,
+        stacklevel=2,
+    )
+
+
+def crash_floor(values: Tensor) -> float:
+    """Return what values far below the rest are raised to before a model with a learned kernel is fitted; −∞: none is.
+
+    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. The floor lies
+    :data:`CLIP` interquartile ranges below the lower quartile. Nothing is ever lowered: high values are what is sought.
+
+    Args:
+        values: ``n`` observations, or mean observations of distinct inputs.
+    """
+    if len(values) < 4:
+        return -math.inf
+    low, high = torch.quantile(values, values.new_tensor([0.25, 0.75])).tolist()
+    return low - CLIP * (high - low) if high > low else -math.inf
+
+
+def without_crashes(observations: Observations, given: Prior) -> Observations:
+    """Return the observations that a model is fitted to: with a learned kernel, means below their :func:`crash_floor` raised."""
+    floor = -math.inf if given.covar_module is not None else crash_floor(observations.means)
+    low = observations.means < floor
+    if not bool(low.any()):
+        return observations
+    return replace(observations, sums=torch.where(low, observations.counts * floor, observations.sums))
+
+
 def learning_is_due(observations: Observations, learned_at: int) -> bool:
     """Return whether to learn again: at first, and when distinct inputs have grown by :data:`GROWTH` or pulls have doubled.
 
@@ -191,9 +246,7 @@ def _standardized(observations: Observations, bounds: Tensor, generator: torch.G
     ranges = torch.where(high > low, high - low, torch.ones_like(high))
     X = observations.X[keep]
     scatter = float((observations.scatter[keep].sqrt() / scale).square().sum())
-    return _Data(
-        X, (X - low) / ranges, observations.counts[keep], deviations[keep] / scale, scatter, ranges, shift, scale
-    )
+    return _Data(X, (X - low) / ranges, observations.counts[keep], deviations[keep] / scale, scatter, ranges, shift, scale)
 
 
 def _clipped(means: Tensor) -> Tensor:
@@ -272,7 +325,7 @@ class _Problem:
         parts = [0.0] * (self.dims + 1)
         if self.learns_kernel:
             lengthscales = kernel.base_kernel.lengthscale.detach().flatten().to(data.ranges) / data.ranges
-            parts = [*lengthscales.log().tolist(), math.log(float(kernel.outputscale)) - 2.0 * math.log(data.scale)]
+            parts = [*lengthscales.log().tolist(), math.log(float(kernel.outputscale.detach())) - 2.0 * math.log(data.scale)]
         start = self._open(parts, math.log(previous.regularization) - 2.0 * math.log(data.scale))
         return np.clip(start, *self.limits.T)
 
@@ -358,7 +411,9 @@ def _maximized(problem: _Problem, previous: KnownPrior | None) -> tuple[NDArray[
     for start in starts:
         steps = STEPS if previous is None else STEPS // 2
         try:
-            result = minimize(problem, start, jac=True, method="L-BFGS-B", bounds=problem.limits, options={"maxiter": steps, "ftol": 1e-6})
+            result = minimize(
+                problem, start, jac=True, method="L-BFGS-B", bounds=problem.limits, options={"maxiter": steps, "ftol": 1e-6}
+            )
         except ValueError as error:  # a matrix that cannot be factorised
             message = str(error)
             continue

@@ -50,7 +50,14 @@ from sparse_bo.policies.states import (
 )
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
+from sparse_bo.priors import (
+    KnownPrior,
+    Prior,
+    learn_prior,
+    learning_is_due,
+    warn_if_uncentred,
+    without_crashes,
+)
 from sparse_bo.widths import Confidence
 from sparse_bo.widths.calibration import Surprise
 
@@ -143,7 +150,9 @@ class ArmUCB(Mechanism[BanditState]):
         told = replace(state, observations=observations, round=state.round + 1, failures=failures)
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
+        warn_if_uncentred(self.given, observations, before=state.pulls)
         surrogate, learned_at = self._surrogate(before, observations, watch, generator)
+        observations = without_crashes(observations, self.given)
         if before is not None and surrogate is before.posterior.prior:
             columns = before.columns
         else:
@@ -190,7 +199,8 @@ class ArmUCB(Mechanism[BanditState]):
             return state
         surrogate = self._over_arms(thaw_prior(frozen, given=self.given.covar_module), None)
         dictionary = thaw_dictionary(frozen, self.arms)
-        fit, columns = fit_arms(surrogate, state.observations, dictionary, KernelColumns(self.memory_bytes))
+        observations = without_crashes(state.observations, self.given)
+        fit, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         kept = thaw_fields(FittedArms, frozen)
         posterior = arm_posterior(fit, width=kept["width"], stop_rule=self.parts.stop_rule)
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))

@@ -39,7 +39,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, freeze_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
+from sparse_bo.priors import KnownPrior, Prior, crash_floor, learn_prior, learning_is_due, warn_if_uncentred
 from sparse_bo.widths import Confidence, botorch_beta
 from sparse_bo.widths.calibration import Surprise
 
@@ -215,6 +215,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
         if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         observations = merge_observations(after.X, after.y)
+        warn_if_uncentred(self.given, observations, before=state.pulls)
         with watch.phase("learn"):
             prior, learned_at = self._prior(before, observations, generator)
             units = self._units(prior)
@@ -272,7 +273,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
         """Return the units of the model: those of a prior with mean 0 and variance 1, if its kernel is a learned one."""
         if self.given.covar_module is not None:
             return USERS
-        return Units(prior.prior_mean, math.sqrt(float(prior.covar_module.outputscale)))
+        return Units(prior.prior_mean, math.sqrt(float(prior.covar_module.outputscale.detach())))
 
     def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
         """Return how many results leave pending points that the stop rule allows, by their leverages of today."""
@@ -381,7 +382,9 @@ def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
 
 
 def model_in(units: Units, prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
-    """Return :func:`sparse_model` of ``(y − shift)/scale``; the prior's kernel is a ``ScaleKernel`` if ``units`` are not the user's.
+    """Return :func:`sparse_model` in some units; if they are not the user's, the kernel is a learned one (a ``ScaleKernel``).
+
+    With a learned kernel, values far below the rest are raised (:func:`sparse_bo.priors.crash_floor`).
 
     Args:
         units: Of the model.
@@ -395,7 +398,8 @@ def model_in(units: Units, prior: KnownPrior, X: Tensor, y: Tensor, *, dictionar
     kernel = copy.deepcopy(prior.covar_module)
     kernel.outputscale = kernel.outputscale.detach() / units.scale / units.scale
     mean, noise = (prior.prior_mean - units.shift) / units.scale, prior.regularization / units.scale / units.scale
-    return sparse_model(KnownPrior(kernel, mean, noise), X, (y - units.shift) / units.scale, dictionary=dictionary)
+    y = (y.clamp_min(crash_floor(y)) - units.shift) / units.scale
+    return sparse_model(KnownPrior(kernel, mean, noise), X, y, dictionary=dictionary)
 
 
 def _known(model: SparseGP, prior: KnownPrior, units: Units, X: Tensor) -> tuple[Tensor, Tensor]:

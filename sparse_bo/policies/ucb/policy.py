@@ -138,5 +138,7 @@ def named_width(
     if isinstance(width, (int, float)) and not isinstance(width, bool):
         return ConstantWidth(float(width))
     if not isinstance(width, Width):
-        raise TypeError(f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}")
+        raise TypeError(
+            f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}"
+        )
     return width
