@@ -14,15 +14,15 @@ repeats around it), so that repeats teach the noise and nothing else.
 
     ==========  =======================  ====  =======================================================================
     ℓ_j         log(0.2 √d)              √3    BoTorch's (Hvarfner et al. 2024): its LogNormal(√2 + ½ log d, √3) has this mode
-    s           0                        1     the signal has about the spread of the means. They hold the noise too, and
-                                               a policy's choice of inputs narrows them: a factor e either way is one sd
+    s           0                        0.5   the signal has about the spread of the means. They hold the noise too, and
+                                               a policy's choice of inputs narrows them: a factor e either way is two sd
     λ           −4                       2     BoTorch's median, twice its sd: noise from 3·10⁻⁴ to 1 of the spread's
                                                variance lies within two, so that noisy tables are not explained by bends
     μ           N(0, 1), not a log             estimated in closed form together with the likelihood
     ==========  =======================  ====  =======================================================================
 
-With s fixed to 1 in units of *pulls*, as in BoTorch's default model, the prior shrinks to the noise as a policy concentrates, and
-exploration ends. Without a prior on s it runs away on few or constant data.
+With s fixed to 1 in units of *pulls*, as in BoTorch's default model, the prior shrinks to the noise as a policy concentrates,
+and exploration ends. Without a prior on s it runs away on few or constant data.
 
 *Equivariance.* ``y → a y + b`` gives the same prior in units: a² in s and λ, ``a μ + b``, and the same lengthscales.
 """
@@ -119,8 +119,8 @@ def learn_prior(
 
     The kernel is returned in the units of the data, as ``ScaleKernel(RBFKernel)`` in float64. O(n³) per step of L-BFGS with
     n ≤ :data:`LEARNING_INPUTS`, derivatives in closed form (so gradient modes do not matter). Draws one permutation if there
-    are more inputs than that. Nothing is raised out of the learning itself: where it fails the last good prior stays, or that of
-    the priors' modes.
+    are more inputs than that. Nothing is raised out of the learning itself: where it fails the last good prior stays, or that
+    of the priors' modes.
 
     Args:
         given: What the user has fixed stays as it is. A given kernel without a given mean gets the most probable mean.
@@ -171,7 +171,7 @@ def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) 
     if abs(mean := float(observations.means.mean())) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
         return
     warnings.warn(
-        f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) with prior mean 0 does not expect: "
+        f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) and prior mean 0 do not expect: "
         f"unseen points look much {'worse' if mean > 0 else 'better'} than they are. Pass prior_mean={mean:.4g}, or leave out "
         "covar_module or regularization to have the mean learned with it",
         NumericalWarning,
@@ -195,7 +195,7 @@ def crash_floor(values: Tensor) -> float:
 
 
 def without_crashes(observations: Observations, given: Prior) -> Observations:
-    """Return the observations that a model is fitted to: with a learned kernel, means below their :func:`crash_floor` raised."""
+    """Return what a model is fitted to: with a learned kernel, observations with means below :func:`crash_floor` raised."""
     floor = -math.inf if given.covar_module is not None else crash_floor(observations.means)
     low = observations.means < floor
     if not bool(low.any()):

@@ -3,7 +3,7 @@
 - :mod:`~sparse_bo.core.nystrom`: whitens a dictionary and gives points their features;
 - :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
-- :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
+- :mod:`~sparse_bo.core.likelihood`: the exact log-likelihood of merged pulls, and its derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;

@@ -1,14 +1,15 @@
 """Are the model's intervals as wide as its errors? Standardised one-step-ahead errors of a run, and the factor they ask for.
 
 An evaluation y at a point with mean m and leverage l, both from *before* its batch, has under the model the error
-``z = (y − m)/√(λ(1 + l))``, standard normal. Where the point was known (l small) z only tells of the noise; so errors are weighted
-with the share of their variance that is the model's, ``ω = l/(1 + l)``. With ``S = Σ ω z²`` and ``Ω = Σ ω`` over the recent
-evaluations,
+``z = (y − m)/√(λ(1 + l))``, standard normal. Where the point was known (l small) z only tells of the noise; so errors are
+weighted with the share of their variance that is the model's, ``ω = l/(1 + l)``. With ``S = Σ ω z²`` and ``Ω = Σ ω`` over the
+recent evaluations,
 
     κ² = (n₀ + S)/(n₀ + Ω),   n₀ = 10,
 
-is 1 where the intervals are right, and starts there. Old errors are forgotten (``Ω`` never exceeds about 50): they were made by
-other hyper-parameters. Chance alone moves κ by a standard error of ``κ/√(2(n₀ + Ω))``; what the errors show beyond two of those is
+is 1 where the intervals are right, and starts there. Old errors are forgotten (``Ω`` never exceeds about 50): they were made
+by other hyper-parameters. Chance alone moves κ by a standard error of ``κ/√(2(n₀ + Ω))``; what the errors show beyond two of
+those is
 
     κ₋ = κ (1 − √(2/(n₀ + Ω))).
 """

@@ -87,8 +87,8 @@ class ConstantWidth:
 class CalibratedWidth:
     """A number of posterior standard deviations, more where the run's own errors say that the intervals are too narrow.
 
-    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left as
-    they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
+    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left
+    as they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
 
     Attributes:
         value: Standard deviations, ≥ 0.

@@ -68,6 +68,10 @@ class FittedBox:
     """Of the model, in the user's units."""
     units: Units
     """Of the model."""
+    X: Tensor
+    """``n x d`` evaluated points."""
+    y: Tensor
+    """``n`` observations (y)."""
     dictionary: Dictionary
     """Of the model; its indices are rows of the state's ``X``."""
     effective_dimension: float = field(metadata=KEPT)
@@ -97,8 +101,7 @@ class FittedBox:
         """The model in the user's units. O(n m² + m³) at its first posterior, if these are not its own."""
         if self.units == USERS:
             return self.model
-        y = self.model.train_targets * self.units.scale + self.units.shift
-        return sparse_model(self.prior, self.model.train_inputs[0], y, dictionary=self.dictionary)
+        return sparse_model(self.prior, self.X, self.y, dictionary=self.dictionary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +239,8 @@ class BoxUCB(Mechanism[BoxUCBState]):
             model=model,
             prior=prior,
             units=units,
+            X=after.X,
+            y=after.y,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
             width=self._width(prior, after, effective_dimension, information, surprise),
@@ -266,7 +271,15 @@ class BoxUCB(Mechanism[BoxUCBState]):
         dictionary, prior = thaw_dictionary(frozen, state.X), thaw_prior(frozen, given=self.given.covar_module)
         units = self._units(prior)
         model = model_in(units, prior, state.X, state.y, dictionary=dictionary)
-        fitted = FittedBox(model=model, prior=prior, units=units, dictionary=dictionary, **thaw_fields(FittedBox, frozen))
+        fitted = FittedBox(
+            model=model,
+            prior=prior,
+            units=units,
+            X=state.X,
+            y=state.y,
+            dictionary=dictionary,
+            **thaw_fields(FittedBox, frozen),
+        )
         return replace(state, fitted=fitted)
 
     def _units(self, prior: KnownPrior) -> Units:
