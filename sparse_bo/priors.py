@@ -54,7 +54,7 @@ MOST_PULLED = 0.25
 """Share of them that are the most pulled ones; the others are a uniform sample of the rest."""
 COLD_STARTS_BELOW = 100
 """With fewer distinct inputs the search starts from the priors' modes too, not only from the last result."""
-GROWTH = 1.25
+GROWTH = 1.5
 """Of the distinct inputs from one learning to the next."""
 STEPS = 60
 """Of L-BFGS, at most; after a warm start half as many."""
@@ -145,7 +145,7 @@ def learn_prior(
         )
         if previous is not None:
             return previous
-        theta = problem.centres
+        return problem.prior(problem.centres, mean=data.shift)
     return problem.prior(theta)
 
 
@@ -362,11 +362,11 @@ class _Problem:
         K = covariance_function(self.given.covar_module, like=self.data.X).cross(self.data.X, self.data.X)
         return K / self.data.scale / self.data.scale
 
-    def prior(self, theta: NDArray[np.float64]) -> KnownPrior:
-        """Return the prior of some parameters, in the units of the data."""
+    def prior(self, theta: NDArray[np.float64], *, mean: float | None = None) -> KnownPrior:
+        """Return the prior of some parameters, in the units of the data; a mean that is not known is the most probable one."""
         data, given = self.data, self.given
         noise = given.regularization if given.regularization is not None else self.noise(theta) * data.scale * data.scale
-        mean = given.prior_mean
+        mean = mean if given.prior_mean is None else given.prior_mean
         if mean is None:
             evidence = merged_evidence(
                 self.kernel_matrix(theta), data.counts, data.means, data.scatter, noise=self.noise(theta), prior_mean=None
@@ -417,7 +417,7 @@ def _maximized(problem: _Problem, previous: KnownPrior | None) -> tuple[NDArray[
         except ValueError as error:  # a matrix that cannot be factorised
             message = str(error)
             continue
-        logger.debug("from %s: %d steps, %s", "a start", result.nit, result.message)
+        logger.info("learned hyper-parameters from %d distinct inputs in %d steps", len(data.counts), result.nit)
         if math.isfinite(result.fun) and result.fun < best[0]:
             best = float(result.fun), result.x
         elif not math.isfinite(result.fun):
