@@ -72,7 +72,7 @@ class ArmUCB(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64. A lazy set that is still lazy here is streamed.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
         design_size: Distinct random arms before the first score.
         max_batch_size: No batch is larger.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.

@@ -149,7 +149,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     Attributes:
         box: In float64.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
         design_size: Quasi-random points before the first score.
         max_batch_size: No batch is larger.
 
