@@ -1,12 +1,15 @@
 """A width that follows the run's own errors."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell
+from sparse_bo.policies.ucb.arms import BATCH_SHARE
+from sparse_bo.priors import scaled_rbf
 from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, Surprise
 
@@ -112,3 +115,27 @@ def test_a_run_keeps_its_errors_over_a_resume(kind: str, tmp_path) -> None:
     assert again.state.fitted.surprise == before
     assert before.weight > 0.0
     again.close()
+
+
+def test_the_width_grows_with_the_logarithm_of_the_pulls() -> None:
+    def width(pulls: int, growth: float) -> float:
+        return CalibratedWidth(growth=growth)(replace(confidence(1.0), pulls=pulls)) / math.sqrt(NOISE)
+
+    assert width(16, 0.5) == pytest.approx(2.0)
+    assert width(10_000, 0.5) == pytest.approx(math.sqrt(4.0 + 0.5 * math.log(625.0)))
+    assert width(10_000, 0.0) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="growth >= 0"):
+        CalibratedWidth(growth=-1.0)
+
+
+def test_a_batch_with_a_learned_prior_adds_at_most_a_share_of_the_pulls() -> None:
+    arms = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = scaled_rbf(torch.tensor([0.3, 0.3], dtype=torch.float64), 1.0)
+    sizes = {}
+    for name, policy in (("learned", BBKB()), ("given", BBKB(covar_module=given, regularization=1.0))):
+        loop = AskTell(arms, policy, seed=0)
+        loop.run(lambda X: -X.square().sum(dim=1), 400)
+        pulls = [0, *loop.history.column("pulls")]
+        sizes[name] = [(before, now - before) for before, now in zip(pulls, pulls[1:], strict=False)]
+    assert all(q <= max(10, BATCH_SHARE * before) for before, q in sizes["learned"])
+    assert any(q > max(10, BATCH_SHARE * before) for before, q in sizes["given"])

@@ -65,6 +65,11 @@ AHEAD = 64
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
 
 
+BATCH_SHARE = 0.25
+"""Of the pulls so far that a batch may add with a learned prior. Once a policy has settled its stop rule allows batches ten times
+as long as the run, and nobody would look whether the prior still holds."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmUCB(Mechanism[BanditState]):
     """An upper-confidence policy over arms.
@@ -124,7 +129,7 @@ class ArmUCB(Mechanism[BanditState]):
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = self.max_batch_size - out
+        room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
         batch = pick_batch(
@@ -204,6 +209,12 @@ class ArmUCB(Mechanism[BanditState]):
         kept = thaw_fields(FittedArms, frozen)
         posterior = arm_posterior(fit, width=kept["width"], stop_rule=self.parts.stop_rule)
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
+
+    def _largest_batch(self, state: BanditState) -> int:
+        """Return how large the batch after ``state`` may be: with a learned prior at most a share of what it was learned from."""
+        if self.given.complete:
+            return self.max_batch_size
+        return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))
 
     def _surrogate(
         self, before: FittedArms | None, observations: Observations, watch: Stopwatch, generator: torch.Generator
