@@ -93,8 +93,8 @@ class CalibratedWidth:
     Attributes:
         value: Standard deviations, ≥ 0.
         limit: Largest κ₋, ≥ 1.
-        growth: g ≥ 0: the width grows with the number t of pulls as ``√(value² + g · log(t/16))``, slowly and without end, as that
-            of GP-UCB does (Srinivas et al. 2010, Thm 1, with a constant of practice), so that no arm is given up for good.
+        growth: g ≥ 0: the width grows with the number t of pulls as ``√(value² + g · log(t/16))``, slowly and without end, as
+            that of GP-UCB does (Srinivas et al. 2010, Thm 1, with a constant of practice), so that no arm is given up for good.
     """
 
     value: float = 2.0

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, Surprise
 
 NOISE = 0.04
+
+
+def _bowl(X: torch.Tensor) -> torch.Tensor:
+    return -X.square().sum(dim=1)
 
 
 def confidence(calibration: float) -> Confidence:
@@ -108,11 +113,12 @@ def test_a_run_keeps_its_errors_over_a_resume(kind: str, tmp_path) -> None:
 
     path = tmp_path / "run.db"
     loop = AskTell(**where, seed=0, storage=path)
-    loop.run(rough, 16)
+    loop.run(rough, 30 if kind == "arms" else 16)
     before = loop.state.fitted.surprise
     loop.close()
     again = AskTell.resume(path)
-    assert again.state.fitted.surprise == before
+    after = again.state.fitted.surprise  # a posterior fitted again has other round-off
+    assert (after.squares, after.weight) == pytest.approx((before.squares, before.weight), rel=1e-9)
     assert before.weight > 0.0
     again.close()
 
@@ -132,10 +138,13 @@ def test_a_batch_with_a_learned_prior_adds_at_most_a_share_of_the_pulls() -> Non
     arms = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = scaled_rbf(torch.tensor([0.3, 0.3], dtype=torch.float64), 1.0)
     sizes = {}
-    for name, policy in (("learned", BBKB()), ("given", BBKB(covar_module=given, regularization=1.0))):
+    for name, policy in (
+        ("learned", BBKB()),
+        ("given", BBKB(covar_module=given, prior_mean=-1.0, regularization=10.0, width=0.0)),
+    ):
         loop = AskTell(arms, policy, seed=0)
-        loop.run(lambda X: -X.square().sum(dim=1), 400)
+        loop.run(_bowl, 400)
         pulls = [0, *loop.history.column("pulls")]
-        sizes[name] = [(before, now - before) for before, now in zip(pulls, pulls[1:], strict=False)]
+        sizes[name] = [(before, now - before) for before, now in pairwise(pulls)]
     assert all(q <= max(10, BATCH_SHARE * before) for before, q in sizes["learned"])
     assert any(q > max(10, BATCH_SHARE * before) for before, q in sizes["given"])

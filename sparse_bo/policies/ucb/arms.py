@@ -66,8 +66,8 @@ AHEAD = 64
 
 
 BATCH_SHARE = 0.25
-"""Of the pulls so far that a batch may add with a learned prior. Once a policy has settled its stop rule allows batches ten times
-as long as the run, and nobody would look whether the prior still holds."""
+"""Of the pulls so far that a batch may add with a learned prior. Once a policy has settled, its stop rule allows batches ten
+times as long as the run, and nobody would look whether the prior still holds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,7 +211,7 @@ class ArmUCB(Mechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
 
     def _largest_batch(self, state: BanditState) -> int:
-        """Return how large the batch after ``state`` may be: with a learned prior at most a share of what it was learned from."""
+        """Return how large the batch after ``state`` may be: with a learned prior, a share of what it was learned from."""
         if self.given.complete:
             return self.max_batch_size
         return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))
