@@ -58,7 +58,7 @@ GROWTH = 1.5
 """Of the distinct inputs from one learning to the next."""
 STEPS = 60
 """Of L-BFGS, at most; after a warm start half as many."""
-UNCENTRED = 5.0
+UNCENTRED = 10.0
 """Standard deviations of a given prior beyond which an objective's mean is worth a warning."""
 CLIP = 10.0
 """Interquartile ranges beyond the quartiles at which means are clipped for learning."""
