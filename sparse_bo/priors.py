@@ -14,15 +14,15 @@ repeats around it), so that repeats teach the noise and nothing else.
 
     ==========  =======================  ====  =======================================================================
     ℓ_j         log(0.2 √d)              √3    BoTorch's (Hvarfner et al. 2024): its LogNormal(√2 + ½ log d, √3) has this mode
-    s           0                        1     the signal has about the spread of the means. They hold the noise too, and
-                                               a policy's choice of inputs narrows them: a factor e either way is one sd
+    s           0                        0.5   the signal has about the spread of the means. They hold the noise too, and
+                                               a policy's choice of inputs narrows them: a factor e either way is two sd
     λ           −4                       2     BoTorch's median, twice its sd: noise from 3·10⁻⁴ to 1 of the spread's
                                                variance lies within two, so that noisy tables are not explained by bends
     μ           N(0, 1), not a log             estimated in closed form together with the likelihood
     ==========  =======================  ====  =======================================================================
 
-With s fixed to 1 in units of *pulls*, as in BoTorch's default model, the prior shrinks to the noise as a policy concentrates, and
-exploration ends. Without a prior on s it runs away on few or constant data.
+With s fixed to 1 in units of *pulls*, as in BoTorch's default model, the prior shrinks to the noise as a policy concentrates,
+and exploration ends. Without a prior on s it runs away on few or constant data.
 
 *Equivariance.* ``y → a y + b`` gives the same prior in units: a² in s and λ, ``a μ + b``, and the same lengthscales.
 """
@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -54,12 +54,17 @@ MOST_PULLED = 0.25
 """Share of them that are the most pulled ones; the others are a uniform sample of the rest."""
 COLD_STARTS_BELOW = 100
 """With fewer distinct inputs the search starts from the priors' modes too, not only from the last result."""
-GROWTH = 1.25
+GROWTH = 1.5
 """Of the distinct inputs from one learning to the next."""
 STEPS = 60
 """Of L-BFGS, at most; after a warm start half as many."""
+UNCENTRED = 10.0
+"""Standard deviations of a given prior beyond which an objective's mean is worth a warning."""
 CLIP = 10.0
 """Interquartile ranges beyond the quartiles at which means are clipped for learning."""
+
+SCALE_LIMITS = (1e-140, 1e140)
+"""Of an objective's spread (y): its square must be a number, and so must its square over the smallest noise."""
 
 LENGTHSCALE_SD, SCALE_SD, NOISE_CENTRE, NOISE_SD = math.sqrt(3.0), 0.5, -4.0, 2.0
 LENGTHSCALES, SCALES, NOISES = (1e-2, 1e3), (1e-4, 1e4), (1e-6, 1e3)
@@ -114,8 +119,8 @@ def learn_prior(
 
     The kernel is returned in the units of the data, as ``ScaleKernel(RBFKernel)`` in float64. O(n³) per step of L-BFGS with
     n ≤ :data:`LEARNING_INPUTS`, derivatives in closed form (so gradient modes do not matter). Draws one permutation if there
-    are more inputs than that. Nothing is raised out of the learning itself: where it fails the last good prior stays, or that of
-    the priors' modes.
+    are more inputs than that. Nothing is raised out of the learning itself: where it fails the last good prior stays, or that
+    of the priors' modes.
 
     Args:
         given: What the user has fixed stays as it is. A given kernel without a given mean gets the most probable mean.
@@ -140,8 +145,62 @@ def learn_prior(
         )
         if previous is not None:
             return previous
-        theta = problem.centres
+        return problem.prior(problem.centres, mean=data.shift)
     return problem.prior(theta)
+
+
+def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) -> None:
+    """Warn once where a complete prior without a mean meets an objective far from 0: every point then looks unlikely.
+
+    Mean 0 is what the papers use and what a complete prior has always meant here, so it stays. Far is
+    :data:`UNCENTRED` standard deviations of the prior.
+
+    Args:
+        given: What the user has fixed.
+        observations: Those so far.
+        before: Pulls at the last call: nothing is said that could have been said then.
+
+    Warns:
+        NumericalWarning: Says what to pass.
+    """
+    if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
+        return
+    variance = float(covariance_function(given.covar_module, like=observations.X[:1]).diagonal(observations.X[:1]))
+    limit = UNCENTRED * math.sqrt(variance + given.regularization)
+    earlier = observations.anchors[observations.first_pull < before]
+    if abs(mean := float(observations.means.mean())) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
+        return
+    warnings.warn(
+        f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) and prior mean 0 do not expect: "
+        f"unseen points look much {'worse' if mean > 0 else 'better'} than they are. Pass prior_mean={mean:.4g}, or leave out "
+        "covar_module or regularization to have the mean learned with it",
+        NumericalWarning,
+        stacklevel=2,
+    )
+
+
+def crash_floor(values: Tensor) -> float:
+    """Return what values far below the rest are raised to before a model with a learned kernel is fitted; −∞: none is.
+
+    A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. The floor lies
+    :data:`CLIP` interquartile ranges below the lower quartile. Nothing is ever lowered: high values are what is sought.
+
+    Args:
+        values: ``n`` observations, or mean observations of distinct inputs.
+    """
+    if len(values) < 4:
+        return -math.inf
+    low, high = torch.quantile(values, values.new_tensor([0.25, 0.75])).tolist()
+    return low - CLIP * (high - low) if high > low else -math.inf
+
+
+def without_crashes(observations: Observations, given: Prior) -> Observations:
+    """Return what a model is fitted to: with a learned kernel, observations with means below :func:`crash_floor` raised."""
+    floor = -math.inf if given.covar_module is not None else crash_floor(observations.means)
+    low = observations.means < floor
+    if not bool(low.any()):
+        return observations
+    return replace(observations, sums=torch.where(low, observations.counts * floor, observations.sums))
 
 
 def learning_is_due(observations: Observations, learned_at: int) -> bool:
@@ -181,6 +240,7 @@ def _standardized(observations: Observations, bounds: Tensor, generator: torch.G
     scale = abs(shift) or 1.0  # of a constant objective: it has no other unit
     if largest > round_off:  # in units of the largest, whose square neither overflows nor vanishes
         scale = largest * math.sqrt(float((deviations / largest).square().sum()) / max(len(means) - 1, 1))
+    scale = min(max(scale, SCALE_LIMITS[0]), SCALE_LIMITS[1])
     keep = _representatives(observations, generator)
     low, high = bounds
     ranges = torch.where(high > low, high - low, torch.ones_like(high))
@@ -265,7 +325,7 @@ class _Problem:
         parts = [0.0] * (self.dims + 1)
         if self.learns_kernel:
             lengthscales = kernel.base_kernel.lengthscale.detach().flatten().to(data.ranges) / data.ranges
-            parts = [*lengthscales.log().tolist(), math.log(float(kernel.outputscale)) - 2.0 * math.log(data.scale)]
+            parts = [*lengthscales.log().tolist(), math.log(float(kernel.outputscale.detach())) - 2.0 * math.log(data.scale)]
         start = self._open(parts, math.log(previous.regularization) - 2.0 * math.log(data.scale))
         return np.clip(start, *self.limits.T)
 
@@ -302,11 +362,11 @@ class _Problem:
         K = covariance_function(self.given.covar_module, like=self.data.X).cross(self.data.X, self.data.X)
         return K / self.data.scale / self.data.scale
 
-    def prior(self, theta: NDArray[np.float64]) -> KnownPrior:
-        """Return the prior of some parameters, in the units of the data."""
+    def prior(self, theta: NDArray[np.float64], *, mean: float | None = None) -> KnownPrior:
+        """Return the prior of some parameters, in the units of the data; a mean that is not known is the most probable one."""
         data, given = self.data, self.given
         noise = given.regularization if given.regularization is not None else self.noise(theta) * data.scale * data.scale
-        mean = given.prior_mean
+        mean = mean if given.prior_mean is None else given.prior_mean
         if mean is None:
             evidence = merged_evidence(
                 self.kernel_matrix(theta), data.counts, data.means, data.scatter, noise=self.noise(theta), prior_mean=None
@@ -357,7 +417,7 @@ def _maximized(problem: _Problem, previous: KnownPrior | None) -> tuple[NDArray[
         except ValueError as error:  # a matrix that cannot be factorised
             message = str(error)
             continue
-        logger.debug("from %s: %d steps, %s", "a start", result.nit, result.message)
+        logger.info("learned hyper-parameters from %d distinct inputs in %d steps", len(data.counts), result.nit)
         if math.isfinite(result.fun) and result.fun < best[0]:
             best = float(result.fun), result.x
         elif not math.isfinite(result.fun):

@@ -25,7 +25,7 @@ def test_no_observations_are_empty(device: torch.device) -> None:
     assert none.indices.dtype == torch.long
 
 
-def test_repeats_are_merged_into_counts_sums_and_squares(device: torch.device, dtype: torch.dtype) -> None:
+def test_repeats_are_merged_into_counts_sums_and_scatter(device: torch.device, dtype: torch.dtype) -> None:
     arms = _arms(device, dtype)
     seen = _observe(arms, [[(4, 1.0), (1, 2.0), (4, 3.0)], [(1, -1.0), (0, 5.0)]])
     assert seen.indices is not None
@@ -33,7 +33,9 @@ def test_repeats_are_merged_into_counts_sums_and_squares(device: torch.device, d
     assert torch.equal(seen.X, arms[[0, 1, 4]])
     assert seen.counts.tolist() == [1, 2, 2]
     assert seen.sums.tolist() == [5, 1, 4]
-    assert seen.sums_of_squares.tolist() == [25, 5, 10]
+    assert seen.anchors.tolist() == [5, 2, 1]  # the first observation of each
+    assert seen.squares.tolist() == [0, 9, 4]
+    assert seen.scatter.tolist() == [0, 4.5, 2]
     assert seen.means.tolist() == [5, 0.5, 2]
     assert (seen.n, seen.pulls) == (3, 5)
     assert seen.sums.dtype == dtype
@@ -48,7 +50,7 @@ def test_batches_may_be_split_anywhere(device: torch.device) -> None:
     pulls = [(4, 1.0), (1, 2.0), (4, 3.0), (1, -1.0), (0, 5.0), (4, 0.5)]
     together = _observe(_arms(device), [pulls])
     apart = _observe(_arms(device), [[pull] for pull in pulls])
-    for name in ("X", "counts", "sums", "sums_of_squares", "first_pull", "indices"):
+    for name in ("X", "counts", "sums", "anchors", "squares", "first_pull", "indices"):
         assert torch.equal(getattr(together, name), getattr(apart, name)), name
 
 
@@ -73,7 +75,7 @@ def test_merge_groups_equal_rows(device: torch.device, dtype: torch.dtype) -> No
     assert merged.X.tolist() == [[1, 0], [1, 1], [2, 0]]
     assert merged.counts.tolist() == [1, 1, 2]
     assert merged.sums.tolist() == [4, 2, 4]
-    assert merged.sums_of_squares.tolist() == [16, 4, 10]
+    assert merged.scatter.tolist() == [0, 0, 2]
     assert merged.first_pull.tolist() == [3, 1, 0]
     assert merged.indices is None
 
@@ -84,7 +86,7 @@ def test_merge_agrees_with_adding_the_same_pulls(generator: torch.Generator) -> 
     y = torch.randn(30, generator=generator, dtype=torch.float64)
     merged, added = merge_observations(arms[indices], y), add_observations(no_observations(arms), arms, indices, y)
     order = torch.tensor([int((row == added.X).all(dim=1).nonzero()) for row in merged.X])
-    for name in ("counts", "sums", "sums_of_squares", "first_pull"):
+    for name in ("counts", "sums", "anchors", "squares", "first_pull"):
         torch.testing.assert_close(getattr(merged, name), getattr(added, name)[order])
 
 
@@ -111,3 +113,12 @@ def test_distinct_rows_have_no_repeats() -> None:
     assert repeated_rows(torch.rand(100, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))) is None
     # Equal hashes do not make equal rows: every row is 0 but for its sign.
     assert repeated_rows(torch.zeros(2, 3, dtype=torch.float64)).tolist() == [1]
+
+
+def test_scatter_does_not_cancel_far_from_zero(generator: torch.Generator) -> None:
+    """Sums of squares of 10⁸ ± 0.1 have lost every digit of the 0.1."""
+    arms = _arms(torch.device("cpu"))
+    noise = 0.1 * torch.randn(200, generator=generator, dtype=torch.float64)
+    indices = torch.zeros(200, dtype=torch.long)
+    near, far = (add_observations(no_observations(arms), arms, indices, shift + noise) for shift in (0.0, 1e8))
+    torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-6, atol=0.0)

@@ -7,6 +7,7 @@
 - :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
 - :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
 - :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
+- :mod:`~sparse_bo.core.likelihood`: the exact log-likelihood of merged pulls, and its derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from botorch.models.model import Model
+from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
@@ -323,6 +324,23 @@ class BoxState:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
 
+    def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's posterior means (y) and variances (y², at least 0) at ``X`` (``n x d``), ``n`` each.
+
+        GPyTorch's own ``variance`` is never below 10⁻¹⁰, whatever the units: these are read off the covariance.
+
+        Raises:
+            ValueError: If there is no model.
+        """
+        if self.model is None:
+            raise ValueError("expected a state with a model, got one without; tell it more results")
+        with torch.no_grad():
+            posterior = self.model.posterior(X)
+            if not isinstance(posterior, GPyTorchPosterior):
+                return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
+            covariance = posterior.distribution.lazy_covariance_matrix
+            return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+
     def report(self) -> Report:
         """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
         if not len(self.y):
@@ -330,11 +348,10 @@ class BoxState:
         lucky = int(self.y.argmax())
         best, mean, sd = lucky, float(self.y[lucky]), None
         if self.model is not None:
-            with torch.no_grad():
-                means = self.model.posterior(self.X).mean.squeeze(-1)
-                best = int(means.argmax())
-                mean = float(means[best])
-                sd = float(self.model.posterior(self.X[best : best + 1]).variance) ** 0.5
+            means, _ = self.predicted(self.X)
+            best = int(means.argmax())
+            mean = float(means[best])
+            sd = float(self.predicted(self.X[best : best + 1])[1]) ** 0.5
         same = (self.X[lucky] == self.X).all(dim=-1)
         return Report(
             best_x=self.X[best],

@@ -34,6 +34,7 @@ from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
+from sparse_bo.runs.ordinary import ordinary, with_gradients
 from sparse_bo.runs.result import make_row
 
 UNLIMITED = 2**62
@@ -91,7 +92,9 @@ class _Change(Generic[W]):
 class Engine:
     """A run without its journal. Owned and changed by ``AskTell`` alone."""
 
+    @with_gradients
     def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
+        domain = ordinary(domain)
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
         self.mechanism: Mechanism[Any] = policy.on(domain.double())
@@ -113,6 +116,7 @@ class Engine:
         """Whether results must be taken in before the policy is asked."""
         return self.ledger.answered > 0 and not (self.mechanism.keeps_batch_open and self.ledger.outstanding)
 
+    @with_gradients
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
 
@@ -210,6 +214,7 @@ class Engine:
             "next_ticket": self.next_ticket,
         }
 
+    @with_gradients
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow], row_tickets: list[list[int]]) -> None:
         """Restore what :meth:`freeze` returned, with the history up to then."""
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
@@ -254,6 +259,7 @@ class Engine:
         with self.handing_out(handing):
             pass
 
+    @with_gradients
     def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
         """Return the machine's update by results of ``batch``, as the mechanism takes them in by ``tell``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]

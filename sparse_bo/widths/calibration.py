@@ -1,14 +1,15 @@
 """Are the model's intervals as wide as its errors? Standardised one-step-ahead errors of a run, and the factor they ask for.
 
 An evaluation y at a point with mean m and leverage l, both from *before* its batch, has under the model the error
-``z = (y − m)/√(λ(1 + l))``, standard normal. Where the point was known (l small) z only tells of the noise; so errors are weighted
-with the share of their variance that is the model's, ``ω = l/(1 + l)``. With ``S = Σ ω z²`` and ``Ω = Σ ω`` over the recent
-evaluations,
+``z = (y − m)/√(λ(1 + l))``, standard normal. Where the point was known (l small) z only tells of the noise; so errors are
+weighted with the share of their variance that is the model's, ``ω = l/(1 + l)``. With ``S = Σ ω z²`` and ``Ω = Σ ω`` over the
+recent evaluations,
 
     κ² = (n₀ + S)/(n₀ + Ω),   n₀ = 10,
 
-is 1 where the intervals are right, and starts there. Old errors are forgotten (``Ω`` never exceeds about 50): they were made by
-other hyper-parameters. Chance alone moves κ by a standard error of ``κ/√(2(n₀ + Ω))``; what the errors show beyond two of those is
+is 1 where the intervals are right, and starts there. Old errors are forgotten (``Ω`` never exceeds about 50): they were made
+by other hyper-parameters. Chance alone moves κ by a standard error of ``κ/√(2(n₀ + Ω))``; what the errors show beyond two of
+those is
 
     κ₋ = κ (1 − √(2/(n₀ + Ω))).
 """
@@ -22,6 +23,8 @@ from torch import Tensor
 
 TRUST = 10.0
 """n₀: errors, of the size that the model expects, given in advance."""
+LARGEST = 4.0
+"""Standard deviations that an error counts as, at most."""
 MEMORY = 50.0
 """Weight of unknown points after which an error counts e times less."""
 
@@ -48,7 +51,7 @@ class Surprise:
     def after(self, y: Tensor, *, means: Tensor, leverages: Tensor, regularization: float) -> Surprise:
         """Return the errors with those of a batch.
 
-        An error counts as at most 10 standard deviations: one crashed evaluation must not open all intervals for long.
+        An error counts as at most :data:`LARGEST` standard deviations: one strange value must not open all intervals.
 
         Args:
             y: ``q`` observations.
@@ -57,7 +60,7 @@ class Surprise:
             regularization: λ (y²).
         """
         shares = leverages / (1.0 + leverages)
-        errors = ((y - means) / ((1.0 + leverages).sqrt() * math.sqrt(regularization))).clamp(-10.0, 10.0)
+        errors = ((y - means) / ((1.0 + leverages).sqrt() * math.sqrt(regularization))).clamp(-LARGEST, LARGEST)
         added = float(shares.sum())
         kept = math.exp(-added / MEMORY)
         return Surprise(kept * self.squares + float(shares @ errors.square()), kept * self.weight + added)

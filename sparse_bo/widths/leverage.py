@@ -87,31 +87,37 @@ class ConstantWidth:
 class CalibratedWidth:
     """A number of posterior standard deviations, more where the run's own errors say that the intervals are too narrow.
 
-    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left as
-    they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
+    ``value · min(max(κ₋, 1), limit)`` standard deviations, κ₋ of :mod:`sparse_bo.widths.calibration`: right intervals are left
+    as they are, and never narrowed, as errors of a model that looks where it is sure say little of where it is not.
 
     Attributes:
         value: Standard deviations, ≥ 0.
         limit: Largest κ₋, ≥ 1.
+        growth: g ≥ 0: the width grows with the number t of pulls as ``√(value² + g · log(t/16))``, slowly and without end, as
+            that of GP-UCB does (Srinivas et al. 2010, Thm 1, with a constant of practice), so that no arm is given up for good.
     """
 
     value: float = 2.0
-    limit: float = 3.0
+    limit: float = 2.0
+    growth: float = 0.5
 
     def __post_init__(self) -> None:
         if check_number("width", self.value) < 0.0:
             raise ValueError(f"expected width >= 0, got {self.value!r}")
         if check_number("limit", self.limit) < 1.0:
             raise ValueError(f"expected limit >= 1, got {self.limit!r}")
+        if check_number("growth", self.growth) < 0.0:
+            raise ValueError(f"expected growth >= 0, got {self.growth!r}")
 
     def gains(self, leverages: Tensor) -> Tensor:
         """Return zeros: nothing is needed."""
         return torch.zeros_like(leverages)
 
     def __call__(self, confidence: Confidence) -> float:
-        """Return ``value · κ₋ · √λ``, κ₋ within its limits."""
+        """Return ``√(value² + g · log(t/16)) · κ₋ · √λ``, logarithm and κ₋ within their limits."""
         factor = min(max(confidence.calibration, 1.0), self.limit)
-        return self.value * factor * math.sqrt(confidence.regularization)
+        grown = math.sqrt(self.value**2 + self.growth * math.log(max(confidence.pulls / 16.0, 1.0)))
+        return grown * factor * math.sqrt(confidence.regularization)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ def test_help_shows_defaults_and_who_takes_an_option():
     assert MADE["max_batch_size"].help == "No batch is larger (bbkb, bkb, gp-bucb, gp-ucb, mini-meta; default 10,000)."
     assert MADE["inclusion"].help == '"exact" or "union" law of the dictionary (bbkb, bkb; default union).'
     assert MADE["width"].help.startswith("bbkb, bkb, gp-bucb, gp-ucb, mini-meta: A number of posterior standard deviations,")
-    assert "Default 2 for bbkb, bkb, botorch-ucb," in MADE["width"].help
+    assert "Default 2 for botorch-ucb, gssbo," in MADE["width"].help
     assert MADE["condition_on"].help.endswith(": subset or all (gssbo, rssbo; default subset).")
 
 

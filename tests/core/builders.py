@@ -44,8 +44,12 @@ class Regression:
         return torch.zeros_like(self.counts).index_add(0, self.rows, self.y)
 
     @property
-    def sums_of_squares(self) -> Tensor:
-        return torch.zeros_like(self.counts).index_add(0, self.rows, self.y.square())
+    def means(self) -> Tensor:
+        return self.sums / self.counts
+
+    @property
+    def scatter(self) -> float:
+        return float((self.y - self.means[self.rows]).square().sum())
 
     @property
     def factor(self) -> NystromFactor:

@@ -194,15 +194,15 @@ def test_many_observations_at_the_start_begin_from_a_uniform_dictionary():
     assert float((state.model.posterior(FINE).mean.squeeze(-1) - expected.mean).abs().max()) < 0.1
 
 
-def test_learning_again_when_the_data_has_doubled():
+def test_learning_again_when_inputs_have_grown_by_half():
     policy = BBKB(initial_design=8)
     state = told(policy, 8)
     assert state.fitted.pulls_at_learning == 8
-    same = policy.on(BOX).tell(state, *observations(7, seed=1), generator=torch.Generator().manual_seed(0))
+    same = policy.on(BOX).tell(state, *observations(3, seed=1), generator=torch.Generator().manual_seed(0))
     assert same.fitted.pulls_at_learning == 8
     assert same.fitted.prior is state.fitted.prior
-    again = policy.on(BOX).tell(state, *observations(8, seed=1), generator=torch.Generator().manual_seed(0))
-    assert again.fitted.pulls_at_learning == 16
+    again = policy.on(BOX).tell(state, *observations(4, seed=1), generator=torch.Generator().manual_seed(0))
+    assert again.fitted.pulls_at_learning == 12
     assert again.fitted.prior is not state.fitted.prior
 
 

@@ -49,12 +49,24 @@ from sparse_bo.policies.states import (
 )
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
+from sparse_bo.priors import (
+    KnownPrior,
+    Prior,
+    learn_prior,
+    learning_is_due,
+    warn_if_uncentred,
+    without_crashes,
+)
 from sparse_bo.widths import Confidence
 from sparse_bo.widths.calibration import Surprise
 
 AHEAD = 64
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
+
+
+BATCH_SHARE = 0.25
+"""Of the pulls so far that a batch may add with a learned prior. Once a policy has settled, its stop rule allows batches ten
+times as long as the run, and nobody would look whether the prior still holds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +76,7 @@ class ArmUCB(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64. A lazy set that is still lazy here is streamed.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
         design_size: Distinct random arms before the first score.
         max_batch_size: No batch is larger.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.
@@ -116,7 +128,7 @@ class ArmUCB(Mechanism[BanditState]):
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = self.max_batch_size - out
+        room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
         batch = pick_batch(
@@ -142,7 +154,9 @@ class ArmUCB(Mechanism[BanditState]):
         told = replace(state, observations=observations, round=state.round + 1, failures=failures)
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
+        warn_if_uncentred(self.given, observations, before=state.pulls)
         surrogate, learned_at = self._surrogate(before, observations, watch, generator)
+        observations = without_crashes(observations, self.given)
         if before is not None and surrogate is before.posterior.prior:
             columns = before.columns
         else:
@@ -189,10 +203,17 @@ class ArmUCB(Mechanism[BanditState]):
             return state
         surrogate = self._over_arms(thaw_prior(frozen, given=self.given.covar_module), None)
         dictionary = thaw_dictionary(frozen, self.arms)
-        fit, columns = fit_arms(surrogate, state.observations, dictionary, KernelColumns(self.memory_bytes))
+        observations = without_crashes(state.observations, self.given)
+        fit, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         kept = thaw_fields(FittedArms, frozen)
         posterior = arm_posterior(fit, width=kept["width"], stop_rule=self.parts.stop_rule)
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
+
+    def _largest_batch(self, state: BanditState) -> int:
+        """Return how large the batch after ``state`` may be: with a learned prior, a share of what it was learned from."""
+        if self.given.complete:
+            return self.max_batch_size
+        return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))
 
     def _surrogate(
         self, before: FittedArms | None, observations: Observations, watch: Stopwatch, generator: torch.Generator

@@ -32,7 +32,8 @@ class BBKB(UCBPolicy):
             per batch: mini-META on a sparse posterior), see :class:`sparse_bo.arms.StopRule`.
         in_batch: ``"fixed"``: fixed-dictionary update (the paper); ``"process"``: picked arms join the representation, so
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both. ``None``:
-            ``"process"`` with the local rule or a learned prior, else ``"fixed"``. The fixed update leaves the residual of a picked arm as it
+            ``"process"`` with the local rule or a learned prior, else
+            ``"fixed"``. The fixed update leaves the residual of a picked arm as it
             is, and where that is most of its variance (a dictionary far from it, a small λ) neither its score nor any local
             ratio moves: a local batch could be one arm, thousands of times. The global sum ends such a batch.
         inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.

@@ -6,8 +6,11 @@ observations; the batch is picked by :func:`sparse_bo.optimize_batch` until the 
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -37,7 +40,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, freeze_points, spared_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due
+from sparse_bo.priors import KnownPrior, Prior, crash_floor, learn_prior, learning_is_due, warn_if_uncentred
 from sparse_bo.widths import Confidence, botorch_beta
 from sparse_bo.widths.calibration import Surprise
 
@@ -45,14 +48,31 @@ CHUNK = 4096
 """Points at which variances are computed at a time."""
 
 
+class Units(NamedTuple):
+    """What a model's outputs are measured in: ``(y − shift)/scale``."""
+
+    shift: float
+    scale: float
+
+
+USERS = Units(0.0, 1.0)
+"""The user's units."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedBox:
     """What an upper-confidence policy on a box knows from one resparsification to the next. A value."""
 
     model: SparseGP
-    """In the user's units."""
+    """In :attr:`units`: BoTorch's floors under variances are absolute, so a learned prior is brought to variance 1."""
     prior: KnownPrior
-    """Of the model; its kernel is in the user's units too."""
+    """Of the model, in the user's units."""
+    units: Units
+    """Of the model."""
+    X: Tensor
+    """``n x d`` evaluated points."""
+    y: Tensor
+    """``n`` observations (y)."""
     dictionary: Dictionary
     """Of the model; its indices are rows of the state's ``X``."""
     effective_dimension: float = field(metadata=KEPT)
@@ -75,7 +95,14 @@ class FittedBox:
 
     def known(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""
-        return _known(self.model, self.prior, X)
+        return _known(self.model, self.prior, self.units, X)
+
+    @cached_property
+    def in_user_units(self) -> SparseGP:
+        """The model in the user's units. O(n m² + m³) at its first posterior, if these are not its own."""
+        if self.units == USERS:
+            return self.model
+        return sparse_model(self.prior, self.X, self.y, dictionary=self.dictionary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +115,7 @@ class BoxUCBState(BoxState):
     @property
     def model(self) -> SparseGP | None:
         """See :attr:`sparse_bo.policies.states.BoxState.model`."""
-        return None if self.fitted is None else self.fitted.model
+        return None if self.fitted is None else self.fitted.in_user_units
 
     @property
     def width(self) -> float | None:
@@ -99,6 +126,14 @@ class BoxUCBState(BoxState):
     def dictionary(self) -> Dictionary | None:
         """The current dictionary, its indices rows of ``X``; ``None`` without a model."""
         return None if self.fitted is None else self.fitted.dictionary
+
+    def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`sparse_bo.policies.states.BoxState.predicted`."""
+        fitted = self.fitted
+        if fitted is None or fitted.units == USERS:
+            return super().predicted(X)
+        leverages, means = fitted.known(X)
+        return means, leverages * fitted.prior.regularization
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`."""
@@ -115,7 +150,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     Attributes:
         box: In float64.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned on the first observations and whenever the data has doubled.
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
         design_size: Quasi-random points before the first score.
         max_batch_size: No batch is larger.
 
@@ -168,7 +203,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
             max_q=min(max_q, room),
             stop_rule=rule.kind,  # type: ignore[arg-type]  # "local" and "repeat" are refused above
             in_batch=self.parts.in_batch,
-            beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),
+            beta=botorch_beta(fitted.width, regularization=fitted.prior.regularization),  # a ratio: the units do not matter
             X_pending=pending,
             refuse=state.refusal(kernel),
             generator=generator,
@@ -185,14 +220,16 @@ class BoxUCB(Mechanism[BoxUCBState]):
         if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         observations = merge_observations(after.X, after.y)
+        warn_if_uncentred(self.given, observations, before=state.pulls)
         with watch.phase("learn"):
             prior, learned_at = self._prior(before, observations, generator)
+            units = self._units(prior)
         with watch.phase("sample"):
-            candidates = _candidates(before, after, prior, observations, generator)
+            candidates = _candidates(before, after, prior, units, observations, generator)
             dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
         with watch.phase("fit"):
-            model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
-            effective_dimension = float(_known(model, prior, after.X)[0].sum())
+            model = model_in(units, prior, after.X, after.y, dictionary=dictionary)
+            effective_dimension = float(_known(model, prior, units, after.X)[0].sum())
         surprise = Surprise()
         leverages = _prior_variances(prior, picks) / prior.regularization
         if before is not None:
@@ -203,6 +240,9 @@ class BoxUCB(Mechanism[BoxUCBState]):
         fitted = FittedBox(
             model=model,
             prior=prior,
+            units=units,
+            X=after.X,
+            y=after.y,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
             width=self._width(prior, after, effective_dimension, information, surprise),
@@ -231,9 +271,24 @@ class BoxUCB(Mechanism[BoxUCBState]):
         if "probabilities" not in frozen:
             return state
         dictionary, prior = thaw_dictionary(frozen, state.X), thaw_prior(frozen, given=self.given.covar_module)
-        model = sparse_model(prior, state.X, state.y, dictionary=dictionary)
-        fitted = FittedBox(model=model, prior=prior, dictionary=dictionary, **thaw_fields(FittedBox, frozen))
+        units = self._units(prior)
+        model = model_in(units, prior, state.X, state.y, dictionary=dictionary)
+        fitted = FittedBox(
+            model=model,
+            prior=prior,
+            units=units,
+            X=state.X,
+            y=state.y,
+            dictionary=dictionary,
+            **thaw_fields(FittedBox, frozen),
+        )
         return replace(state, fitted=fitted)
+
+    def _units(self, prior: KnownPrior) -> Units:
+        """Return the units of the model: those of a prior with mean 0 and variance 1, if its kernel is a learned one."""
+        if self.given.covar_module is not None:
+            return USERS
+        return Units(prior.prior_mean, math.sqrt(float(prior.covar_module.outputscale.detach())))
 
     def _needed(self, fitted: FittedBox, pending: Tensor) -> int:
         """Return how many results leave pending points that the stop rule allows, by their leverages of today."""
@@ -274,6 +329,7 @@ def _candidates(
     before: FittedBox | None,
     after: BoxUCBState,
     prior: KnownPrior,
+    units: Units,
     observations: Observations,
     generator: torch.Generator,
 ) -> Candidates:
@@ -290,8 +346,8 @@ def _candidates(
             dictionary = _in_data(warm, observations)
         else:
             return given(observations, None)
-        model = sparse_model(prior, after.X, after.y, dictionary=dictionary)
-    leverages, means = _known(model, prior, observations.X)
+        model = model_in(units, prior, after.X, after.y, dictionary=dictionary)
+    leverages, means = _known(model, prior, units, observations.X)
     return given(observations, leverages, means=means)
 
 
@@ -305,9 +361,9 @@ def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Diction
         dictionary: With rows of ``X`` as indices, or external points.
     """
     mean = ConstantMean().to(X)
-    mean.constant = prior.prior_mean
+    mean.constant = plain(prior.prior_mean, like=X)
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(X)
-    likelihood.noise = prior.regularization
+    likelihood.noise = plain(prior.regularization, like=X)
     model = SparseGP(
         X,
         y.unsqueeze(-1),
@@ -321,6 +377,18 @@ def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Diction
     return model
 
 
+def plain(value: float, *, like: Tensor) -> Tensor:
+    """Return a number as a tensor, rounded to float32 where that holds it.
+
+    GPyTorch takes plain numbers through float32, and journals of runs with a given prior were made so: they go on with the same
+    picks. Beyond float32 (10³⁸, 10⁻³⁸) the number stays as it is.
+    """
+    exact = like.new_tensor(value, dtype=torch.float64)
+    rounded = exact.float().double()
+    holds = bool(rounded.isfinite()) and (value == 0.0 or abs(value) >= torch.finfo(torch.float32).tiny)
+    return (rounded if holds else exact).to(like)
+
+
 def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
     """Return a dictionary of distinct inputs with rows of the data (the first of each input) as indices."""
     if dictionary.indices is None:
@@ -328,12 +396,35 @@ def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
     return replace(dictionary, indices=observations.first_pull[dictionary.indices])
 
 
-def _known(model: SparseGP, prior: KnownPrior, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Return posterior variance / λ and mean of points (``n`` each). O(n m r)."""
+def model_in(units: Units, prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
+    """Return :func:`sparse_model` in some units; if they are not the user's, the kernel is a learned one (a ``ScaleKernel``).
+
+    With a learned kernel, values far below the rest are raised (:func:`sparse_bo.priors.crash_floor`).
+
+    Args:
+        units: Of the model.
+        prior: In the user's units.
+        X: ``n x d``.
+        y: ``n`` (y).
+        dictionary: See there.
+    """
+    if units == USERS:
+        return sparse_model(prior, X, y, dictionary=dictionary)
+    kernel = copy.deepcopy(prior.covar_module)
+    kernel.outputscale = kernel.outputscale.detach() / units.scale / units.scale
+    mean, noise = (prior.prior_mean - units.shift) / units.scale, prior.regularization / units.scale / units.scale
+    y = (y.clamp_min(crash_floor(y)) - units.shift) / units.scale
+    return sparse_model(KnownPrior(kernel, mean, noise), X, y, dictionary=dictionary)
+
+
+def _known(model: SparseGP, prior: KnownPrior, units: Units, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""
     with torch.no_grad():
         parts = [model.posterior(part.unsqueeze(-2)) for part in torch.split(X, CHUNK)]
         variances, means = (torch.cat([getattr(p, name).flatten() for p in parts]) for name in ("variance", "mean"))
-    return variances / prior.regularization, means
+    if units == USERS:
+        return variances / prior.regularization, means
+    return variances / (prior.regularization / units.scale / units.scale), means * units.scale + units.shift
 
 
 def _prior_variances(prior: KnownPrior, X: Tensor) -> Tensor:
