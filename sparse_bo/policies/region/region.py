@@ -14,7 +14,8 @@ WHOLE = 2.0
 AGAIN = 0.8
 """Length of the region after a restart, and at the start in many dimensions (TuRBO's first length, Eriksson et al. 2019)."""
 MANY_DIMS = 12
-"""In more dimensions a run starts with a region of length :data:`AGAIN`: of the whole box nothing could be learned."""
+"""In more dimensions a run starts with a region of length :data:`AGAIN`:
+Ackley-20 is then better after 300 evaluations, and Rastrigin-10 worse (seeds 0 to 2)."""
 LONGEST = 1.6
 """A region that was shorter than :data:`AGAIN` grows up to this (TuRBO)."""
 SHORTEST = 2.0**-7
