@@ -227,8 +227,8 @@ def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryR
     for tickets, summary in rows:
         if len(tickets) and not 0 <= tickets.min() <= tickets.max() < len(evaluations.picks):
             raise StorageError(
-                f"the history has evaluation {tickets.max()}, the events end at {len(evaluations.picks) - 1}: the last events are "
-                "missing; the journal is damaged, take another copy, or try `sqlite3 FILE .recover`"
+                f"the history has evaluation {tickets.max()}, the events end at {len(evaluations.picks) - 1}: the last events "
+                "are missing; the journal is damaged, take another copy, or try `sqlite3 FILE .recover`"
             )
         picks = evaluations.picks[tickets].tolist()
         on_box = evaluations.picks.ndim > 1
@@ -251,7 +251,7 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
     for after, data in journal.snapshots():
         if after > journal.last:
             raise StorageError(
-                f"{journal.path} has a state after event {after}, and events up to {journal.last}: the last events are missing; "
+                f"{journal.path} has a state after event {after}, and events up to {journal.last}: the last events are lost; "
                 "it is damaged, take another copy, or try `sqlite3 FILE .recover`"
             )
         frozen = unpack(data)
