@@ -233,6 +233,11 @@ def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryR
     """Return the history as it was before it was written."""
     found = []
     for tickets, summary in rows:
+        if len(tickets) and not 0 <= tickets.min() <= tickets.max() < len(evaluations.picks):
+            raise StorageError(
+                f"the history has evaluation {tickets.max()}, the events end at {len(evaluations.picks) - 1}: the last events "
+                "are missing; the journal is damaged, take another copy, or try `sqlite3 FILE .recover`"
+            )
         picks = evaluations.picks[tickets].tolist()
         on_box = evaluations.picks.ndim > 1
         row = HistoryRow.of_plain({**summary, "indices": [] if on_box else picks, "points": picks if on_box else None})
@@ -244,7 +249,7 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
     """Return where a resume starts: at the latest snapshot that is whole, and whose history is.
 
     Raises:
-        StorageError: If the journal cannot be read.
+        StorageError: If the journal cannot be read, or its last events are missing.
 
     Warns:
         ResumeWarning: If a row of the history is damaged or missing: it is computed again, with those after it.
@@ -252,6 +257,11 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
     rows, whole = journal.leading_rows()
     found = Start(None, 0, -1, history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
     for after, data in journal.snapshots():
+        if after > journal.last:
+            raise StorageError(
+                f"{journal.path} has a state after event {after}, and events up to {journal.last}: the last events are lost; "
+                "it is damaged, take another copy, or try `sqlite3 FILE .recover`"
+            )
         frozen = unpack(data)
         if frozen["rows"] <= len(rows):
             found = found._replace(frozen=frozen, size=len(data), after=after)

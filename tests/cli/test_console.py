@@ -49,7 +49,7 @@ def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"random, seed 0, in {journal}")
     assert f"figure   {out}/b[italic] :bug:.png\n" in done.stdout
-    done = invoke("resume", journal, "--budget", "6")
+    done = invoke("resume", journal, "--budget", "6", "--yes")
     assert done.exit_code == 0, done.output
     assert "6 on 6 distinct arms" in done.stdout
 

@@ -69,7 +69,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
     assert said.endswith(f"Go on with: python -m sparse_bo resume {path}\n")
     assert "Traceback" not in said
     assert 3 <= read_run(path).told < 40
-    done = invoke("resume", str(path), "--executor", "here", "--quiet")
+    done = invoke("resume", str(path), "--executor", "here", "--quiet", "--yes")
     assert done.exit_code == 0, done.output
     assert read_run(path).told == 40
     whole = tmp_path / "whole.db"

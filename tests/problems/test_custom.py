@@ -203,7 +203,7 @@ def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, mon
     assert reported.exit_code == 0, reported.output
     assert "told" in reported.output
     monkeypatch.chdir(folder)
-    done = invoke("resume", "cut.db")
+    done = invoke("resume", "cut.db", "--yes")
     assert done.exit_code == 0, done.output
     assert read_run("cut.db").history.indices == read_run("whole.db").history.indices
     assert read_run("cut.db").history.column("values") == read_run("whole.db").history.column("values")
@@ -214,15 +214,15 @@ def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
     arms = np.load("arms.npy")
     arms[150, 1] += 1e-9
     np.save("arms.npy", arms)
-    done = invoke("resume", "run.db", "--budget", "50")
+    done = invoke("resume", "run.db", "--budget", "50", "--yes")
     assert done.exit_code == 2
     assert "run.db (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
     np.save("arms.npy", arms[:150])
     monkeypatch.setattr("sparse_bo.runs.records.digest", lambda arms: pytest.fail("another shape needs no hash"))
-    done = invoke("resume", "run.db", "--budget", "50")
+    done = invoke("resume", "run.db", "--budget", "50", "--yes")
     assert "got others (150 x 2, torch.float64)" in done.stderr.replace("\n", " ")
     Path("arms.npy").unlink()
-    done = invoke("resume", "run.db", "--budget", "50")
+    done = invoke("resume", "run.db", "--budget", "50", "--yes")
     assert done.exit_code == 2
     assert "there is no file" in done.stderr
 
@@ -243,7 +243,7 @@ def test_an_objective_that_fails_keeps_what_was_told_and_can_be_resumed(folder):
     assert before >= 3
     sys.modules.pop("broken")
     (folder / "broken.py").write_text("def f(X):\n    return X[:, 0]\n")
-    assert invoke("resume", "run.db").exit_code == 0
+    assert invoke("resume", "run.db", "--yes").exit_code == 0
     assert read_run("run.db").told == 24
 
 
