@@ -35,6 +35,7 @@ from sparse_bo.journal.files import remove
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion
 from sparse_bo.problems.custom import own_arms
+from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
@@ -59,11 +60,9 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         check_size(settings, options)
         made = described_problem(settings, seed=settings.seed)
         name = made.get("name", "own")
-        budget = settings.budget
-        if budget is None:
-            budget = 200 if name in SYNTHETIC or name == "own" else 10_000
-        if budget < 1:
-            raise ValueError(f"expected --budget >= 1, got {budget}")
+        budget = budget_of(settings.budget, name)
+        if settings.preset == "published" and name not in TABLES:
+            raise ValueError(f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings")
         _check_new(settings.storage)
         problem = problem_of(made).to(device_of(settings.device))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
@@ -91,6 +90,19 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
     except INPUT_ERRORS as error:
         raise refused(error) from error
     finish(outcome, loop, problem, settings.out, storage=settings.storage, quiet=settings.quiet)
+
+
+def budget_of(budget: int | None, name: str) -> int:
+    """Return the evaluations to make on a problem.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    if budget is None:
+        return 200 if name in SYNTHETIC or name == "own" else 10_000
+    if budget < 1:
+        raise ValueError(f"expected --budget >= 1, got {budget}")
+    return budget
 
 
 def _check_new(storage: Path | None) -> None:
@@ -126,7 +138,7 @@ def _policy(
     given = {**options, **_translated(settings)}
     check_choice("goal", settings.goal, get_args(Goal))
     if settings.policy is not None:
-        return make_policy(settings.policy, given, problem=name, budget=budget)
+        return make_policy(settings.policy, given, problem=name, budget=budget, preset=settings.preset)
     where, count = problem.domain, None if workers is None else workers.count
     domain = check_domain(where.get("arms"), where.get("bounds"))
     chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
@@ -135,7 +147,7 @@ def _policy(
         given = {**own, **{key: value for key, value in given.items() if value is not None}}
     if not settings.quiet:
         say(f"policy {chosen.name}: {why}")
-    return make_policy(chosen.name, given, problem=name, budget=budget)
+    return make_policy(chosen.name, given, problem=name, budget=budget, preset=settings.preset)
 
 
 def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:

@@ -34,5 +34,7 @@ SIZED_SAMPLERS: Mapping[str, str] = {
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 MATERN: Mapping[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 """Name on the command line -> smoothness of a Matérn kernel."""
+PRESETS = ("learned", "published")
+"""What a policy starts from on the two data sets: everything learned, or the settings of the published experiments."""
 KERNELS = ("rbf", *MATERN, "learned")
 PRECISIONS = keys("sparse_bo.arms.moments", "PRECISIONS")

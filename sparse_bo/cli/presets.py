@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from sparse_bo import dictionary, policies, problems
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import names
-from sparse_bo.cli.names import KERNELS, MATERN, PROBLEMS, SAMPLERS
+from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, PROBLEMS, SAMPLERS
 from sparse_bo.cli.options import OPTIONS_OF, flag, taken_by
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.planning.costs import available_bytes
@@ -137,24 +137,26 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     return SIZED_SAMPLERS[name](size=size)
 
 
-def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int) -> Policy:
+def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int, preset: str = "published") -> Policy:
     """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
 
-    On Cadata and Abalone the preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it off.
-    Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard deviations;
-    and the budget as their horizon.
+    On Cadata and Abalone the published preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it
+    off. Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard
+    deviations; and the budget as their horizon: what they promise, they promise for a kernel that is given.
 
     Args:
         name: A key of :data:`POLICIES`.
         options: Command-line choices by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
         problem: Whose preset to use.
         budget: δ = 1/budget in the published preset.
+        preset: One of :data:`sparse_bo.cli.names.PRESETS`, for the two data sets.
 
     Raises:
         ValueError: If the policy has no such option, or a value does not fit.
         TypeError: If a value has the wrong kind.
     """
     check_choice("policy", name, tuple(POLICIES))
+    check_choice("preset", preset, PRESETS)
     policy = POLICIES[name]
     given = {key: value for key, value in options.items() if value is not None}
     accepted = {field.name for field in fields(policy)}
@@ -167,18 +169,18 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
     if {"dictionary", "dictionary_size"} & set(given):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
-        preset = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)}
-        default = "rbf" if problem in TABLES else "learned"
+        completion = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)} if preset == "published" else {}
+        default = "rbf" if problem in TABLES and preset == "published" else "learned"
         if name in ELIMINATING:
             given = {"horizon": budget, **given}
-            preset = DRAWN if problem == "gp-draw" else ELIMINATION
+            completion = DRAWN if problem == "gp-draw" else ELIMINATION
             if problem not in (*TABLES, "gp-draw"):
                 given = {"width": 3.0, **given}  # a learned prior promises nothing, whatever the bounds are
             else:
                 default = "rbf"
         of_the_policy = accepted | {"kernel", "lengthscale"}
-        preset = {key: value for key, value in preset.items() if key in of_the_policy}
-        given = _with_kernel(given, preset=preset, default=default)
+        completion = {key: value for key, value in completion.items() if key in of_the_policy}
+        given = _with_kernel(given, preset=completion, default=default)
     chosen: Policy = policy(**given)
     return chosen
 

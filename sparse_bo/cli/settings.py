@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparse_bo.cli.names import KERNELS, POLICIES, PRECISIONS, PROBLEMS, SAMPLERS
+from sparse_bo.cli.names import KERNELS, POLICIES, PRECISIONS, PRESETS, PROBLEMS, SAMPLERS
 from sparse_bo.cli.options import ARMS, MODEL, OWN, PLAN, POLICY, PROBLEM, RUN, option
 from sparse_bo.problems.names import GRID_EXAMPLE, SCALINGS
 
@@ -42,6 +42,10 @@ class PolicySettings:
         str | None,
         option(POLICY, f"One of {', '.join(POLICIES)} (default: bbkb over arms, on a box trust-region; see --goal)."),
     ] = None
+    preset: Annotated[
+        str,
+        option(POLICY, f"On cadata and abalone: {PRESETS[0]} (default) or {PRESETS[1]}, the settings of the paper."),
+    ] = PRESETS[0]
     goal: Annotated[
         str,
         option(POLICY, "best: the best point at the end counts (default); cumulative: every evaluation, bbkb on a box too."),
@@ -101,6 +105,17 @@ class PlanSettings(KernelSettings):
     seconds: Annotated[float | None, option(RUN, "Seconds that may be used (default: any).")] = None
     pilot_seconds: Annotated[float, option(RUN, "Seconds that the pilots may take (default 20).")] = 20.0
     seed: Annotated[int, option(RUN, "Of the pilots (default 0).")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(ProblemSettings):
+    """``compare``."""
+
+    budget: Annotated[int | None, option(RUN, "Evaluations of each policy (default 10,000; on a box 200).")] = None
+    seed: Annotated[int, option(RUN, "Decides everything random (default 0).")] = 0
+    out: Annotated[Path, option(RUN, f"Folder for the figure and the histories (default {OUT}).")] = OUT
+    device: Device = "cpu"
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,84 @@
+"""``compare``: the default policy beside simple ones on one problem."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import typer
+
+from sparse_bo.cli.commands import budget_of
+from sparse_bo.cli.console import complain, console, refused, say
+from sparse_bo.cli.inputs import INPUT_ERRORS, check_size, described_problem, device_of, folder, problem_of
+from sparse_bo.cli.launch import launch
+from sparse_bo.cli.settings import CompareSettings
+from sparse_bo.domains import check_domain
+from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.problems.names import TABLES
+from sparse_bo.reports.comparison import Contestant, comparison_table, plot_comparison
+from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.choice import chosen_policy
+
+RANDOM_BATCH = 100
+"""Random choices at a time: they depend on no result."""
+
+
+def compare(settings: CompareSettings) -> None:
+    """``compare``: run each policy, print a table, draw regrets, write the histories.
+
+    Args:
+        settings: Of the command.
+
+    Raises:
+        typer.Exit: With 2 if an option does not fit, 130 on Ctrl-C, 1 if a run stops before its end or files cannot be written.
+    """
+    try:
+        check_size(settings, {})
+        made = described_problem(settings, seed=settings.seed)
+        problem = problem_of(made).to(device_of(settings.device))
+        if isinstance(problem, OwnProblem):
+            raise ValueError("compare needs to know the best value: name a built-in --problem, or use run")
+        budget = budget_of(settings.budget, made["name"])
+        default, why = _default(problem.domain, budget)
+        with folder(settings.out):
+            settings.out.mkdir(parents=True, exist_ok=True)
+        if not settings.quiet:
+            say(f"the default policy: {default.name}, {why}")
+        contestants = []
+        for policy in (default, *_simple(problem.domain)):
+            loop = AskTell(policy=policy, seed=settings.seed, **problem.domain)
+            start = time.process_time()
+            outcome = launch(loop, problem, budget, None, storage=None, quiet=settings.quiet)
+            if outcome.code:
+                raise typer.Exit(outcome.code)
+            regret = problem.regret_of(outcome.result.history).tolist()
+            contestants.append(Contestant(policy.name, regret, time.process_time() - start))
+            outcome.result.history.save(settings.out / f"{problem.name}-{policy.name}-seed{settings.seed}.jsonl")
+        if not settings.quiet:
+            console.print(comparison_table(problem.description, contestants))
+        path = settings.out / f"{problem.name}-compare-seed{settings.seed}.png"
+        plot_comparison(f"{problem.description}, seed {settings.seed}", contestants).savefig(path, dpi=150)
+        if not settings.quiet:
+            say(f"figure   {path}")
+            published = " --preset published" if made["name"] in TABLES else ""
+            own = "run --objective module:function --arms-file arms.npy"
+            say(f"next: `run --help`, `run --problem {made['name']}{published}`, `{own}`")
+    except OSError as error:
+        complain("error", f"could not write into {settings.out}: {error.strerror or error}; choose another --out")
+        raise typer.Exit(1) from error
+    except INPUT_ERRORS as error:
+        raise refused(error) from error
+
+
+def _default(where: dict[str, Any], budget: int) -> tuple[Policy, str]:
+    """Return the policy of a run that names none, and why it."""
+    domain = check_domain(where.get("arms"), where.get("bounds"))
+    goal = "cumulative" if "arms" in where else "best"
+    return chosen_policy(domain, goal=goal, budget=budget)  # type: ignore[arg-type]  # one of its two
+
+
+def _simple(where: dict[str, Any]) -> list[Policy]:
+    """Return what the default is compared with: on a box random choice, over arms ε-greedy too."""
+    chance = RandomSearch(batch_size=RANDOM_BATCH)
+    return [EpsilonGreedy(), chance] if "arms" in where else [chance]
