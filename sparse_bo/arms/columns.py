@@ -90,23 +90,28 @@ class KernelColumns:
         """Return the columns of the arms ``indices`` (``m``), all of which must be there, where they are. O(m)."""
         assert self.storage is not None
         slots = torch.tensor([self.slots[i] for i in indices.tolist()], device=self.storage.rows.device)
-        return StoredColumns(self.storage.rows, slots)
+        return StoredColumns(self.storage, slots)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredColumns:
     """The kernel columns of one dictionary, left where they are kept: rows of a storage that are never written again."""
 
-    rows: Tensor
-    """``s x a``, the storage."""
+    storage: _Storage
     slots: Tensor
     """``m`` rows of it."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether the storage was given up when memory ran out: then the columns have to be evaluated anew."""
+        return self.storage.gone
+
     def part(self, arms: slice) -> Tensor:
         """Return ``k(D, arms)`` of some arms in a row, ``m x n``. O(m n)."""
-        return self.rows[:, arms].index_select(0, self.slots)
+        return self.storage.rows[:, arms].index_select(0, self.slots)
 
     def some(self, arms: Tensor) -> Tensor:
         """Return ``k(D, arms)`` of a few arms (``q``), ``m x q``. O(m q)."""
-        where = (self.slots * self.rows.shape[1]).unsqueeze(-1) + arms
-        return self.rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice
+        rows = self.storage.rows
+        where = (self.slots * rows.shape[1]).unsqueeze(-1) + arms
+        return rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice

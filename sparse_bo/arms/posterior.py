@@ -121,11 +121,16 @@ class InMemoryPosterior(ArmPosterior):
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`."""
-        return self.fit.kernel_rows(indices) if self.stored is None else self.stored.some(indices)
+        stored = self._kept
+        return self.fit.kernel_rows(indices) if stored is None else stored.some(indices)
 
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
-        return kernel_chunks(self.prior, self.dictionary, self.stored, step=self.dictionary.m)
+        return kernel_chunks(self.prior, self.dictionary, self._kept, step=self.dictionary.m)
+
+    @property
+    def _kept(self) -> StoredColumns | None:
+        return None if self.stored is None or self.stored.gone else self.stored
 
     def leverages_at(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`. O(q), or after a sweep in low precision O(q m (d + r))."""

@@ -66,7 +66,7 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         _check_new(settings.storage)
         problem = problem_of(made).to(device_of(settings.device))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
-        policy = _policy(settings, options, problem, name=name, budget=budget, workers=workers)
+        policy, why = _policy(settings, options, problem, name=name, budget=budget, workers=workers)
         if settings.memory is not None or settings.seconds is not None:
             policy = _planned(policy, problem, settings, budget=budget)
         with ExitStack() as undo:
@@ -84,6 +84,8 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
                     },
                     **problem.domain,
                 )
+            if why and not settings.quiet:
+                say(f"policy {policy.name}: {why}")
             undo.callback(_forget, loop, settings.storage)  # a journal without a single evaluation would block the retry
             outcome = launch(loop, problem, budget, workers, storage=settings.storage, quiet=settings.quiet)
             undo.pop_all()
@@ -133,21 +135,19 @@ def _translated(settings: RunSettings) -> dict[str, Any]:
 
 def _policy(
     settings: RunSettings, options: dict[str, Any], problem: AnyProblem, *, name: str, budget: int, workers: Workers | None
-) -> Policy:
-    """Return the policy that is named, or else the one that the problem suggests, with the options given."""
+) -> tuple[Policy, str]:
+    """Return the policy that is named, or else the one that the problem suggests and why, with the options given."""
     given = {**options, **_translated(settings)}
     check_choice("goal", settings.goal, get_args(Goal))
     if settings.policy is not None:
-        return make_policy(settings.policy, given, problem=name, budget=budget, preset=settings.preset)
+        return make_policy(settings.policy, given, problem=name, budget=budget, preset=settings.preset), ""
     where, count = problem.domain, None if workers is None else workers.count
     domain = check_domain(where.get("arms"), where.get("bounds"))
     chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, TrustRegion):
         own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
         given = {**own, **{key: value for key, value in given.items() if value is not None}}
-    if not settings.quiet:
-        say(f"policy {chosen.name}: {why}")
-    return make_policy(chosen.name, given, problem=name, budget=budget, preset=settings.preset)
+    return make_policy(chosen.name, given, problem=name, budget=budget, preset=settings.preset), why
 
 
 def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:

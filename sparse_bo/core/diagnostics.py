@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.core.sums import group_sums
+
 
 class Trend(NamedTuple):
     """A straight line through residuals in time."""
@@ -69,6 +71,5 @@ def trend(times: Tensor, values: Tensor, groups: Tensor) -> Trend | None:
 
 
 def _centred(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    sums = values.new_zeros(count).index_add(0, groups, values)
-    sizes = values.new_zeros(count).index_add(0, groups, torch.ones_like(values)).clamp_min(1.0)
-    return values - (sums / sizes)[groups]
+    sums, sizes = group_sums(torch.stack([values, torch.ones_like(values)]), groups, groups=count)
+    return values - (sums / sizes.clamp_min(1.0))[groups]

@@ -146,7 +146,7 @@ def _failing(picks: Sequence[Any], y: Tensor) -> Failing:
 def _drift(picks: Sequence[Any], y: Tensor) -> Trend | None:
     """Return the trend of inputs that were evaluated several times, each around its own mean."""
     numbers: dict[Any, int] = {}
-    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64)
+    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
     good = (~y.isnan()).nonzero().squeeze(-1)
     return trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])
 
@@ -157,7 +157,7 @@ def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
     if prior is None:
         return None
     covariance, mean, noise, observations = prior
-    rows = torch.linspace(0, observations.n - 1, min(observations.n, MOST), dtype=torch.float64).long()
+    rows = torch.linspace(0, observations.n - 1, min(observations.n, MOST), dtype=torch.float64, device="cpu").long()
     if len(rows) < FEWEST:
         return None
     X, counts = observations.X[rows], observations.counts[rows]

@@ -124,4 +124,6 @@ def test_the_columns_that_fill_the_memory_are_gone_when_it_is_tried_again(monkey
     assert seen == [False, True]
     assert loop.history.indices == expected
     grown = columns.grown(loop.state.posterior.prior.covariance, GRID[:], torch.tensor([3, 5]))
-    torch.testing.assert_close(grown.block(torch.tensor([5])), grown.block(torch.tensor([3, 5]))[1:])
+    every = torch.arange(len(GRID[:]))
+    one, both = (grown.of(torch.tensor(chosen)).some(every) for chosen in ([5], [3, 5]))
+    torch.testing.assert_close(one, both[1:])

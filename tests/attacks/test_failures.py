@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -187,20 +188,22 @@ def test_a_resumed_run_remembers_failures(where, journal, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailureWarning)
         whole = maximize(beyond_the_edge, policy=policy, budget=budget, seed=1, **domain)
+        ends = accumulate(row.batch_size for row in whole.history.rows)
+        cut = next(end for end in ends if end >= budget // 2)  # a budget that ends inside a batch ends the batch
         storage = tmp_path / "run.db"
         first = AskTell(domain.get("arms"), policy, bounds=domain.get("bounds"), seed=1, storage=storage)
-        first.run(beyond_the_edge, budget // 2)
+        first.run(beyond_the_edge, cut)
         if journal:
             first.close()
             second = AskTell.resume(storage, arms=domain.get("arms"), policy=policy)
-            second.run(beyond_the_edge, budget - budget // 2)
+            second.run(beyond_the_edge, budget - cut)
             points = second.history.points if "bounds" in domain else second.history.indices
             second.close()
         else:  # the state alone, frozen and thawed
             mechanism, state = first._engine.mechanism, first._engine.state
             first._engine.state = mechanism.thaw(mechanism.freeze(state))
             assert torch.equal(first._engine.state.failures.where, state.failures.where)
-            first.run(beyond_the_edge, budget - budget // 2)
+            first.run(beyond_the_edge, budget - cut)
             points = first.history.points if "bounds" in domain else first.history.indices
             first.close()
     assert points == (whole.history.points if "bounds" in domain else whole.history.indices)

@@ -95,8 +95,8 @@ def test_bad_storage_and_executors_are_named(arguments, message, tmp_path, monke
         (["--memory", "1e300"], "expected --memory below 4294967296 GiB, got 1e+300"),
         (["--executor", "threads", "--workers", "1000000000"], "expected --workers of at most 10,000, got 1000000000"),
         (["--policy", "sbpe", "--schedule", "10,x"], "expected --schedule to be whole numbers such as 100,300,600, got '10,x'"),
-        (["--width", "[/b]:b:"], "expected width to be one of 'theory', 'authors', got '[/b]:b:'"),
-        (["--width", "²"], "expected width to be one of 'theory', 'authors', got '²'"),
+        (["--width", "[/b]:b:"], "expected width to be one of 'calibrated', 'theory', 'authors', got '[/b]:b:'"),
+        (["--width", "²"], "expected width to be one of 'calibrated', 'theory', 'authors', got '²'"),
     ],
     ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
 )

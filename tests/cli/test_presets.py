@@ -31,7 +31,7 @@ def test_a_learned_kernel_switches_the_preset_off():
     policy = make_policy("bbkb", {"kernel": "learned"}, problem="cadata", budget=10_000)
     assert policy.covar_module is None
     assert policy.regularization is None
-    assert policy.width == 2.0
+    assert policy.width == "calibrated"
     assert isinstance(make_policy("random", {}, problem="cadata", budget=10), RandomSearch)
 
 

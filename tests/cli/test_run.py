@@ -52,11 +52,41 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
 
 
 def test_the_published_preset_runs_on_abalone(tmp_path):
-    done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), "--certify-every", "5")
+    published = ["--preset", "published", "--certify-every", "5"]
+    done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), *published)
     assert done.exit_code == 0, done.output
     history = History.load(tmp_path / "abalone-bbkb-seed0.jsonl")
+    assert history.info["policy"] == "bbkb"
     assert history.info["arms"] == [4177, 8]
     assert history.rows[4].variance_factor is not None
+
+
+def test_the_published_preset_is_of_the_two_data_sets(tmp_path):
+    done = invoke(*QUICK, "--preset", "published", "--out", str(tmp_path))
+    assert done.exit_code == 2
+    assert "--preset published is of cadata and abalone, not of gp-draw" in done.stderr
+    assert "expected preset to be one of 'learned', 'published'" in invoke(*QUICK, "--preset", "secret").stderr
+
+
+@pytest.mark.parametrize("where", [["--problem", "abalone"], ["--problem", "eggholder2"]], ids=["arms", "box"])
+def test_compare_runs_the_default_beside_simple_policies(where, tmp_path):
+    done = invoke("compare", *where, "--budget", "40", "--seed", "2", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    arms = where[1] == "abalone"
+    names = {"bbkb", "epsilon-greedy", "random"} if arms else {"trust-region", "random"}
+    stem = where[1]
+    histories = {name: History.load(tmp_path / f"{stem}-{name}-seed2.jsonl") for name in names}
+    assert all(len(history.indices if arms else history.points) == 40 for history in histories.values())
+    assert (tmp_path / f"{stem}-compare-seed2.png").exists()
+    assert all(name in done.output for name in names)
+    assert "regret per evaluation" in done.output
+
+
+def test_compare_needs_a_problem_whose_best_value_is_known(tmp_path):
+    done = invoke("compare", "--objective", "math:sin", "--grid", "0:1:5", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "compare needs to know the best value" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_quiet_prints_nothing(tmp_path):
@@ -78,7 +108,7 @@ def test_no_argument_runs_the_default_example(monkeypatch):
     monkeypatch.setattr("sparse_bo.cli.app.app", lambda arguments: seen.append(arguments))
     monkeypatch.setattr(sys, "argv", ["sparse-bo"])
     main()
-    assert seen == [["run"]]
+    assert seen == [["compare"]]
 
 
 def test_the_module_runs_as_a_program():

@@ -157,7 +157,7 @@ def test_a_users_arms_run_with_a_users_objective(arms, folder):
     assert told == pytest.approx(values[history.indices].tolist())
     for text in (f"of {len(values)}", "best arm", "at", "best observed"):
         assert text in done.output
-    assert "regret" not in done.output
+    assert "│ regret" not in done.output
 
 
 def _source(arms):

@@ -307,7 +307,9 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
         root = self.root_decomposition().root
         shape = (*self.shape[:-1], num_samples)
-        normal = torch.randn(shape, dtype=self.dtype).to(self.device)  # one seed gives the same samples on every device
+        normal = torch.randn(shape, dtype=self.dtype, device="cpu").to(
+            self.device
+        )  # one seed gives the same samples on every device
         samples: Tensor = root.matmul(normal)
         return samples.movedim(-1, 0)
 

@@ -69,7 +69,7 @@ class JointPosterior:
             posterior_transform: What is applied to the posterior at the end.
         """
         self.eval()
-        if self._without_posterior():
+        if X.dim() < 2 or self._without_posterior():
             return super().posterior(X, output_indices, observation_noise, posterior_transform)  # type: ignore[misc]
         inputs = self.transform_inputs(X)
         with gpt_posterior_settings():

@@ -62,7 +62,7 @@ def partition(X: Tensor, mean: Tensor, *, kernel: PriorKernel) -> Partition:
     left = torch.ones(q, dtype=torch.bool, device=mean.device)
     left[first] = False
     rest = left.nonzero().squeeze(-1)
-    drawn = torch.randperm(len(rest), generator=generator).to(rest.device)[: pivots - len(first)]
+    drawn = torch.randperm(len(rest), generator=generator, device="cpu").to(rest.device)[: pivots - len(first)]
     left[rest[drawn]] = False
     chosen, others = (~left).nonzero().squeeze(-1), left.nonzero().squeeze(-1)
     points = X.detach().reshape(-1, *X.shape[-2:])[0]
@@ -84,9 +84,9 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
     if m == 1:
         scores = torch.cat([unit, 1 - unit])
     else:
-        signs = torch.randint(2, (PREFERENCES, m, 1), generator=generator).to(outputs) * 2 - 1
+        signs = torch.randint(2, (PREFERENCES, m, 1), generator=generator, device="cpu").to(outputs) * 2 - 1
         signs[: PREFERENCES // 4] = 1  # all outputs maximised is what is asked for most
-        weights = -torch.rand(PREFERENCES, m, 1, generator=generator, dtype=torch.float64).to(outputs).log()
+        weights = -torch.rand(PREFERENCES, m, 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs).log()
         good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
         scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
     each = min(max(count // len(scores), 1), q)
@@ -96,7 +96,7 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
 
 def _geometry(kernel: PriorKernel, X: Tensor, generator: torch.Generator) -> Tensor:
     """Return kernel columns, ``q x g``, in which neighbours are close."""
-    at = torch.randperm(len(X), generator=generator)[:GEOMETRY].to(X.device)
+    at = torch.randperm(len(X), generator=generator, device="cpu")[:GEOMETRY].to(X.device)
     with torch.no_grad():
         columns = kernel_matrix(kernel, X, X[at])
     return columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(X), -1)

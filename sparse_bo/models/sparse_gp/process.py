@@ -135,7 +135,9 @@ def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tenso
         for part in row_slices(cross.shape[-2], chunk=size):
             rows, own = rest[group][part], tuple(column[..., part, :] for column in here)
             left = entries.between(rows, rows, own, own) - A[..., part, :] @ A[..., part, :].mT
-            blocks.append(_filled(root_of(lifted(left) + least * torch.eye(len(rows)).to(left)), size))
+            blocks.append(
+                _filled(root_of(lifted(left) + least * torch.eye(len(rows), dtype=left.dtype, device=left.device)), size)
+            )
     if not blocks:
         return Parts(chosen.order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0]), columns
     return Parts(chosen.order, pivots, torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3)), columns
@@ -152,7 +154,7 @@ def _filled(block: Tensor, size: int) -> Tensor:
     if not missing:
         return block
     padded = torch.nn.functional.pad(block, (0, missing, 0, missing))
-    return padded + torch.diag_embed(torch.cat([torch.zeros(block.shape[-1]), torch.ones(missing)]).to(block))
+    return padded + torch.diag_embed(torch.cat([block.new_zeros(block.shape[-1]), block.new_ones(missing)]))
 
 
 def solved_rows(triangle: Tensor, rows: Tensor) -> Tensor:

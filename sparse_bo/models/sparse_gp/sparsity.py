@@ -64,7 +64,7 @@ def certificate_of(
     candidates = Candidates(
         X, X.new_ones(len(X)), None, positions, None, covariance=covariance, regularization=noise.detach().double()
     )
-    values = Dictionary(dictionary, torch.ones(len(dictionary)))
+    values = Dictionary(dictionary, torch.ones(len(dictionary), device=dictionary.device))
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
     with torch.no_grad():

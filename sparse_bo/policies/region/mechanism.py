@@ -148,7 +148,7 @@ class RegionSearch(Mechanism[RegionState]):
             pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse, centre=centre), everywhere]
         picks: list[Tensor] = []
         for _ in range(q):
-            aside = float(torch.rand((), generator=generator, dtype=torch.float64)) < self.anywhere
+            aside = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < self.anywhere
             u = _next(gp, pools[1:] if aside else pools, refuse, picked=len(picks))
             picks.append(u)
             at = gp.moments(u)

@@ -82,7 +82,7 @@ class Pool:
 
 def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
     """Return ``n x d`` scrambled quasi-random points of the unit cube, by one draw of a CPU generator."""
-    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
     engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
     return engine.draw(n, dtype=torch.float64).to(like)
 
@@ -100,15 +100,15 @@ def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Ten
     n, d = CANDIDATES, len(centre)
     U = bounds.lower + bounds.span * sobol(n, d, like=centre, generator=generator)
     share = min(0.5, CHANGED / d)
-    changed = torch.rand(n, d, generator=generator, dtype=torch.float64) < share
-    one = torch.randint(d, (n,), generator=generator)
-    changed[torch.arange(n), one] = True
+    changed = torch.rand(n, d, generator=generator, dtype=torch.float64, device="cpu") < share
+    one = torch.randint(d, (n,), generator=generator, device="cpu")
+    changed[torch.arange(n, device="cpu"), one] = True
     if d <= CHANGED:
         changed[: int(UNIFORM * n)] = True
     U = torch.where(changed.to(U.device), U, centre)
     close = int(NEAR * n)
-    scales = 0.3 * torch.logspace(-3.0, 0.0, close, dtype=torch.float64).unsqueeze(-1)
-    noise = scales * torch.randn(close, d, generator=generator, dtype=torch.float64)
+    scales = 0.3 * torch.logspace(-3.0, 0.0, close, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    noise = scales * torch.randn(close, d, generator=generator, dtype=torch.float64, device="cpu")
     near = centre + bounds.span * noise.to(U)
     return torch.cat([U, near.maximum(bounds.lower).minimum(bounds.upper)])
 
