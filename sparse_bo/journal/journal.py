@@ -19,6 +19,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from sparse_bo.journal.files import (
     storage_errors,
     write_new,
 )
-from sparse_bo.journal.log import Log, check_log
+from sparse_bo.journal.log import Log, Seen, check_log, counted
 from sparse_bo.journal.packing import unpack
 from sparse_bo.journal.tables import (
     Evaluated,
@@ -82,8 +83,9 @@ class Journal:
     referenced, and at the end of the program; what was queued is then not written.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, log: Log | None) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, log: Log | None, seen: Seen) -> None:
         self.path = path
+        self._rows = 0 if seen.last is None else seen.last.rows
         self._connection, self._log = connection, log
         self._cursor = connection.cursor()
         self._guard = threading.RLock()
@@ -165,8 +167,7 @@ class Journal:
             check_schema(path, connection)
             with storage_errors(path, "read"):
                 connection.execute("BEGIN")  # one consistent view, however much is written meanwhile
-            check_log(path, connection)
-            return Journal(path, connection, None)
+            return Journal(path, connection, None, check_log(path, connection))
         except BaseException:
             connection.close()
             raise
@@ -185,6 +186,15 @@ class Journal:
                 assert self._log is not None
                 self._log.close()
                 self._left.detach()
+
+    def let_go(self) -> None:
+        """Release the file in any case, for those who cannot go on with it; what is queued is not written."""
+        with self._guard:
+            if self._left is None:
+                self._connection.close()
+            elif self._left.detach() is not None:
+                assert self._log is not None
+                self._log.let_go()
 
     @property
     def last(self) -> int:
@@ -304,11 +314,11 @@ class Journal:
     def _records(self, after: int) -> Iterator[tuple[Any, ...]]:
         with self._guard, storage_errors(self.path, "read"):
             end, expected = self._settled().written, after
-            query = "SELECT * FROM events WHERE seq > ? AND seq <= ? ORDER BY seq"
-            cursor = self._connection.execute(query, (after, end))
-        while True:
+        while expected < end:
+            # No cursor outlives this block: one that an error's traceback holds would keep the file from being closed.
+            query = "SELECT * FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
             with self._guard, storage_errors(self.path, "read"):
-                records = cursor.fetchmany(READ_AT_A_TIME)
+                records = self._connection.execute(query, (expected, end, READ_AT_A_TIME)).fetchall()
             if not records:
                 break
             for seq, *parts, checksum in records:
@@ -336,12 +346,13 @@ class Journal:
     def leading_rows(self) -> tuple[list[Row], bool]:
         """Return the history up to the first row that is damaged or missing, and whether there is none such."""
         found: list[Row] = []
-        with self._guard, storage_errors(self.path, "read"):
-            for number, tickets, summary, checksum in self._connection.execute("SELECT * FROM rows ORDER BY number"):
+        query = "SELECT number, tickets, CAST(summary AS BLOB), checksum FROM rows ORDER BY number"  # damaged text is no text
+        with self._guard, storage_errors(self.path, "read"), closing(self._connection.execute(query)) as records:
+            for number, tickets, summary, checksum in records:
                 if number != len(found) or checksum != crc(tickets, summary):
                     return found, False
                 found.append(Row(np.frombuffer(tickets, "<i8"), json.loads(summary)))
-        return found, True
+        return found, len(found) >= self._rows
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         """Yield the number of the last event in a readable snapshot, and the snapshot, from the latest on."""
@@ -385,19 +396,20 @@ def _writing(path: Path, lock: sqlite3.Connection) -> Journal:
         seen = check_log(path, looking)
     finally:
         looking.close()
-    log = Log(path, connect(path, "write"), lock, seen)
+    log = None
     try:
-        return Journal(path, log.connection, log)
+        log = Log(path, connect(path, "write"), lock, seen)
+        return Journal(path, log.connection, log, seen)
     except BaseException:
-        log.abandon()
+        if log is not None:  # otherwise it has let go itself
+            log.abandon()
         raise
 
 
 def _close_left(log: Log, process: int) -> None:
     if os.getpid() == process:  # a forked child has the object, not the file
-        log.close()
+        log.let_go()
 
 
 def _last(connection: sqlite3.Connection) -> int:
-    (last,) = connection.execute("SELECT coalesce(max(seq), -1) FROM events").fetchone()
-    return int(last)
+    return counted(connection)[0] - 1

@@ -150,7 +150,7 @@ class AskTell:
             loop._recorder = Recorder(journal)
             loop._recorder.replay(loop._engine)
         except BaseException:
-            journal.close()
+            journal.let_go()
             raise
         return loop
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import math
 import random
 import shutil
 import sqlite3
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,9 @@ import pytest
 
 import sparse_bo.journal.log
 from sparse_bo import AskTell
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal
+from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, kill, policy, step
 
@@ -411,3 +415,160 @@ def test_a_program_that_ends_closes_its_journals(script, status, closed, path, t
         assert read_run(copy).asked == reference.asked
     with AskTell.resume(path) as loop:
         assert loop.pending == reference.pending
+
+
+# Missing ends
+
+
+def cut_off(path: Path, table: str) -> int:
+    """Damage the tree of a table so that SQLite reads the first half of it as all of it; return how many records it reads."""
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    root = (page - 1) * size
+    assert data[root] == 5  # an inner page (https://sqlite.org/fileformat2.html#b_tree_pages)
+    half = max(1, int.from_bytes(data[root + 3 : root + 5], "big") // 2)
+    cell = root + int.from_bytes(data[root + 12 + 2 * half - 2 : root + 12 + 2 * half], "big")
+    data[root + 3 : root + 5] = (half - 1).to_bytes(2, "big")
+    data[root + 8 : root + 12] = data[cell : cell + 4]
+    path.write_bytes(data)
+    connection = sqlite3.connect(path)
+    (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE rowid >= 0").fetchone()
+    connection.close()
+    return count
+
+
+@pytest.fixture
+def long_run(path: Path) -> Path:
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop)
+    return path
+
+
+def test_missing_last_events_are_noticed_and_nothing_is_changed(long_run):
+    whole = Journal.read(long_run)
+    events = whole.last + 1
+    whole.close()
+    with sqlite3.connect(long_run) as connection:  # nothing else speaks of what is missing
+        connection.executescript("DELETE FROM rows; DELETE FROM snapshots; VACUUM")
+    connection.close()
+    left = cut_off(long_run, "events")
+    assert 0 < left < events
+    before, said = long_run.read_bytes(), f"expected at least {events} events in .*run.db, got {left}: the last ones .* Take"
+    for attempt in (read_run, AskTell.resume, Journal.open):
+        with pytest.raises(StorageError, match=said):
+            attempt(long_run)
+    assert long_run.read_bytes() == before
+
+
+def test_the_advice_for_missing_events_works(long_run):
+    """Without ``.recover``, which makes tables whole; here they are."""
+    with sqlite3.connect(long_run) as connection:
+        connection.execute("DELETE FROM events WHERE seq > 20")
+    connection.close()
+    with pytest.raises(StorageError, match="got 21: the last ones are missing") as refused:
+        AskTell.resume(long_run)
+    connection = sqlite3.connect(long_run)
+    connection.executescript(str(refused.value).split('new.db "')[1].split('"')[0])
+    connection.close()
+    with AskTell.resume(long_run) as loop:
+        assert finished(loop).history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices
+    assert read_run(long_run).asked == loop.asked
+
+
+@pytest.mark.usefixtures("rarely")
+def test_missing_events_are_noticed_in_the_journal_of_a_killed_run(path):
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=20)
+    loop = AskTell.resume(path)
+    step(loop)
+    last = loop._recorder.journal.last
+    kill(loop._recorder.journal)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("DELETE FROM events WHERE seq > ?", (last - 1,))
+    with pytest.raises(StorageError, match=f"expected at least {last + 1} events in .*, got {last}:"):
+        AskTell.resume(path)
+    connection.close()
+
+
+def test_missing_last_rows_of_the_history_are_noticed_and_computed_again(long_run):
+    reference = read_run(long_run)
+    left = cut_off(long_run, "rows")
+    assert 0 < left < len(reference.history.rows)
+    with sqlite3.connect(long_run) as connection:
+        connection.execute("DELETE FROM snapshots")
+    connection.close()
+    with pytest.raises(StorageError, match=f"row {left} of the history in .* is damaged or missing"):
+        read_run(long_run)
+    with pytest.warns(ResumeWarning, match=f"row {left} of the history"), AskTell.resume(long_run) as loop:
+        assert loop.history.indices == reference.history.indices
+
+
+def test_journals_whose_mark_does_not_count_are_resumed_and_get_one_that_does(path):
+    with AskTell(arms(), policy(), seed=1, storage=path) as loop:
+        finished(loop, budget=20)
+        events = loop._recorder.journal.last + 1
+    with sqlite3.connect(path) as connection:
+        (text,) = connection.execute("SELECT mark FROM log").fetchone()
+        assert json.loads(text)[4:] == [events, len(loop.history.rows)]
+        text = json.dumps(json.loads(text)[:4])
+        connection.execute("UPDATE log SET mark = ?, checksum = ?", (text, zlib.crc32(text.encode())))
+    connection.close()
+    assert read_run(path).asked == 20
+    AskTell.resume(path).close()
+    with sqlite3.connect(path) as connection:
+        (text,) = connection.execute("SELECT mark FROM log").fetchone()
+    connection.close()
+    assert json.loads(text)[4:] == [events, len(loop.history.rows)]
+
+
+# Journals that are refused
+
+
+def test_a_refused_journal_is_let_go_of_although_the_error_is_kept(long_run, monkeypatch):
+    """An error's traceback keeps what was open where it was raised."""
+
+    def stops(self, event):
+        raise ValueError("cannot be done again")
+
+    with sqlite3.connect(long_run) as connection:
+        connection.execute("DELETE FROM snapshots")
+    connection.close()
+    monkeypatch.setattr(Engine, "redo", stops)
+    with pytest.raises(ValueError, match="cannot be done again"):
+        AskTell.resume(long_run)
+    with pytest.raises(ValueError, match="cannot be done again") as first:
+        AskTell.resume(long_run)
+    with pytest.raises(ValueError, match="cannot be done again"):  # not: is open for writing
+        AskTell.resume(long_run)
+    assert first.value.__traceback__ is not None
+    assert not long_run.with_name("run.db-wal").exists()
+
+
+def test_a_refused_journal_that_cannot_be_closed_is_let_go_of_in_silence(long_run, monkeypatch, caplog):
+    """What is wrong is said in the error that refused it, not in one of closing, nor when it is collected."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+
+    def full(self, wait_seconds: float = 0.0) -> None:
+        raise sqlite3.OperationalError("database table is locked")
+
+    def stops(self, event):
+        monkeypatch.setattr(sparse_bo.journal.log.Log, "_move", full)
+        raise ValueError("cannot be done again")
+
+    with sqlite3.connect(long_run) as connection:
+        connection.execute("DELETE FROM snapshots")
+    connection.close()
+    monkeypatch.setattr(Engine, "redo", stops)
+    with pytest.raises(ValueError, match="cannot be done again"):
+        AskTell.resume(long_run)
+    assert "keep both" in caplog.text
+    monkeypatch.undo()
+    gc.collect()
+    assert ignored == []
+    with AskTell.resume(long_run) as loop:
+        assert finished(loop).history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices

@@ -346,6 +346,69 @@ def test_failed_evaluations_are_tried_again_once_and_then_left_out():
     assert loop.state.findings[0].confidence.pulls == 15 - rows[0].failed
 
 
+@pytest.mark.parametrize("asked", [None, 1, 4])
+@pytest.mark.parametrize("width", ["theory", "gaussian"])
+@pytest.mark.parametrize("policy_of", [SBPE, BPE])
+@pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
+def test_a_batch_that_fails_whole_is_tried_again_once_and_then_the_next_begins(policy_of, width, asked, tmp_path, monkeypatch):
+    """Used to hand out the same batch for ever."""
+    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+    X, member = arms(60), Member()
+    chosen = policy_of(**settings(member, width=width))
+    first = AskTell(X, chosen).ask().indices.tolist()
+
+    def begun(storage: Any) -> AskTell:
+        loop, failing = AskTell(X, chosen, storage=storage), []
+        while len(failing) < 2 * len(first):
+            batch = loop.ask(asked)
+            failing += batch.indices.tolist()
+            loop.fail(batch.tickets)
+        assert sorted(failing) == sorted(first + first)
+        assert failing[: len(first)] == first
+        return loop
+
+    path, reference = tmp_path / "run.db", begun(None)
+    begun(path).close()
+    with AskTell.resume(path) as loop:
+        for each in (loop, reference):
+            batch = each.ask()
+            assert len(batch) > len(first)
+            each.tell(batch.tickets, member.values(X[batch.indices]))
+            assert [finding.confidence.pulls for finding in each.state.findings] == [0, len(batch)]
+            each.run(lambda X: member.values(X), 30)
+    with AskTell.resume(path) as loop:
+        assert [finding.confidence.pulls for finding in loop.state.findings][:2] == [0, len(batch)]
+        assert loop.ask().indices.tolist() == reference.ask().indices.tolist()
+        assert loop.result().best_index == reference.result().best_index
+
+
+@pytest.mark.parametrize("domain", ["arms", "box"])
+@pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
+def test_an_objective_that_always_fails_ends_with_the_schedule(domain):
+    given = {"arms": arms(60)} if domain == "arms" else {"bounds": unit_box(2)}
+    policy = SBPE(**settings(Member(), width="gaussian" if domain == "arms" else "theory"))
+    loop = AskTell(policy=policy, **given)
+    while loop.asked < 2 * sum(loop.state.sizes):
+        loop.fail(loop.ask().tickets)
+    with pytest.raises(ScheduleComplete, match="are complete"):
+        loop.ask()
+    assert loop.result().best_x is None
+
+
+def test_one_failure_among_evaluations_asked_one_by_one_does_not_end_the_batch():
+    """Used to: the next update without a result gave up all that was still to be handed out."""
+    X, member = arms(60), Member()
+    loop = AskTell(X, SBPE(**settings(member)))
+    planned = AskTell(X, SBPE(**settings(member))).ask().indices.tolist()
+    asked = []
+    for k in range(len(planned) + 1):
+        batch = loop.ask(1)
+        asked += batch.indices.tolist()
+        loop.tell(batch.tickets, [math.nan] if k == 3 else member.evaluate(X[batch.indices]))
+    assert asked == [*planned, planned[3]]
+    assert loop.state.findings[0].confidence.pulls == len(planned)
+
+
 def test_a_horizon_cut_short_leaves_the_last_batch_without_elimination():
     X, member = arms(150), Member()
     loop = AskTell(X, SBPE(**settings(member)))

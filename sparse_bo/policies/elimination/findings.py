@@ -44,6 +44,11 @@ class Finding:
         return self.marginals if other is self else self.candidates.transferred(self.posterior, other.candidates)
 
 
+def known(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of the batches that have results: all but those whose every pick failed."""
+    return [finding for finding in findings if finding.confidence.pulls]
+
+
 class Interval(NamedTuple):
     """Simultaneous confidence bounds."""
 

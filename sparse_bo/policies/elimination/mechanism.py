@@ -15,7 +15,7 @@ from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import repeated_rows
 from sparse_bo.policies.elimination.batch_width import doubled
-from sparse_bo.policies.elimination.findings import Finding, contradiction, explain
+from sparse_bo.policies.elimination.findings import Finding, contradiction, explain, known
 from sparse_bo.policies.elimination.persistence import freeze_elimination, thaw_elimination
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.regression import certified_ratio
@@ -165,6 +165,17 @@ class Elimination(Mechanism[EliminationState]):
                 told = self._concluded(told, plan)
         return replace(told, seconds=watch.seconds)
 
+    def fail(self, state: EliminationState, picks: Tensor) -> EliminationState:
+        """Count what has failed: each pick is handed out twice at most, and a batch whose every pick fails is no endless one.
+
+        The next batch then begins, over the same arms. Random picks are not counted: no two are alike.
+        """
+        if state.prior is None:
+            return state
+        if state.plan is not None:
+            return replace(state, plan=state.plan.failed(picks)[0])
+        return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
+
     def freeze(self, state: EliminationState) -> Frozen:
         """See :class:`Mechanism`."""
         return freeze_elimination(state)
@@ -188,7 +199,7 @@ class Elimination(Mechanism[EliminationState]):
         return self.latest(self._planned, state, _seed_of(generator) if state.seed is None else state.seed)
 
     def _planned(self, state: EliminationState, seed: int) -> EliminationState:
-        """Return the state with the next batch (S-BPE Alg. 1, lines 3–10), after concluding one that was given up."""
+        """Return the state with the next batch (S-BPE Alg. 1, lines 3–10), after concluding one whose last picks failed."""
         if state.plan is not None:
             state = self._concluded(state, state.plan)
         batch = len(state.findings)
@@ -200,20 +211,26 @@ class Elimination(Mechanism[EliminationState]):
         surrogate = self._surrogate(state.prior, candidates.points)
         q = state.sizes[batch]
         chosen = design(surrogate, q, resampling=self.resampling, generator=generator)
-        none = torch.zeros_like(chosen.indices, dtype=torch.bool)
-        plan = PlannedBatch(candidates, surrogate, chosen, told=none, y=candidates.points.new_zeros(q))
-        return replace(state, plan=plan, seed=seed)
+        none = torch.zeros_like(chosen.indices)
+        plan = PlannedBatch(candidates, surrogate, chosen, told=none.bool(), y=candidates.points.new_zeros(q), failures=none)
+        failed = None
+        if state.failed is not None:
+            plan, failed = plan.failed(state.failed)
+        state = replace(state, plan=plan, seed=seed, failed=failed)
+        return self._planned(state, seed) if plan.complete else state  # a batch of which every pick has failed
 
     def _concluded(self, state: EliminationState, plan: PlannedBatch) -> EliminationState:
         """Bound the objective from the batch's results and eliminate (S-BPE Alg. 1, lines 16–17)."""
         findings = (*state.findings, self._finding(plan, number=len(state.findings)))
         width, doublings, message = state.width, state.doublings, None
+        if not plan.observations.pulls:
+            return replace(state, plan=None, findings=findings)
         if not isinstance(width, ConstantWidth):
             noise = self.noise_variance or plan.surrogate.regularization
-            found = contradiction(findings, width, noise_variance=noise)
+            found = contradiction(known(findings), width, noise_variance=noise)
             while found is not None and self.doubles_norm and not found.noisy and doublings < LARGEST_DOUBLINGS:
                 width, doublings = doubled(width), doublings + 1
-                found = contradiction(findings, width, noise_variance=noise)
+                found = contradiction(known(findings), width, noise_variance=noise)
             if found is not None:
                 message = explain(found, width, noise_variance=noise, failure_probability=self.failure_probability)
         state = replace(state, plan=None, findings=findings, width=width, doublings=doublings, contradiction=message)

@@ -15,7 +15,7 @@ from sparse_bo.arms.design import Design
 from sparse_bo.observations import add_observations, no_observations
 from sparse_bo.policies.elimination.batch_width import doubled
 from sparse_bo.policies.elimination.findings import Finding
-from sparse_bo.policies.elimination.planned import PlannedBatch
+from sparse_bo.policies.elimination.planned import TRIES, PlannedBatch
 from sparse_bo.policies.elimination.source import CandidateSource
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.persistence import (
@@ -51,7 +51,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
     if plan is not None:
         chosen = plan.design
         part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
-        part |= {"told": plan.told, "y": plan.y, "given_up": plan.given_up}
+        part |= {"told": plan.told, "y": plan.y, "failures": plan.failures}
         part |= plan.candidates.freeze() | freeze_dictionary(chosen.dictionary)
         frozen |= under("plan", part)
     return frozen
@@ -100,4 +100,7 @@ def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callab
     points = candidates.points
     picked = add_observations(no_observations(points), points, order, torch.zeros_like(part["y"]))
     chosen = Design(order, picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
-    return PlannedBatch(candidates, over(points), chosen, part["told"], part["y"], part["given_up"])
+    failures = part.get("failures")
+    if failures is None:  # of early versions, which gave up all picks or none
+        failures = torch.full_like(order, TRIES if part["given_up"] else 0)
+    return PlannedBatch(candidates, over(points), chosen, part["told"], part["y"], failures)

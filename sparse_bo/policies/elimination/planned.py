@@ -12,6 +12,9 @@ from sparse_bo.arms.design import Design
 from sparse_bo.observations import Observations, add_observations, no_observations
 from sparse_bo.policies.elimination.candidates import BatchCandidates
 
+TRIES = 2
+"""Of a pick that fails."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedBatch:
@@ -27,8 +30,8 @@ class PlannedBatch:
     """``N_i`` booleans: picks with a result."""
     y: Tensor
     """``N_i`` results, 0 where there is none."""
-    given_up: bool = False
-    """Whether the picks still open have failed so often that the batch ends without them."""
+    failures: Tensor
+    """``N_i``: how often each pick has failed; after :data:`TRIES` the batch ends without it."""
 
     @property
     def picks(self) -> Tensor:
@@ -38,7 +41,11 @@ class PlannedBatch:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to hand out or to wait for."""
-        return self.given_up or bool(self.told.all())
+        return bool(self._closed.all())
+
+    @property
+    def _closed(self) -> Tensor:
+        return self.told | (self.failures >= TRIES)
 
     @property
     def observations(self) -> Observations:
@@ -66,8 +73,18 @@ class PlannedBatch:
         values[positions[planned]] = y[planned]
         return replace(self, told=told, y=values)
 
+    def failed(self, picks: Tensor) -> tuple[PlannedBatch, Tensor]:
+        """Return the batch after evaluations at ``picks`` (``q``) have failed, and those of them that are not its own."""
+        failures = self.failures.clone()
+        for tried in range(TRIES):
+            positions = torch.tensor(self.matched(picks, self.told | (failures > tried)), dtype=torch.long, device=picks.device)
+            failures[positions[positions >= 0]] += 1
+            picks = picks[positions < 0]
+        return replace(self, failures=failures), picks
+
     def open(self, pending: Tensor) -> Tensor:
-        """Return the picks to hand out next: in order, those with no result that are not pending."""
-        taken = self.told.clone()
-        taken[[position for position in self.matched(pending, self.told) if position >= 0]] = True
-        return self.picks[~taken]
+        """Return the picks to hand out next: those with no result that are not pending; in order, and what has failed last."""
+        taken = self._closed.clone()
+        taken[[position for position in self.matched(pending, self._closed) if position >= 0]] = True
+        order = torch.sort(self.failures[~taken], stable=True).indices
+        return self.picks[~taken][order]

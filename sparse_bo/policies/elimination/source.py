@@ -15,7 +15,7 @@ from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies.elimination.candidates import ArmCandidates, BatchCandidates, BoxCandidates
-from sparse_bo.policies.elimination.findings import Finding, surviving
+from sparse_bo.policies.elimination.findings import Finding, known, surviving
 from sparse_bo.priors import KnownPrior
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
@@ -114,7 +114,7 @@ class ArmSource(CandidateSource[Arms]):
     def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
         """See :class:`CandidateSource`: the arms that no batch eliminates, by the width as it is now."""
         alive = torch.ones(self.domain.count, dtype=torch.bool, device=self.domain.device)
-        for finding in findings:
+        for finding in known(findings):
             alive[finding.members[~surviving(finding, width)]] = False
         return alive.nonzero().squeeze(-1)
 
@@ -154,7 +154,7 @@ class BoxSource(CandidateSource[Box]):
         count, kept = self._count(standing), self.domain.bounds[:0]
         for _ in range(BOX_DRAWS):
             points = self.domain.sobol(count, generator=generator)
-            for finding in standing.findings:
+            for finding in known(standing.findings):
                 points = points[surviving(finding, standing.width, points)]
             kept = torch.cat([kept, points])[:count]
             if len(kept) == count:
@@ -169,7 +169,8 @@ class BoxSource(CandidateSource[Box]):
 
     def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
         """See :class:`CandidateSource`."""
-        return findings[-1].members[surviving(findings[-1], width)]
+        newest = known(findings)[-1]
+        return newest.members[surviving(newest, width)]
 
     def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
         """See :class:`CandidateSource`: what the batch itself leaves, as later ones have other points."""

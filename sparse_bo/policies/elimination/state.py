@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.policies.elimination.findings import Finding
+from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.source import CandidateSource
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, kept_since
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.priors import KnownPrior
@@ -47,6 +47,8 @@ class EliminationState:
     """What the data contradict, if they do: the run cannot go on."""
     doublings: int = field(default=0, metadata=KEPT)
     """How often F was doubled."""
+    failed: Tensor | None = field(default=None, metadata=kept_since(None))
+    """What has failed of planned batches since the last result of any, in order: ``plan`` does not hold that yet."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
     round: int = field(default=0, metadata=KEPT)
@@ -61,8 +63,8 @@ class EliminationState:
 
     @property
     def best(self) -> Finding | None:
-        """The finding of the batch with the most results; ``None`` before the first."""
-        return max(self.findings, key=lambda finding: finding.confidence.pulls, default=None)
+        """The finding of the batch with the most results; ``None`` before the first that has any."""
+        return max(known(self.findings), key=lambda finding: finding.confidence.pulls, default=None)
 
     @property
     def ratio(self) -> float | None:
@@ -82,12 +84,9 @@ class EliminationState:
     def without_results(self) -> EliminationState:
         """See :meth:`sparse_bo.policies.State.without_results`.
 
-        Failed picks are handed out again at the end of their batch; if none of them succeeds then, the batch ends without them.
+        Failed picks are handed out once more at the end of their batch; what fails then, the batch ends without.
         """
-        plan = self.plan
-        if plan is not None and bool(plan.told.any()):
-            plan = replace(plan, given_up=True)
-        return replace(self, round=self.round + 1, seconds={}, plan=plan)
+        return replace(self, round=self.round + 1, seconds={})
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.State.report`.
