@@ -109,7 +109,7 @@ def check_log(path: Path, connection: sqlite3.Connection) -> Seen:
 
 
 def counted(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return how many events and rows there are, by the number of the last: about 10 µs."""
+    """Return how many events and rows there are, by the number of the last: about 4 µs."""
     events, rows = connection.execute(
         "SELECT (SELECT coalesce(max(seq), -1) FROM events), (SELECT coalesce(max(number), -1) FROM rows)"
     ).fetchone()
