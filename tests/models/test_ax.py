@@ -1,6 +1,6 @@
 """Ax with sparse models, unmodified: fits, candidates, leave-one-out in closed form, and experiments that load again.
 
-The slow tests are the issue's size: ``pytest -m slow tests/models/test_ax.py`` (minutes).
+The slow tests have 10,000 observations: ``pytest -m slow tests/models/test_ax.py`` (minutes).
 """
 
 import subprocess
