@@ -14,7 +14,7 @@ from sparse_bo.models import SparseGP
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, pair, points
 
 TOLERANCE = 1e-8
-"""What the issue asks for. Both sides factorise covariances with noise about 0.01, so round-off is far below it."""
+"""Of values and gradients. Both sides factorise covariances with noise about 0.01, so round-off is far below it."""
 
 pytestmark = pytest.mark.filterwarnings(
     # Some data here are deliberately not standardised ("raw outcomes"), as users' data may be.
