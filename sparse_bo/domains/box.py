@@ -101,11 +101,6 @@ class Box(Domain):
         """Map points of the box (``… x d``) into the unit cube."""
         return (X - self.lower) / (self.upper - self.lower)
 
-    @property
-    def unit_bounds(self) -> Tensor:
-        """``2 x d`` corners of the unit cube, in the box's dtype and on its device."""
-        return torch.stack([torch.zeros_like(self.lower), torch.ones_like(self.upper)])
-
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` points uniformly, by ``n d`` numbers of a CPU generator."""
         return self.from_unit(torch.rand(n, self.dims, generator=generator, device="cpu", dtype=torch.float64).to(self.bounds))

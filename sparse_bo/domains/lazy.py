@@ -27,8 +27,6 @@ class LazyArms(ABC):
 
     distinct: bool = False
     """Whether no two rows can be equal."""
-    reads_host: bool = False
-    """Whether rows come from the host's memory or disk, so that the next tile is worth fetching ahead."""
 
     @property
     @abstractmethod

@@ -41,8 +41,6 @@ class MemmapArms(LazyArms):
         TypeError: If its dtype is neither float32 nor float64.
     """
 
-    reads_host = True
-
     def __init__(self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> None:
         self._file = _opened(Path(path))
         self._dtype = torch.float32 if self._file.array.dtype == np.float32 else torch.float64

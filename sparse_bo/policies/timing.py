@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging what was told; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
 the sweep of streamed arms; choosing a batch."""
-PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Stopwatch:

@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sparse_bo
 from sparse_bo import AskTell
 from sparse_bo.errors import PendingBatchError, StorageError
+from tests.attacks.builders import At, interrupt, out_of_memory
 from tests.journal.runs import arms, policy, value
 
-FILES = tuple(str(Path(sparse_bo.__file__).parent / part) for part in ("runs", "journal", "evaluations"))
 BUDGET = 16
 SETTINGS: dict[str, dict[str, Any]] = {
     "in memory": {},
     "journal": {"storage": True},
     "journal, certified": {"storage": True, "certify_every": 1},
 }
-
-
-class At:
-    """Does something at the n-th line that runs in the parts of the package that keep a run."""
-
-    def __init__(self, line: int, strike: Callable[[], None]) -> None:
-        self.left, self.strike = line, strike
-
-    def __enter__(self) -> None:
-        sys.settrace(self._call)
-
-    def __exit__(self, *exception: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: Any, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(FILES) else None
-
-    def _line(self, frame: Any, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                self.strike()
-        return self._line
-
-
-def interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-def out_of_memory() -> None:
-    raise MemoryError("injected")
 
 
 def step(loop: AskTell, told: dict[int, float]) -> None:
