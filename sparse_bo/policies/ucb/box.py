@@ -6,26 +6,19 @@ observations; the batch is picked by :func:`sparse_bo.optimize_batch` until the 
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import torch
-from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from sparse_bo.acquisition import optimize_batch
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary import Candidates, Dictionary, UniformSampler, candidates_of
 from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp.representation import kernel_diagonal
 from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies.persistence import (
     KEPT,
@@ -41,24 +34,11 @@ from sparse_bo.policies.persistence import (
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import BoxState, Report, freeze_points, spared_points, thaw_points, told, with_failures
 from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.ucb.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, crash_floor, learn_prior, learning_is_due, warn_if_uncentred
+from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due, warn_if_uncentred
 from sparse_bo.widths import Confidence, botorch_beta
 from sparse_bo.widths.calibration import Surprise
-
-CHUNK = 4096
-"""Points at which variances are computed at a time."""
-
-
-class Units(NamedTuple):
-    """What a model's outputs are measured in: ``(y − shift)/scale``."""
-
-    shift: float
-    scale: float
-
-
-USERS = Units(0.0, 1.0)
-"""The user's units."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +77,7 @@ class FittedBox:
 
     def known(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""
-        return _known(self.model, self.prior, self.units, X)
+        return moments(self.model, self.prior, self.units, X)
 
     @cached_property
     def in_user_units(self) -> SparseGP:
@@ -231,9 +211,9 @@ class BoxUCB(Mechanism[BoxUCBState]):
             dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
         with watch.phase("fit"):
             model = model_in(units, prior, after.X, after.y, dictionary=dictionary)
-            effective_dimension = float(_known(model, prior, units, after.X)[0].sum())
+            effective_dimension = float(moments(model, prior, units, after.X)[0].sum())
         surprise = Surprise()
-        leverages = _prior_variances(prior, picks) / prior.regularization
+        leverages = prior_variances(prior, picks) / prior.regularization
         if before is not None:
             leverages, means = before.known(picks)
             given = before.prior.regularization
@@ -320,7 +300,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
                 information=information,
                 effective_dimension=effective_dimension,
                 regularization=prior.regularization,
-                kappa_squared=float(_prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
+                kappa_squared=float(prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
                 calibration=surprise.shown,
             )
@@ -349,46 +329,8 @@ def _candidates(
         else:
             return given(observations, None)
         model = model_in(units, prior, after.X, after.y, dictionary=dictionary)
-    leverages, means = _known(model, prior, units, observations.X)
+    leverages, means = moments(model, prior, units, observations.X)
     return given(observations, leverages, means=means)
-
-
-def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
-    """Return SparseGP with the prior as it is, on observations in the user's units. O(n m² + m³) at its first posterior.
-
-    Args:
-        prior: Kernel (in the user's units), mean and λ.
-        X: ``n x d``.
-        y: ``n``.
-        dictionary: With rows of ``X`` as indices, or external points.
-    """
-    mean = ConstantMean().to(X)
-    mean.constant = plain(prior.prior_mean, like=X)
-    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(X)
-    likelihood.noise = plain(prior.regularization, like=X)
-    model = SparseGP(
-        X,
-        y.unsqueeze(-1),
-        likelihood=likelihood,
-        covar_module=covariance_function(prior.covar_module, like=X).kernel,
-        mean_module=mean,
-        outcome_transform=None,
-        dictionary=dictionary,
-    )
-    model.requires_grad_(False).eval()
-    return model
-
-
-def plain(value: float, *, like: Tensor) -> Tensor:
-    """Return a number as a tensor, rounded to float32 where that holds it.
-
-    GPyTorch takes plain numbers through float32, and journals of runs with a given prior were made so: they go on with the same
-    picks. Beyond float32 (10³⁸, 10⁻³⁸) the number stays as it is.
-    """
-    exact = like.new_tensor(value, dtype=torch.float64)
-    rounded = exact.float().double()
-    holds = bool(rounded.isfinite()) and (value == 0.0 or abs(value) >= torch.finfo(torch.float32).tiny)
-    return (rounded if holds else exact).to(like)
 
 
 def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
@@ -396,46 +338,3 @@ def _in_data(dictionary: Dictionary, observations: Observations) -> Dictionary:
     if dictionary.indices is None:
         return dictionary
     return replace(dictionary, indices=observations.first_pull[dictionary.indices])
-
-
-def model_in(units: Units, prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Dictionary) -> SparseGP:
-    """Return :func:`sparse_model` in some units; if they are not the user's, the kernel is a learned one (a ``ScaleKernel``).
-
-    With a learned kernel, values far below the rest are raised (:func:`sparse_bo.priors.crash_floor`).
-
-    Args:
-        units: Of the model.
-        prior: In the user's units.
-        X: ``n x d``.
-        y: ``n`` (y).
-        dictionary: See there.
-    """
-    if units == USERS:
-        return sparse_model(prior, X, y, dictionary=dictionary)
-    kernel = copy.deepcopy(prior.covar_module)
-    kernel.outputscale = kernel.outputscale.detach() / units.scale / units.scale
-    mean, noise = (prior.prior_mean - units.shift) / units.scale, prior.regularization / units.scale / units.scale
-    y = (y.clamp_min(crash_floor(y)) - units.shift) / units.scale
-    return sparse_model(KnownPrior(kernel, mean, noise), X, y, dictionary=dictionary)
-
-
-def _known(model: SparseGP, prior: KnownPrior, units: Units, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r).
-
-    Straight from the model's representation: a posterior object raises variances below 1e-10, far above λ where noise is small.
-    """
-    with torch.no_grad():
-        representation, kernel = model.representation(), model.covar_module
-        variances, means = X.new_empty(len(X)), X.new_empty(len(X))
-        for rows in row_slices(len(X), chunk=CHUNK):
-            x = X[rows].unsqueeze(-2)
-            at = representation.project(kernel, x)
-            variances[rows] = at.variance(kernel_diagonal(kernel, x)).flatten()
-            means[rows] = (model.mean_module(x) + at.mean).flatten()
-    if units == USERS:
-        return variances / prior.regularization, means
-    return variances / (prior.regularization / units.scale / units.scale), means * units.scale + units.shift
-
-
-def _prior_variances(prior: KnownPrior, X: Tensor) -> Tensor:
-    return covariance_function(prior.covar_module, like=X).diagonal(X)
