@@ -1,11 +1,13 @@
 """Policies over arm sets and boxes: frozen choices of parts, with pure ``init / ask / tell`` on a state value."""
 
+from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.baselines import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.botorch.embedded_search import REMBO, HeSBO
 from sparse_bo.policies.botorch.gssbo import GSSBO, RSSBO
 from sparse_bo.policies.botorch.surrogate_state import SurrogateState
 from sparse_bo.policies.botorch.thompson import QFFTS, SGPTS
 from sparse_bo.policies.botorch.ucb import BoTorchUCB, SparseUCB, VecchiaUCB
+from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.sbpe import BPE, SBPE
 from sparse_bo.policies.elimination.schedule import batch_schedule
@@ -15,7 +17,7 @@ from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.region.policy import TrustRegion
 from sparse_bo.policies.region.state import RegionState
-from sparse_bo.policies.states import BanditState, BoxState, Report, State
+from sparse_bo.policies.states import Report, State
 from sparse_bo.policies.ucb.bbkb import BBKB
 from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.policies.ucb.gp_ucb import GPBUCB, GPUCB

@@ -10,23 +10,12 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.observations import add_observations
+from sparse_bo.policies.arm_states import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
+from sparse_bo.policies.box_states import BoxState, freeze_points, initial_box_state, spared_points, thaw_points, told
 from sparse_bo.policies.failures import forgiven, spared
 from sparse_bo.policies.persistence import on_device
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
-from sparse_bo.policies.states import (
-    BanditState,
-    BoxState,
-    freeze_evaluated,
-    freeze_points,
-    initial_box_state,
-    initial_state,
-    spared_points,
-    thaw_evaluated,
-    thaw_points,
-    told,
-    unseen_arms,
-    with_failures,
-)
+from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 

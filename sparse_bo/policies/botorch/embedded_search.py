@@ -12,9 +12,10 @@ from torch import Tensor
 from sparse_bo.domains import Box, Domain
 from sparse_bo.policies.botorch.embeddings import TOLERANCE, Embedding, GaussianEmbedding, HashEmbedding
 from sparse_bo.policies.botorch.ucb import BoTorchUCB
+from sparse_bo.policies.box_states import BoxState, initial_box_state, told
 from sparse_bo.policies.persistence import KEPT, freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
-from sparse_bo.policies.states import BoxState, Report, State, initial_box_state, told
+from sparse_bo.policies.states import Report, State
 from sparse_bo.validation import check_count
 
 

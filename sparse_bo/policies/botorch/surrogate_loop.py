@@ -23,10 +23,11 @@ from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.subsets import Everything, Subset
 from sparse_bo.policies.botorch.surrogate_models import MakeModel
 from sparse_bo.policies.botorch.surrogate_state import InBox, SurrogateState
+from sparse_bo.policies.box_states import freeze_points, initial_box_state, spared_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import on_device, part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import freeze_points, initial_box_state, spared_points, thaw_points, told, with_failures
+from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
 

@@ -11,8 +11,9 @@ from botorch.posteriors import Posterior
 from torch import Tensor
 
 from sparse_bo.domains import Box
+from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.states import BoxState, Report
+from sparse_bo.policies.states import Report
 
 
 class InBox(Model):  # type: ignore[misc]  # the base class ships no types

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior, StopRule, pick_batch
+from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.baselines import check_exploration, with_exploration
 from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
-from sparse_bo.policies.states import BanditState
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,9 +12,9 @@ from torch import Tensor
 from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, Domain
+from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
-from sparse_bo.policies.states import BanditState
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.validation import check_count

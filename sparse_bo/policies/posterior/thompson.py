@@ -17,10 +17,10 @@ from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadra
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
+from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.botorch.thompson import ORDERS
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
-from sparse_bo.policies.states import BanditState
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse_bo.core.evidence import Learned
 from sparse_bo.domains import Box
+from sparse_bo.policies.box_states import freeze_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
@@ -20,7 +21,7 @@ from sparse_bo.policies.region.region import Region, first_region, moved
 from sparse_bo.policies.region.search import Bounds, Pool
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
-from sparse_bo.policies.states import freeze_points, thaw_points, told, with_failures
+from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 
 SMALLEST_BATCH = 4

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.region.region import Region
 from sparse_bo.policies.region.surrogate import FittedRegion, RegionModel
-from sparse_bo.policies.states import BoxState, Report
+from sparse_bo.policies.states import Report
 
 TRUSTED, LEAST_TRUSTED = 0.25, 10
 """Share of the observations, the highest ones, whose points can be recommended, and how many at least."""

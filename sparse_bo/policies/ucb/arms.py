@@ -27,6 +27,7 @@ from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import Observations, add_observations, repeated_rows
+from sparse_bo.policies.arm_states import BanditState, FittedArms, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import (
     freeze_dictionary,
@@ -38,15 +39,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import (
-    BanditState,
-    FittedArms,
-    freeze_evaluated,
-    initial_state,
-    thaw_evaluated,
-    unseen_arms,
-    with_failures,
-)
+from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import (

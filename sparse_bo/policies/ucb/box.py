@@ -20,6 +20,7 @@ from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import SparseGP
 from sparse_bo.observations import Observations, merge_observations
+from sparse_bo.policies.box_states import BoxState, freeze_points, spared_points, thaw_points, told
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,
@@ -32,7 +33,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import BoxState, Report, freeze_points, spared_points, thaw_points, told, with_failures
+from sparse_bo.policies.states import Report, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
@@ -96,7 +97,7 @@ class BoxUCBState(BoxState):
 
     @property
     def model(self) -> SparseGP | None:
-        """See :attr:`sparse_bo.policies.states.BoxState.model`."""
+        """See :attr:`sparse_bo.policies.box_states.BoxState.model`."""
         return None if self.fitted is None else self.fitted.in_user_units
 
     @property
@@ -110,7 +111,7 @@ class BoxUCBState(BoxState):
         return None if self.fitted is None else self.fitted.dictionary
 
     def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`sparse_bo.policies.states.BoxState.predicted`."""
+        """See :meth:`sparse_bo.policies.box_states.BoxState.predicted`."""
         fitted = self.fitted
         if fitted is None or fitted.units == USERS:
             return super().predicted(X)

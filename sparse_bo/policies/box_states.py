@@ -1,0 +1,189 @@
+"""The state of a policy on a box between two batches: a value, and how it begins, grows, is kept and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
+
+import torch
+from botorch.models.model import Model
+from botorch.posteriors import GPyTorchPosterior
+from torch import Tensor
+
+from sparse_bo.domains import Box
+from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.policies.failures import (
+    SAME,
+    Failures,
+    Refusal,
+    box_correlation,
+    forgiven,
+    freeze_failures,
+    kernel_correlation,
+    refused,
+    thaw_failures,
+)
+from sparse_bo.policies.persistence import (
+    KEPT,
+    freeze_fields,
+    thaw_fields,
+)
+from sparse_bo.policies.states import Report
+from sparse_bo.policies.timing import Phase
+
+REDRAWS = 16
+"""Times that points of a design are drawn again because they lie near failures."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoxState:
+    """Everything a policy over a box knows between two batches. A value."""
+
+    box: Box
+    """In float64."""
+    X: Tensor = field(metadata=KEPT)
+    """``n x d`` evaluated points in the order in which they were told, in the user's units, float64."""
+    y: Tensor = field(metadata=KEPT)
+    """``n`` observations."""
+    round: int = field(default=0, metadata=KEPT)
+    """Batches told so far."""
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last update, by phase."""
+    failures: Failures | None = None
+    """Where evaluations failed; ``None`` as long as none has."""
+
+    def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
+        """Return which points (``n x d``, in the user's units) are better left alone: those near failures.
+
+        Args:
+            kernel: Says what is near; ``None``: a Gaussian one of a width of its own.
+
+        Returns:
+            ``None`` if nothing has failed.
+        """
+        failures = self.failures
+        if failures is None or not len(failures.where):
+            return None
+        correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
+        return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation)
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor, kernel: CovarianceFunction) -> Tensor:
+        """Return which of ``q`` picks (``q x d``) to make, once evaluations have failed: no place twice before it succeeds."""
+        if self.failures is None:
+            return torch.ones(len(picks), dtype=torch.bool, device=picks.device)
+        correlation = kernel_correlation(kernel)
+        known = (correlation(picks, self.X) > SAME).any(dim=-1)
+        same = correlation(picks, torch.cat([pending, picks])) > SAME
+        return known | ~same.tril(len(pending) - 1).any(dim=-1)
+
+    @property
+    def model(self) -> Model | None:
+        """BoTorch model after the last batch, in the user's units; ``None`` before there is enough data, or without a model."""
+        return None
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of the posterior's spread in the next batch's scores, for policies that have one."""
+        return None
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return len(self.y)
+
+    def without_results(self) -> Self:
+        """See :meth:`State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={})
+
+    def predicted(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's posterior means (y) and variances (y², at least 0) at ``X`` (``n x d``), ``n`` each.
+
+        GPyTorch's own ``variance`` is never below 10⁻¹⁰, whatever the units: these are read off the covariance.
+
+        Raises:
+            ValueError: If there is no model.
+        """
+        if self.model is None:
+            raise ValueError("expected a state with a model, got one without; tell it more results")
+        with torch.no_grad():
+            posterior = self.model.posterior(X)
+            if not isinstance(posterior, GPyTorchPosterior):
+                return posterior.mean.squeeze(-1), posterior.variance.squeeze(-1)
+            covariance = posterior.distribution.lazy_covariance_matrix
+            return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+
+    def report(self) -> Report:
+        """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
+        if not len(self.y):
+            return Report(width=self.width)
+        lucky = int(self.y.argmax())
+        best, mean, sd = lucky, float(self.y[lucky]), None
+        if self.model is not None:
+            means, _ = self.predicted(self.X)
+            best = int(means.argmax())
+            mean = float(means[best])
+            sd = float(self.predicted(self.X[best : best + 1])[1]) ** 0.5
+        same = (self.X[lucky] == self.X).all(dim=-1)
+        return Report(
+            best_x=self.X[best],
+            best_mean=mean,
+            best_sd=sd,
+            best_observed_x=self.X[lucky],
+            best_observed_mean=float(self.y[same].mean()),
+            best_observed_count=int(same.sum()),
+            width=self.width,
+        )
+
+
+B = TypeVar("B", bound=BoxState)
+
+
+def initial_box_state(box: Box) -> BoxState:
+    """Return the state of a box without data."""
+    box = box.double()
+    return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
+
+
+def told(state: B, X: Tensor, y: Tensor) -> B:
+    """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
+    failures = forgiven(state.failures, X)
+    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1, failures=failures)
+
+
+def spared_points(
+    draw: Callable[[int, torch.Generator], Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return ``q x d`` points of a design, those near failures (and near what is out, once there are any) drawn anew.
+
+    Without failures they are ``draw(q, generator)``. O(q (failures + successes) d) for each of at most :data:`REDRAWS` draws.
+
+    Args:
+        draw: From how many points, and the generator, to the points (``n x d``).
+        q: At least 1.
+        state: Knows the failures.
+        pending: Points that are out (``p x d``).
+        generator: CPU generator.
+    """
+    points, refuse = draw(q, generator), state.refusal()
+    if refuse is None:
+        return points
+    correlation = box_correlation(state.box.bounds)
+    for _ in range(REDRAWS):
+        wrong = refuse(points)
+        if len(pending):  # nothing is known of it, and one failure there is enough
+            wrong |= (correlation(points, pending) > SAME).any(dim=-1)
+        if not bool(wrong.any()):
+            break
+        points = torch.where(wrong.unsqueeze(-1), draw(q, generator), points)
+    return points
+
+
+def freeze_points(state: BoxState) -> dict[str, Any]:
+    """Return what was evaluated on a box, without the model: O(n d)."""
+    return freeze_fields(state) | freeze_failures(state.failures)
+
+
+def thaw_points(kind: type[BoxState], frozen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`freeze_points` kept of a state of class ``kind``, to make or replace one with."""
+    return thaw_fields(kind, frozen) | {"failures": thaw_failures(frozen)}
