@@ -34,7 +34,7 @@ LAYERS = [
     ["arms"],
     ["models"],
     ["dictionary"],
-    ["observations", "kernels", "priors"],
+    ["observations", "kernels", "priors", "learning"],
     ["domains"],
     ["core"],
     ["errors", "validation", "seeding", "_version"],

@@ -12,23 +12,18 @@ from torch import Tensor
 from sparse_bo import BBKB, AskTell, maximize
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
-from sparse_bo.priors import (
-    CLIP,
+from sparse_bo.learning import (
     GROWTH,
     LENGTHSCALE_SD,
     NOISE_CENTRE,
     NOISE_SD,
     SCALE_SD,
-    KnownPrior,
-    Prior,
-    crash_floor,
     learn_prior,
     learning_is_due,
     scaled_rbf,
-    warn_if_uncentred,
-    without_crashes,
 )
+from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
+from sparse_bo.priors import CLIP, KnownPrior, Prior, crash_floor, warn_if_uncentred, without_crashes
 
 OPEN = Prior(None, None, None)
 
@@ -209,10 +204,10 @@ def test_more_inputs_than_the_learning_budget_are_sampled(monkeypatch):
     """The most pulled ones are among them."""
     arms, index, y = problem(n=150)
     index, y = torch.cat([index, index[:1].repeat(50)]), torch.cat([y, y[0] + torch.zeros(50, dtype=torch.float64)])
-    monkeypatch.setattr("sparse_bo.priors.LEARNING_INPUTS", 30)
+    monkeypatch.setattr("sparse_bo.learning.LEARNING_INPUTS", 30)
     one, two = learned_from(arms, index, y), learned_from(arms, index, y)
     assert numbers(one) == numbers(two)
-    monkeypatch.setattr("sparse_bo.priors.MOST_PULLED", 0.0)
+    monkeypatch.setattr("sparse_bo.learning.MOST_PULLED", 0.0)
     assert numbers(learned_from(arms, index, y)) != numbers(one)
 
 
@@ -220,7 +215,7 @@ def test_the_search_starts_from_the_last_prior(monkeypatch):
     """With next to no steps, what is learned is about the last prior; without one it is far from it."""
     arms, index, y = problem()
     best = learned_from(arms, index, y)
-    monkeypatch.setattr("sparse_bo.priors.STEPS", 0)
+    monkeypatch.setattr("sparse_bo.learning.STEPS", 0)
     again = learned_from(arms, index, y, previous=best)
     assert numbers(again) == pytest.approx(numbers(best), rel=1e-2)
     assert numbers(learned_from(arms, index, y))[0] != pytest.approx(numbers(best)[0], rel=5e-2)
@@ -233,7 +228,7 @@ def test_a_failure_keeps_the_last_prior_and_says_so(monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("a matrix cannot be factorised")
 
-    monkeypatch.setattr("sparse_bo.priors.merged_evidence", broken)
+    monkeypatch.setattr("sparse_bo.learning.merged_evidence", broken)
     with pytest.warns(NumericalWarning, match=r"could not be learned .* cannot be factorised.* those of before"):
         assert learned_from(arms, index, y, previous=good) is good
     with pytest.warns(NumericalWarning, match="typical ones in the units of the data"):
@@ -361,6 +356,6 @@ def test_the_model_of_a_learned_box_is_shown_in_the_users_units():
 
 def test_learning_logs_what_it_did(caplog):
     arms, index, y = problem()
-    with caplog.at_level(logging.INFO, logger="sparse_bo.priors"):
+    with caplog.at_level(logging.INFO, logger="sparse_bo.learning"):
         learned_from(arms, index, y)
     assert "learned hyper-parameters from" in caplog.text

@@ -13,6 +13,7 @@ from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
+from sparse_bo.learning import learn_prior
 from sparse_bo.observations import repeated_rows
 from sparse_bo.policies.elimination.batch_width import doubled
 from sparse_bo.policies.elimination.findings import Finding, contradiction, explain, known
@@ -23,7 +24,7 @@ from sparse_bo.policies.elimination.source import CandidateSource, Standing
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.priors import KnownPrior, Prior, learn_prior
+from sparse_bo.priors import KnownPrior, Prior
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
 
 LARGEST_DOUBLINGS = 200

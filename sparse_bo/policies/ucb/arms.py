@@ -26,6 +26,7 @@ from sparse_bo.arms import (
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.kernels import covariance_function
+from sparse_bo.learning import learn_prior, learning_is_due
 from sparse_bo.observations import Observations, add_observations, repeated_rows
 from sparse_bo.policies.arm_states import BanditState, FittedArms, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
@@ -42,14 +43,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import (
-    KnownPrior,
-    Prior,
-    learn_prior,
-    learning_is_due,
-    warn_if_uncentred,
-    without_crashes,
-)
+from sparse_bo.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
 from sparse_bo.widths import Confidence
 from sparse_bo.widths.calibration import Surprise
 
@@ -69,7 +63,7 @@ class ArmUCB(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64. A lazy set that is still lazy here is streamed.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.learning.learning_is_due`).
         design_size: Distinct random arms before the first score.
         max_batch_size: No batch is larger.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.

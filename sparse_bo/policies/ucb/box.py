@@ -18,6 +18,7 @@ from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary import Candidates, Dictionary, UniformSampler, candidates_of
 from sparse_bo.domains import Box
 from sparse_bo.kernels import covariance_function
+from sparse_bo.learning import learn_prior, learning_is_due
 from sparse_bo.models import SparseGP
 from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies.box_states import BoxState, freeze_points, spared_points, thaw_points, told
@@ -37,7 +38,7 @@ from sparse_bo.policies.states import Report, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
-from sparse_bo.priors import KnownPrior, Prior, learn_prior, learning_is_due, warn_if_uncentred
+from sparse_bo.priors import KnownPrior, Prior, warn_if_uncentred
 from sparse_bo.widths import Confidence, botorch_beta
 from sparse_bo.widths.calibration import Surprise
 
@@ -133,7 +134,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     Attributes:
         box: In float64.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned (:func:`sparse_bo.priors.learning_is_due`).
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.learning.learning_is_due`).
         design_size: Quasi-random points before the first score.
         max_batch_size: No batch is larger.
 
