@@ -171,7 +171,7 @@ def _pilots(
 
     def pilot(draw: int, f: Tensor, some: Tensor) -> _Trace:
         loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[_Step]()
-        while loop.asked < budget and time.perf_counter() - start < seconds / (DRAWS * len(sizes)):
+        while loop.asked < budget and (not steps or time.perf_counter() - start < seconds / (DRAWS * len(sizes))):
             batch = loop.ask(max_q=budget - loop.asked)
             assert batch.indices is not None
             pulled.update(batch.indices.tolist())

@@ -49,6 +49,12 @@ def test_a_local_rule_on_streamed_arms_is_refused_as_the_run_refuses_it():
         plan(grid, budget=20, policy=policy, pilot_seconds=0.1)
 
 
+def test_pilots_without_time_for_a_second_batch_still_say_something():
+    made = quick(budget=20, pilot_seconds=1e-9)
+    assert made.batches >= 1
+    assert made.dictionary_size >= 1
+
+
 def test_longer_and_larger_runs_take_more():
     short, long = quick(budget=20), quick(budget=600)
     assert long.batches > short.batches
