@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from sparse_bo.policies.botorch.fitting import Fitter
 from sparse_bo.policies.botorch.proposers import Acquisition
 from sparse_bo.policies.botorch.surrogate_models import MakeModel
-from sparse_bo.validation import check_count, check_positive
+from sparse_bo.validation import check_count
+from sparse_bo.widths import SurrogateWidth
+from sparse_bo.widths.gp_ucb import check_surrogate_width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,7 +19,9 @@ class SurrogateSettings:
     Attributes:
         initial_design: n₀ points of a scrambled Sobol sequence before the first model.
         batch_size: Points per batch; more than one needs an acquisition function that knows pending points.
-        width: Posterior standard deviations in the default acquisition function, UCB (BoTorch's ``beta`` is its square).
+        width: Posterior standard deviations in the default acquisition function, UCB (BoTorch's ``beta`` is its square): a
+            number, or one that grows with the observations, :class:`sparse_bo.widths.SrinivasCompact` (of GP-UCB's theorem),
+            :class:`sparse_bo.widths.GSSBOTheory` (of GSSBO's) or a :class:`sparse_bo.widths.SurrogateWidth` of your own.
         acquisition: ``(model, X, y) ->`` a BoTorch acquisition function; inputs and bounds are those of the unit cube.
             Default: ``UpperConfidenceBound``, and ``qUpperConfidenceBound`` where several points are out at a time.
         surrogate: ``(X, Y) ->`` a BoTorch model, ``n x d`` in the unit cube and ``n x 1``. Default: a GP with a Matérn-5/2
@@ -36,7 +40,7 @@ class SurrogateSettings:
 
     initial_design: int = 20
     batch_size: int = 1
-    width: float = 2.0
+    width: float | SurrogateWidth = 2.0
     acquisition: Acquisition | None = None
     surrogate: MakeModel | None = None
     fitter: Fitter | None = None
@@ -49,7 +53,7 @@ class SurrogateSettings:
             check_count(name, getattr(self, name))
         if self.raw_samples < self.num_restarts:
             raise ValueError(f"expected raw_samples >= num_restarts, got {self.raw_samples} and {self.num_restarts}")
-        check_positive("width", self.width)
+        check_surrogate_width(self.width)
         for name in ("acquisition", "surrogate", "fitter"):
             part = getattr(self, name)
             if part is not None and not callable(part):

@@ -103,5 +103,5 @@ class VecchiaUCB(SurrogateSettings):
             self,
             box_of(domain, policy=self.name),
             make=self.surrogate or partial(VecchiaGP, neighbors=self.neighbors),
-            proposer=MaximiseAcquisition(search, self.width, self.acquisition),
+            proposer=MaximiseAcquisition(search, self.acquisition),
         )
