@@ -1,6 +1,6 @@
 """GSSBO's table: which observations to keep, as regret over GP-UCB's with the same settings and seed, on Hartmann-6.
 
-    python benchmarks/gssbo_rules.py                     # 120 evaluations, M = 40, 10 seeds: forty minutes
+    python benchmarks/gssbo_rules.py                     # 80 evaluations, M = 40, 10 seeds: an hour
     python benchmarks/gssbo_rules.py --quick             # 40 evaluations, M = 25, 2 seeds
     python benchmarks/gssbo_rules.py --budget 300 --buffer 60 --learnings likelihood
 
@@ -150,7 +150,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield the runs, rule by rule, so that rules are complete one after the other."""
     sizes = {"budget": chosen.budget, "initial": chosen.initial, "buffer": chosen.buffer}
     for learning in chosen.learnings:
-        for rule in (GP_UCB, *(rule for rule in chosen.rules if rule != GP_UCB)):
+        for rule in chosen.rules:
             for seed in chosen.seeds:
                 key = {"problem": chosen.problem, "learning": learning, "rule": rule, **sizes, "seed": seed}
                 yield Job(key, partial(run_one, **key, every=chosen.every, device=chosen.device))
@@ -160,11 +160,33 @@ Runs = dict[tuple[Any, ...], Record]
 
 
 def groups(records: list[Record]) -> Iterator[tuple[tuple[Any, ...], Runs]]:
-    """Yield the newest run of each rule and seed, by problem, sizes and learning."""
+    """Yield the newest run of each rule and seed, by problem, sizes and learning; GP-UCB's may be longer ones and has no M."""
     fields = ("problem", "budget", "initial", "buffer", "learning")
-    for size in dict.fromkeys(tuple(r[name] for name in fields) for r in records):
-        chosen = [r for r in records if tuple(r[name] for name in fields) == size]
-        yield size, newest(chosen, "rule", "seed")
+    for size in dict.fromkeys(tuple(r[name] for name in fields) for r in records if r["rule"] != GP_UCB):
+        problem, budget, initial, _, learning = size
+        chosen = [r for r in records if tuple(r[name] for name in fields) == size and r["rule"] != GP_UCB]
+        beside = [
+            r
+            for r in records
+            if (r["rule"], r["problem"], r["initial"], r["learning"]) == (GP_UCB, problem, initial, learning)
+            and r["budget"] >= budget
+        ]
+        yield size, newest([*(cut(r, budget) for r in beside), *chosen], "rule", "seed")
+
+
+def cut(record: Record, budget: int) -> Record:
+    """Return a run as it was after so many evaluations: the settings do not know the budget."""
+    shown = {key: record[key][:budget] for key in ("regret", "seconds")}
+    sizes, costs = np.array(record["standard_rounds"], dtype=float).T
+    upto = sizes < budget
+    rounds = [*zip(sizes[upto], costs[upto], strict=True), (budget, float(np.interp(budget, sizes, costs)))]
+    return {**record, **shown, "standard_rounds": rounds}
+
+
+def pairs(runs: Runs, rule: str) -> list[tuple[Record, Record]]:
+    """Return the runs of a rule, each with GP-UCB's of the same seed."""
+    beside = {seed: r for (name, seed), r in runs.items() if name == GP_UCB}
+    return [(r, beside[seed]) for (name, seed), r in runs.items() if name == rule and seed in beside]
 
 
 def ratios(runs: Runs, rule: str, *, after: int = 0) -> list[float]:
@@ -173,9 +195,7 @@ def ratios(runs: Runs, rule: str, *, after: int = 0) -> list[float]:
     def regret(record: Record) -> float:
         return record["regret"][-1] - (record["regret"][after - 1] if after else 0.0)
 
-    return [
-        regret(r) / regret(runs[GP_UCB, seed]) for (name, seed), r in runs.items() if name == rule and (GP_UCB, seed) in runs
-    ]
+    return [regret(r) / regret(beside) for r, beside in pairs(runs, rule)]
 
 
 def interval(values: list[float]) -> str:
@@ -196,8 +216,9 @@ def standard_seconds(record: Record) -> float:
 
 def shares(runs: Runs, rule: str, *, standard: bool) -> list[float]:
     """Return a rule's seconds over those of GP-UCB with warm start, or of the standard loop, with the same seed."""
-    pairs = [(r, runs[GP_UCB, seed]) for (name, seed), r in runs.items() if name == rule and (GP_UCB, seed) in runs]
-    return [r["seconds"][-1] / (standard_seconds(beside) if standard else beside["seconds"][-1]) for r, beside in pairs]
+    return [
+        r["seconds"][-1] / (standard_seconds(beside) if standard else beside["seconds"][-1]) for r, beside in pairs(runs, rule)
+    ]
 
 
 def page(records: list[Record]) -> Iterator[Block]:
@@ -210,14 +231,7 @@ def page(records: list[Record]) -> Iterator[Block]:
                 told = [interval(found), interval(ratios(runs, rule, after=buffer))] if rule != GP_UCB else ["1", "1"]
                 times = [f"{100 * np.mean(shares(runs, rule, standard=kind)):.0f} %" for kind in (False, True)]
                 rows.append((rule, str(len(found)), *told, *times))
-        names = (
-            "kept",
-            "seeds",
-            "regret / GP-UCB's",
-            f"after the first {buffer} evaluations",
-            "time / GP-UCB's",
-            "/ standard loop's",
-        )
+        names = ("kept", "seeds", "regret / GP-UCB's", f"after evaluation {buffer}", "time / GP-UCB's", "/ standard loop's")
         yield Table(names, rows)
         yield Picture(f"gssbo_rules-{problem}-T{budget}-M{buffer}-{learning}", "Regret over GP-UCB's", partial(draw, runs))
 
@@ -226,11 +240,8 @@ def headline(records: list[Record]) -> str:
     """Return the ratios of the Nyström columns and of a random subset, by learning."""
     told = []
     for (_, budget, _, buffer, learning), runs in groups(records):
-        parts = [
-            f"{name} {interval(found)}"
-            for name, rule in (("Nyström columns", NYSTROM), ("random", RANDOM))
-            if (found := ratios(runs, rule))
-        ]
+        named = {"Nyström columns": ratios(runs, NYSTROM), "a random subset": ratios(runs, RANDOM)}
+        parts = [f"{name} {interval(found)}" for name, found in named.items() if found]
         told.append(f"{learning}, T = {budget}, M = {buffer}: {', '.join(parts)} times GP-UCB's regret")
     return "; ".join(told)
 
@@ -240,8 +251,7 @@ def draw(runs: Runs) -> Figure:
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axis = figure.subplots()
     for rule, (_, colour) in RULES.items():
-        pairs = [(r, runs[GP_UCB, seed]) for (name, seed), r in runs.items() if name == rule and (GP_UCB, seed) in runs]
-        if lines := [np.array(r["regret"]) / np.array(beside["regret"]) for r, beside in pairs]:
+        if lines := [np.array(r["regret"]) / np.array(beside["regret"]) for r, beside in pairs(runs, rule)]:
             band(axis, range(1, len(lines[0]) + 1), lines, color=colour, lw=1.6, label=f"{rule} ({len(lines)} seeds)")
     axis.set(xlabel="evaluations", ylabel="cumulative regret / GP-UCB's")
     axis.legend(fontsize=8)
@@ -268,7 +278,7 @@ loop*, which fits anew from the initial parameters every round: its rounds are t
     page=page,
     headline=headline,
     options={
-        "budget": Option("evaluations of a run", 120, 40, 14),
+        "budget": Option("evaluations of a run", 80, 40, 14),
         "initial": Option("initial points", 20, 15, 6),
         "buffer": Option("M", 40, 25, 9),
         "every": Option("time the standard loop every so many points", 20, 10, 4),
