@@ -34,6 +34,7 @@ from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlu
 from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, Policy, SparseUCB, VecchiaUCB
 from sparse_bo.policies.botorch import SurrogateState
 from sparse_bo.policies.botorch.subsets import random_subset
+from sparse_bo.policies.botorch.surrogate_models import Learning
 from sparse_bo.problems.base import BoxProblem
 from sparse_bo.problems.synthetic import SYNTHETIC, synthetic
 from sparse_bo.runs.history import HistoryRow
@@ -129,7 +130,7 @@ def run_one(
         clock.extend([now() - start - beside] * row.batch_size)
         n, since = len(clock), now()
         if standard_every and (n == initial or n % standard_every == 0):
-            rounds.append((n, round(standard_round(loop.state, seed=seed, device=device), 3)))
+            rounds.append((n, round(standard_round(loop.state, learning="map", seed=seed, device=device), 3)))
         if n % 50 == 0:
             folder.mkdir(parents=True, exist_ok=True)
             partial_file.write_text(json.dumps(record()), encoding="utf-8")
@@ -140,13 +141,17 @@ def run_one(
     return record()
 
 
-def standard_round(state: SurrogateState, *, seed: int, device: torch.device) -> float:
+def standard_round(state: SurrogateState, *, learning: Learning, seed: int, device: torch.device) -> float:
     """Return the seconds of one round of the standard loop on a run's data.
 
     Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
     BoTorch's settings, and the acquisition function maximised.
     """
-    standard, generator, now = BoTorchUCB().on(state.box), torch.Generator().manual_seed(seed), stopwatch(device)
+    standard, generator, now = (
+        BoTorchUCB(learning=learning).on(state.box),
+        torch.Generator().manual_seed(seed),
+        stopwatch(device),
+    )
     start = now()
     after = standard.tell(standard.init(), state.X, state.y, generator=generator)
     standard.ask(after, max_q=1, pending=state.X[:0], generator=generator)

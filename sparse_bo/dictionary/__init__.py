@@ -4,6 +4,7 @@ from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Sample
 from sparse_bo.dictionary.certificate import Certificate, certify
 from sparse_bo.dictionary.dpp import KDPPSampler
 from sparse_bo.dictionary.greedy import GreedyVarianceSampler, IPASampler, IVMSampler
+from sparse_bo.dictionary.incremental import IncrementalLeverageSampler
 from sparse_bo.dictionary.kmeans import KMeansPlusPlusSampler
 from sparse_bo.dictionary.leverage import LeverageSampler
 from sparse_bo.dictionary.recursive import RecursiveRLSSampler
@@ -21,6 +22,7 @@ __all__ = [
     "GreedyVarianceSampler",
     "IPASampler",
     "IVMSampler",
+    "IncrementalLeverageSampler",
     "KDPPSampler",
     "KMeansPlusPlusSampler",
     "LeverageSampler",

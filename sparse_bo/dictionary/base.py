@@ -65,6 +65,10 @@ class Candidates(NamedTuple):
     """λ, the noise variance of one observation (y²): a number, or ``n`` where it differs."""
     means: Tensor | None = None
     """``n`` means (y) of the posterior that the leverages are of, or ``None``."""
+    kept: Tensor | None = None
+    """``n`` probability with which each came into the last dictionary, 0 where it is not in it; ``None`` where not known."""
+    new: Tensor | None = None
+    """``n`` observations of each in the newest batch; ``None`` where that is not known."""
 
 
 def candidates_of(

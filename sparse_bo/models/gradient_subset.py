@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from botorch.models.model import Model
@@ -135,7 +135,7 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
     """
     model.eval()
     inputs = model.transform_inputs(X)
-    covariance = model.prior_kernel if isinstance(model, DictionaryPosterior) else model.covar_module
+    covariance, _ = _prior_of(model)
 
     def kernel(rows: Tensor) -> Tensor:
         return kernel_matrix(covariance, inputs[rows], inputs)
@@ -167,15 +167,47 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
     inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
     sparse = isinstance(model, DictionaryPosterior)
-    kernel, mean = (model.prior_kernel, model.prior_mean) if sparse else (model.covar_module, model.mean_module)
+    kernel, mean = _prior_of(model)
     if trained:
         known = model.representation().points if sparse else model.train_inputs[0]
         dictionary = torch.cat([known, dictionary])
-    Y = y.unsqueeze(-1)
-    if getattr(model, "outcome_transform", None) is not None:
-        Y = model.outcome_transform(Y)[0]
     K_DD, K_DX = kernel_matrix(kernel, dictionary, dictionary), kernel_matrix(kernel, dictionary, inputs)
-    return nystrom_factor(K_DD).features(K_DX), Y.squeeze(-1) - mean(inputs)
+    return nystrom_factor(K_DD).features(K_DX), _standardised(model, y) - mean(inputs)
+
+
+def prior_residuals(model: Model, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return the prior covariance of all inputs (``n x n``), observations minus prior mean (``n``) and the noise variance.
+
+    All in the model's own units. O(n²) kernel values.
+
+    Args:
+        model: As in :func:`gradient_subset`.
+        X: ``n x d`` inputs, in the model's units.
+        y: ``n`` observations.
+
+    Raises:
+        TypeError: If the model lacks a part.
+        ValueError: If it has more than one output.
+    """
+    noise = _checked_model(model)
+    model.eval()
+    inputs = model.transform_inputs(X)
+    kernel, mean = _prior_of(model)
+    return kernel_matrix(kernel, inputs, inputs), _standardised(model, y) - mean(inputs), noise
+
+
+def _prior_of(model: Model) -> tuple[Any, Any]:
+    """Return kernel and mean."""
+    if isinstance(model, DictionaryPosterior):
+        return model.prior_kernel, model.prior_mean
+    return model.covar_module, model.mean_module
+
+
+def _standardised(model: Model, y: Tensor) -> Tensor:
+    """Return observations (``n``) in the model's own units."""
+    if getattr(model, "outcome_transform", None) is None:
+        return y
+    return model.outcome_transform(y.unsqueeze(-1))[0].squeeze(-1)
 
 
 def _checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:

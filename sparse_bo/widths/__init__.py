@@ -10,6 +10,14 @@ from sparse_bo.widths.bounds import (
     SBPEOnBox,
     SBPETheory,
 )
+from sparse_bo.widths.gp_ucb import (
+    GSSBOTheory,
+    SrinivasCompact,
+    SrinivasFinite,
+    SubsetErrors,
+    SurrogateConfidence,
+    SurrogateWidth,
+)
 from sparse_bo.widths.leverage import (
     BBKBAuthors,
     BBKBTheory,
@@ -34,10 +42,16 @@ __all__ = [
     "CalibratedWidth",
     "Confidence",
     "ConstantWidth",
+    "GSSBOTheory",
     "GaussianBounds",
     "SBPELightTailed",
     "SBPEOnBox",
     "SBPETheory",
+    "SrinivasCompact",
+    "SrinivasFinite",
+    "SubsetErrors",
+    "SurrogateConfidence",
+    "SurrogateWidth",
     "Width",
     "botorch_beta",
 ]

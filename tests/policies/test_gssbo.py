@@ -9,10 +9,11 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
 
 from sparse_bo import GSSBO, AskTell, gradient_subset, maximize
+from sparse_bo.dictionary import FirstSampler
 from sparse_bo.domains import Box
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import VecchiaGP
-from sparse_bo.policies import RSSBO, BoTorchUCB, timing
+from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, timing
 from sparse_bo.policies.botorch.paths import MaximisePaths, matheron_paths
 from sparse_bo.policies.botorch.proposers import Search
 from sparse_bo.policies.botorch.subsets import Buffer, FixedSize, RandomRows, random_subset
@@ -107,12 +108,16 @@ def test_the_exact_pool_holds_every_observation(gradient, pool):
         BoTorchUCB(initial_design=8, learning="likelihood"),
         GSSBO(initial_design=8, buffer=10, learning="likelihood"),
         RSSBO(initial_design=8, buffer=10, learning="likelihood", condition_on="all"),
+        SparseUCB(initial_design=8, dictionary=FirstSampler(size=9), learning="likelihood"),
+        VecchiaUCB(initial_design=8, neighbors=8, learning="likelihood"),
+        SGPTS(initial_design=8, learning="likelihood"),
+        QFFTS(initial_design=8, learning="likelihood"),
     ],
-    ids=["botorch-ucb", "gssbo", "rssbo, all known"],
+    ids=["botorch-ucb", "gssbo", "rssbo, all known", "sparse-ucb", "vecchia-ucb", "s-gp-ts", "qff-ts"],
 )
 def test_maximum_likelihood_learns_an_output_scale_without_priors(policy):
     loop = AskTell(policy=policy, bounds=box(), seed=0)
-    loop.run(bowl, 12)
+    loop.run(bowl, 11)
     model = loop.state.surrogate
     assert not list(model.named_priors())
     lengthscales, scale = model.covar_module.base_kernel.lengthscale.detach(), float(model.covar_module.outputscale.detach())

@@ -11,7 +11,7 @@ from sparse_bo.policies.botorch.fitting import ConditionOn
 from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, Pool, RandomRows
 from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.botorch.surrogate_models import Learning, exact_matern_gp, sparse_or_exact_matern_gp
+from sparse_bo.policies.botorch.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.validation import check_choice, check_count, check_number
 
@@ -36,8 +36,6 @@ class BufferSettings(SurrogateSettings):
             out is forgotten. ``"all"``: every observation, through :func:`sparse_bo.models.fit_to_rows`; the M propose
             hyper-parameters, which replace the last ones where all observations are likelier under them. The default
             surrogate is then :class:`sparse_bo.SparseGP` with the same kernel: exact up to 4,096 observations.
-        learning: Of the default surrogate. ``"map"``: BoTorch's priors, no output scale; ``"likelihood"``: maximum likelihood
-            with an output scale, as in the paper.
 
     Raises:
         TypeError: If a setting has the wrong kind.
@@ -47,12 +45,10 @@ class BufferSettings(SurrogateSettings):
     buffer: int | Literal["model", "clock"] = "model"
     slowdown: float = 4.0
     condition_on: ConditionOn = "subset"
-    learning: Learning = "map"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("condition_on", self.condition_on, ("subset", "all"))
-        check_choice("learning", self.learning, ("map", "likelihood"))
         if isinstance(self.buffer, str):
             check_choice("buffer", self.buffer, ("model", "clock"))
         else:

@@ -31,6 +31,8 @@ class Fitted:
     """``n`` observations."""
     known: Tensor
     """Rows that the model is conditioned on, ascending."""
+    width: float
+    """Posterior standard deviations in the default acquisition function."""
 
     @property
     def bounds(self) -> Tensor:
@@ -94,13 +96,11 @@ class MaximiseAcquisition:
 
     Attributes:
         search: How it is maximised.
-        width: Posterior standard deviations in the default function, UCB; BoTorch's ``beta`` is its square.
         acquisition: Makes the function. ``None``: ``UpperConfidenceBound``, and ``qUpperConfidenceBound`` where several
-            points are out at a time.
+            points are out at a time, with the fitted model's width; BoTorch's ``beta`` is its square.
     """
 
     search: Search
-    width: float
     acquisition: Acquisition | None = None
 
     def __call__(self, fitted: Fitted, q: int, *, pending: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class MaximiseAcquisition:
     def _function(self, fitted: Fitted, *, alone: bool) -> AcquisitionFunction:
         if self.acquisition is None:
             kind = UpperConfidenceBound if alone else qUpperConfidenceBound
-            return kind(fitted.model, beta=self.width**2)
+            return kind(fitted.model, beta=fitted.width**2)
         function = self.acquisition(fitted.model, fitted.X[fitted.known], fitted.y[fitted.known])
         if not isinstance(function, AcquisitionFunction):
             raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.models.parameters import shapes
+from sparse_bo.policies.botorch.confidence import width_of
 from sparse_bo.policies.botorch.fitting import ConditionOn, ModelFit
 from sparse_bo.policies.botorch.proposers import Fitted, MaximiseAcquisition, Proposer, Search
 from sparse_bo.policies.botorch.settings import SurrogateSettings
@@ -30,6 +31,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
+from sparse_bo.widths import SurrogateWidth
 
 ELSEWHERE = 512
 """Points drawn of each kind where a proposal is refused."""
@@ -43,7 +45,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         box: The box, in float64.
         initial_design: Points of a scrambled Sobol sequence before the first model.
         batch_size: Points per batch.
-        width: Of the acquisition function, for reports.
+        width: Posterior standard deviations in the default acquisition function: a number, or what it depends on.
         subset: Chooses the observations that the model is fitted to.
         fit: Makes and fits the model.
         proposer: Proposes points.
@@ -53,7 +55,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     box: Box
     initial_design: int
     batch_size: int
-    width: float
+    width: float | SurrogateWidth
     subset: Subset
     fit: ModelFit
     proposer: Proposer
@@ -62,7 +64,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
         empty = initial_box_state(self.box)
-        return SurrogateState(empty.box, empty.X, empty.y, width=self.width)
+        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(self.width, SurrogateWidth) else self.width)
 
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of the initial design until it is complete, then those of the proposer.
@@ -71,7 +73,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         """
         out = len(pending)
         over = 1 + out - self.batch_size  # results until the batch has room for a point
-        if state.surrogate is None or state.subset is None:
+        if state.surrogate is None or state.subset is None or state.width is None:
             missing = self.initial_design - len(state.y)
             if missing <= out:
                 return Wait(max(missing, over))
@@ -80,7 +82,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         if over > 0:
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))
-        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known)
+        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known, state.width)
         with seeded(generator, device=self.box.device):
             best = self.proposer(fitted, min(max_q, self.batch_size - out), pending=self.box.to_unit(pending))
         picks = self.box.from_unit(best.detach().clamp(0.0, 1.0))
@@ -97,8 +99,10 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         with watch.phase("sample"):
             subset = self.subset.rows(state, newest=len(picks), generator=generator)
         with watch.phase("learn"), seeded(generator, device=self.box.device):
-            model = self.fit.fitted(self.box.to_unit(state.X), state.y, subset, previous=state.surrogate)
-        after = replace(state, model=InBox(model, self.box), subset=subset, seconds=watch.seconds)
+            X = self.box.to_unit(state.X)
+            model = self.fit.fitted(X, state.y, subset, previous=state.surrogate)
+            width = width_of(self.width, model, X, state.y, self.fit.known(subset, len(state.y)))
+        after = replace(state, model=InBox(model, self.box), subset=subset, width=width, seconds=watch.seconds)
         return self.subset.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
 
     def fail(self, state: SurrogateState, picks: Tensor) -> SurrogateState:
@@ -197,7 +201,7 @@ def surrogate_loop(
         width=settings.width,
         subset=subset or Everything(),
         fit=ModelFit(make, settings.fitter, settings.warm_start, condition_on),
-        proposer=proposer or MaximiseAcquisition(search, settings.width, settings.acquisition),
+        proposer=proposer or MaximiseAcquisition(search, settings.acquisition),
         own_model=settings.surrogate is not None,
     )
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.models.utils.gpytorch_modules import MIN_INFERRED_NOISE_LEVEL, get_covar_module_with_dim_scaled_prior
 from gpytorch.constraints import GreaterThan, Interval
-from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from sparse_bo.kernels import gaussian_parameters
 from sparse_bo.models import SparseGP
+from sparse_bo.models.vecchia import VecchiaGP
 
 MakeModel = Callable[[Tensor, Tensor], Model]
 """From inputs in the unit cube (``n x d``) and observations (``n x 1``) to a model that is not fitted yet."""
@@ -35,9 +37,27 @@ def exact_matern_gp(learning: Learning) -> MakeModel:
     return matern_gp if learning == "map" else matern_gp_without_priors
 
 
-def sparse_or_exact_matern_gp(learning: Learning) -> MakeModel:
-    """Return what makes :class:`sparse_bo.SparseGP` with the kernel and likelihood of :func:`exact_matern_gp`."""
-    return sparse_matern_gp if learning == "map" else sparse_matern_gp_without_priors
+def sparse_or_exact_matern_gp(learning: Learning, **options: Any) -> MakeModel:
+    """Return what makes :class:`sparse_bo.SparseGP` with ``options``, and kernel and likelihood of :func:`exact_matern_gp`."""
+    return partial(sparse_matern_gp if learning == "map" else sparse_matern_gp_without_priors, **options)
+
+
+def vecchia_matern_gp(learning: Learning, *, neighbors: int) -> MakeModel:
+    """Return what makes :class:`sparse_bo.models.VecchiaGP` with the kernel and likelihood of :func:`exact_matern_gp`."""
+
+    def make(X: Tensor, Y: Tensor) -> VecchiaGP:
+        if learning == "map":
+            return VecchiaGP(X, Y, neighbors=neighbors)
+        model = VecchiaGP(X, Y, neighbors=neighbors, covar_module=_scaled_matern(X))
+        model.likelihood = _plain_likelihood().to(X)
+        return model
+
+    return make
+
+
+def exact_gaussian_gp(learning: Learning) -> MakeModel:
+    """Return what makes an exact GP with a Gaussian kernel: :func:`gaussian_gp`, or without priors and with an output scale."""
+    return gaussian_gp if learning == "map" else gaussian_gp_without_priors
 
 
 def matern_gp_without_priors(X: Tensor, Y: Tensor) -> SingleTaskGP:
@@ -45,15 +65,27 @@ def matern_gp_without_priors(X: Tensor, Y: Tensor) -> SingleTaskGP:
     return SingleTaskGP(X, Y, covar_module=_scaled_matern(X), likelihood=_plain_likelihood())
 
 
-def sparse_matern_gp_without_priors(X: Tensor, Y: Tensor) -> SparseGP:
+def sparse_matern_gp_without_priors(X: Tensor, Y: Tensor, **options: Any) -> SparseGP:
     """Return :class:`sparse_bo.SparseGP` with kernel and likelihood of :func:`matern_gp_without_priors`."""
-    return SparseGP(X, Y, covar_module=_scaled_matern(X), likelihood=_plain_likelihood())
+    return SparseGP(X, Y, covar_module=_scaled_matern(X), likelihood=_plain_likelihood(), **options)
+
+
+def gaussian_gp_without_priors(X: Tensor, Y: Tensor) -> SingleTaskGP:
+    """Return the GP of :func:`matern_gp_without_priors` with a Gaussian kernel."""
+    gaussian = RBFKernel(ard_num_dims=X.shape[-1], lengthscale_constraint=_lengthscales())
+    return SingleTaskGP(X, Y, covar_module=_scaled(gaussian), likelihood=_plain_likelihood())
 
 
 def _scaled_matern(X: Tensor) -> Kernel:
-    lengthscales = Interval(*LENGTHSCALES, transform=None, initial_value=0.5)
-    matern = MaternKernel(nu=2.5, ard_num_dims=X.shape[-1], lengthscale_constraint=lengthscales)
-    return ScaleKernel(matern, outputscale_constraint=Interval(*OUTPUT_SCALES, transform=None, initial_value=1.0))
+    return _scaled(MaternKernel(nu=2.5, ard_num_dims=X.shape[-1], lengthscale_constraint=_lengthscales()))
+
+
+def _lengthscales() -> Interval:
+    return Interval(*LENGTHSCALES, transform=None, initial_value=0.5)
+
+
+def _scaled(kernel: Kernel) -> Kernel:
+    return ScaleKernel(kernel, outputscale_constraint=Interval(*OUTPUT_SCALES, transform=None, initial_value=1.0))
 
 
 def _plain_likelihood() -> GaussianLikelihood:

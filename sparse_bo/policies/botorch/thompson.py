@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Domain
@@ -13,7 +12,7 @@ from sparse_bo.policies.botorch.proposers import Search
 from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.subsets import Buffer, FixedSize, RandomRows
 from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.botorch.surrogate_models import gaussian_gp, sparse_matern_gp, with_gaussian_kernel
+from sparse_bo.policies.botorch.surrogate_models import exact_gaussian_gp, sparse_or_exact_matern_gp, with_gaussian_kernel
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.validation import check_count
 
@@ -47,7 +46,8 @@ class SGPTS(SurrogateSettings):
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        sparse_gp = partial(sparse_matern_gp, dictionary=self.dictionary, max_dictionary=self.max_dictionary)
+        options = {"dictionary": self.dictionary, "max_dictionary": self.max_dictionary}
+        sparse_gp = sparse_or_exact_matern_gp(self.learning, **options)
         return surrogate_loop(
             self,
             box_of(domain, policy=self.name),
@@ -104,7 +104,7 @@ class QFFTS(SurrogateSettings):
         return surrogate_loop(
             self,
             box,
-            make=with_gaussian_kernel(self.surrogate or gaussian_gp),
+            make=with_gaussian_kernel(self.surrogate or exact_gaussian_gp(self.learning)),
             subset=Buffer(FixedSize(LEARNING_POINTS), RandomRows(initial=0, keep_newest=False)),
             proposer=MaximisePaths(paths, Search(self.num_restarts, self.raw_samples)),
         )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from sparse_bo.dictionary import FirstSampler, Sampler
 from sparse_bo.domains import Domain
-from sparse_bo.models.vecchia import VecchiaGP
 from sparse_bo.policies.botorch.proposers import MaximiseAcquisition, Search
 from sparse_bo.policies.botorch.settings import SurrogateSettings
 from sparse_bo.policies.botorch.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.botorch.surrogate_models import Learning, exact_matern_gp, sparse_matern_gp
+from sparse_bo.policies.botorch.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp, vecchia_matern_gp
 from sparse_bo.policies.protocol import box_of
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.validation import check_count
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,18 +20,9 @@ class BoTorchUCB(SurrogateSettings):
 
     Settings: :class:`SurrogateSettings`. The comparator of GSSBO: by default the standard loop, which learns the
     hyper-parameters anew every round with BoTorch's own settings.
-
-    Attributes:
-        learning: Of the default surrogate. ``"map"``: BoTorch's priors, no output scale; ``"likelihood"``: maximum likelihood
-            with an output scale.
     """
 
     warm_start: bool = False
-    learning: Learning = "map"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("learning", self.learning, ("map", "likelihood"))
 
     @property
     def name(self) -> str:
@@ -70,7 +59,7 @@ class SparseUCB(SurrogateSettings):
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        sparse_gp = partial(sparse_matern_gp, dictionary=self.dictionary or FirstSampler(size=100))
+        sparse_gp = sparse_or_exact_matern_gp(self.learning, dictionary=self.dictionary or FirstSampler(size=100))
         return surrogate_loop(self, box_of(domain, policy=self.name), make=self.surrogate or sparse_gp)
 
 
@@ -102,6 +91,6 @@ class VecchiaUCB(SurrogateSettings):
         return surrogate_loop(
             self,
             box_of(domain, policy=self.name),
-            make=self.surrogate or partial(VecchiaGP, neighbors=self.neighbors),
-            proposer=MaximiseAcquisition(search, self.width, self.acquisition),
+            make=self.surrogate or vecchia_matern_gp(self.learning, neighbors=self.neighbors),
+            proposer=MaximiseAcquisition(search, self.acquisition),
         )

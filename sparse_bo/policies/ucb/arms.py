@@ -150,6 +150,7 @@ class ArmUCB(Mechanism[BanditState]):
             columns = KernelColumns(surrogate.memory_bytes)
         with watch.phase("sample"):
             candidates, columns = _candidates(before, surrogate, observations, columns, generator)
+            candidates = _with_last_dictionary(candidates, before, picks)
             dictionary = self.parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
@@ -276,6 +277,20 @@ def _candidates(
         previous, columns = fit_arms(surrogate, observations, dictionary, columns)
     rows = observations.rows
     return given(observations, previous.leverages_at(rows), means=previous.means_at(rows)), columns
+
+
+def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, picks: Tensor) -> Candidates:
+    """Return the candidates with what is known of the last dictionary and of the newest batch. O((m + q) log n)."""
+    dictionary = None if before is None else before.posterior.dictionary
+    if dictionary is None or dictionary.indices is None or candidates.indices is None:
+        return candidates
+    rows = candidates.indices  # ascending
+    kept = torch.zeros_like(candidates.X[:, 0])
+    inside = torch.isin(dictionary.indices, rows)
+    kept[torch.searchsorted(rows, dictionary.indices[inside])] = dictionary.probabilities[inside].to(kept)
+    told = picks[torch.isin(picks, rows)]
+    new = torch.bincount(torch.searchsorted(rows, told), minlength=len(rows)).to(candidates.counts)
+    return candidates._replace(kept=kept, new=new)
 
 
 def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:

@@ -19,7 +19,8 @@ class BKB(UCBPolicy):
     With another ``dictionary`` it is GP-UCB on another surrogate, as the papers' comparators are: ``IVMSampler(size=m)``
     (Lawrence et al. 2002), ``KMeansPlusPlusSampler(size=m)`` (Oglic & Gärtner 2017), ``IPASampler(size=m)`` (Moss et al.
     2023), ``FirstSampler(size=m)`` (LR-First m; Williams & Seeger 2001), ``UniformSampler(size=m)``; on the command line
-    ``--policy bkb --dictionary ivm --dictionary-size m``. BKB's guarantee (Thm 1 and 2) is for leverage sampling alone.
+    ``--policy bkb --dictionary ivm --dictionary-size m``. BKB's guarantee (Thm 1 and 2) is for leverage sampling alone. Its
+    incremental dictionary (§3) is ``dictionary=IncrementalLeverageSampler()``.
 
     Settings shared with the other policies: :class:`sparse_bo.policies.ucb.policy.UCBPolicy`.
 
