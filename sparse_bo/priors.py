@@ -71,10 +71,12 @@ def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) 
     """
     if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
         return
+    if abs(mean := float(observations.means.mean())) <= UNCENTRED * math.sqrt(given.regularization):
+        return  # whatever the kernel's variance, which takes milliseconds to ask for
     variance = float(covariance_function(given.covar_module, like=observations.X[:1]).diagonal(observations.X[:1]))
     limit = UNCENTRED * math.sqrt(variance + given.regularization)
     earlier = observations.anchors[observations.first_pull < before]
-    if abs(mean := float(observations.means.mean())) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
+    if abs(mean) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):
         return
     warnings.warn(
         f"the objective is about {mean:.4g}, which the given kernel (variance {variance:.4g}) and prior mean 0 do not expect: "

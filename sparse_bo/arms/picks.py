@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy import absolute, add, multiply, sqrt
+from numpy import absolute, add, sqrt
 from numpy.typing import NDArray
 from scipy.linalg.blas import dger
 
@@ -58,8 +58,8 @@ def fresh_scores(means: Vector, reducible: Vector, residual: Vector, *, width: f
         low: The resolution that leverages are rounded to.
     """
     scores = np.empty_like(means)
-    scale = low * width * width
-    _score(np.rint(means / unit) * unit, np.rint(reducible / low) * scale, np.rint(residual / low) * scale, scores)
+    scale = low * (width * width)
+    _score(np.rint(means / unit) * unit, np.rint(reducible / low) * scale + np.rint(residual / low) * scale, scores)
     return scores
 
 
@@ -98,34 +98,48 @@ def greedy_picks(
     """
     # Scaled by width², so that √ of a scaled leverage is the whole bonus; Fortran order for BLAS' rank-one update.
     square = width * width
-    C = np.asfortranarray(np.rint(covariance / low) * (low * square))
-    diagonal = np.einsum("ii->i", C)  # a view
-    residual = np.rint(residual / low) * (low * square)
+    scale = low * square
+    C = np.asfortranarray(np.rint(covariance / low) * scale)
+    residual = np.rint(residual / low) * scale
     means = np.rint(means / unit) * unit
-    scores, u = np.empty_like(means), np.empty_like(means)
-    cost_list = costs.tolist()
+    # The residual stands on the diagonal, so that this is the scaled leverage: one operation less per pick.
+    leverage = np.einsum("ii->i", C)  # a view
+    leverage += residual
+    left = residual.tolist()
+    scores = np.empty_like(means)
+    cost_list, highest = costs.tolist(), scores.argmax
     positions: list[int] = []
-    best = _score(means, diagonal, residual, scores)
     # Scores of different origin agree to a few units: below that they are taken to tie.
+    ceiling, reduces, ended = floor + TIE_UNITS * unit, square > 0.0, False
+    best = _score(means, leverage, scores)
     if scores[best] < floor - TIE_UNITS * unit:
         return GreedyPicks(positions, scores, spent, False)
-    ceiling, reduces = floor + TIE_UNITS * unit, square > 0.0
-    while True:
-        positions.append(best)
-        spent += cost_list[best]
-        if reduces:
-            multiply(C[:, best], (square + C.item(best, best)) ** -0.5, u)
-            dger(-1.0, u, u, 1, 1, C, 0, 0, 1)  # C ← C − u uᵀ in place; by position, which is faster
-        best = _score(means, diagonal, residual, scores)
-        ended = allowance <= 0.0 or spent > allowance
-        if ended or len(positions) >= max_picks or scores.item(best) <= ceiling:
-            return GreedyPicks(positions, scores, spent, ended)
+    with np.errstate(invalid="ignore"):  # round-off below zero, found at the end of each pick
+        while True:
+            positions.append(best)
+            spent += cost_list[best]
+            if reduces:
+                u = C[:, best].copy()
+                u[best] = own = u.item(best) - left[best]
+                dger(-1.0 / (square + own), u, u, 1, 1, C, 0, 0, 1)  # in place; by position, which is faster
+            sqrt(leverage, scores)
+            add(scores, means, scores)
+            best = int(highest())
+            top = scores.item(best)
+            if top != top:
+                best = _score(means, leverage, scores)
+                top = scores.item(best)
+            if spent > allowance or allowance <= 0.0:
+                ended = True
+                break
+            if len(positions) >= max_picks or top <= ceiling:
+                break
+    return GreedyPicks(positions, scores, spent, ended)
 
 
-def _score(means: Vector, diagonal: Vector, residual: Vector, out: Vector) -> int:
+def _score(means: Vector, leverage: Vector, out: Vector) -> int:
     """Write the scores into ``out`` and return the position of the highest, the first on ties."""
-    add(diagonal, residual, out)
-    absolute(out, out)  # round-off below zero; cheaper than a maximum with zero
+    absolute(leverage, out)  # round-off below zero; cheaper than a maximum with zero
     sqrt(out, out)
     add(out, means, out)
     return int(out.argmax())

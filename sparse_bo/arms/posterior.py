@@ -148,7 +148,8 @@ class InMemoryPosterior(ArmPosterior):
 
     def best(self) -> tuple[int, float, float]:
         """See :class:`ArmPosterior`. The leverage has the precision of the sweep. O(a)."""
-        index = int(self.means.argmax())
+        # NumPy's takes a tenth of torch's time.
+        index = int(self.means.numpy().argmax() if self.means.device.type == "cpu" else self.means.argmax())
         return index, float(self.means[index]), float(self.leverages[index])
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:

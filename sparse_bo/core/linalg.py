@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,12 +37,15 @@ def try_cholesky(A: Tensor, *, jitter: float) -> Tensor | None:
     if jitter:
         A = A + jitter * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     factor, info = torch.linalg.cholesky_ex(A)
-    return factor if bool(_went_well(factor, info)) else None
+    return factor if _went_well(factor, info) else None
 
 
-def _went_well(factor: Tensor, info: Tensor) -> Tensor:
-    """Return whether a factorisation did, a scalar: CUDA answers NaN with NaN and ``info = 0``, so both are asked in one."""
-    return (info == 0).all() & factor.detach().diagonal(dim1=-2, dim2=-1).sum().isfinite()
+def _went_well(factor: Tensor, info: Tensor) -> bool:
+    """Return whether a factorisation did: CUDA answers NaN with NaN and ``info = 0``, so both are asked, in one wait."""
+    total = factor.detach().diagonal(dim1=-2, dim2=-1).sum()
+    if factor.device.type == "cpu":  # reading costs nothing there, every operation more does
+        return math.isfinite(float(total)) and not bool(info.any())
+    return bool((info == 0).all() & total.isfinite())
 
 
 def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
@@ -58,7 +62,7 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
     """
     factor, info = torch.linalg.cholesky_ex(A)
-    if bool(_went_well(factor, info)):
+    if _went_well(factor, info):
         return JitteredCholesky(factor, 0.0)
     # All of A, not its diagonal: CUDA factorises NaN without saying so.
     if not bool(A.detach().isfinite().all()):
@@ -88,6 +92,8 @@ def triangular_inverse(L: Tensor) -> Tensor:
         L: ``batch_shape x n x n``, lower triangular, nonzero diagonal.
     """
     n = L.shape[-1]
+    if n <= _INVERSE_COLUMNS:
+        return torch.linalg.solve_triangular(L, torch.eye(n, dtype=L.dtype, device=L.device), upper=False)
     inverse = torch.zeros_like(L)
     for start in range(0, n, _INVERSE_COLUMNS):
         columns = slice(start, min(start + _INVERSE_COLUMNS, n))
