@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains import Arms, Box, Domain, LazyArms
-from sparse_bo.domains.lazy import in_memory
+from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 
