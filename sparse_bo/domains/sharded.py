@@ -17,7 +17,7 @@ from sparse_bo.domains.known_rows import KnownRows
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.domains.memmap import MemmapArms, rows_in
 from sparse_bo.domains.part import rows_of, split_points
-from sparse_bo.sharding import Group, Processes
+from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.validation import check_points
 
 FETCH = "fetching arms"
@@ -214,6 +214,11 @@ def remember(arms: ArmSet, indices: Tensor) -> None:
     """Let every rank keep the rows of arms that will be asked for again; of other sets they are at hand."""
     if isinstance(arms, ShardedArms):
         arms.remember(indices)
+
+
+def group_of(arms: object) -> Group:
+    """Return the ranks that hold arms; of arms that are in no shards, or of none, this process alone."""
+    return arms.group if isinstance(arms, ShardedArms) else Alone()
 
 
 def _about(part: Any, *, before: Group) -> dict[str, Any]:
