@@ -17,6 +17,7 @@ from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.observations import repeated_rows
 
 
 class LazyVariances:
@@ -86,7 +87,9 @@ class ArmPrior:
         """The same prior over the arms that this rank holds; of arms that are in no shards, this one."""
         if not isinstance(self.arms, ShardedArms):
             return self
-        return replace(self, arms=self.arms.part, prior_variance=prior_variances(self.covariance, self.arms.part))
+        part = self.arms.part
+        repeats = repeated_rows(part) if isinstance(part, Tensor) and len(part) > 1 else None
+        return replace(self, arms=part, prior_variance=prior_variances(self.covariance, part), repeats=repeats)
 
     @cached_property
     def kappa_squared(self) -> float:

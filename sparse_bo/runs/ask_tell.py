@@ -271,7 +271,7 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        self._answer(lambda: answers_of(tickets_of(tickets), y))
+        self._answer(lambda: (numbers := tickets_of(tickets), answers_of(numbers, y)))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and what keeps failing is picked ever more rarely.
@@ -280,7 +280,7 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
-        self._answer(lambda: dict.fromkeys(tickets_of(tickets), FAILED))
+        self._answer(lambda: (numbers := tickets_of(tickets), dict.fromkeys(numbers, FAILED)))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
@@ -409,14 +409,14 @@ class AskTell:
         self._ranks.note(handing.picks)
         return handing.batch, 0
 
-    def _answer(self, answers_of_caller: Callable[[], dict[int, float]]) -> None:
+    def _answer(self, given: Callable[[], tuple[list[int], dict[int, float]]]) -> None:
         """Record results, those that rank 0 was given; once none is out, take them in."""
         with self._lock:
             answers: dict[int, float] = {}
             if self._ranks.leads:
                 with self._ranks.leading():
-                    answers = answers_of_caller()
-                    self._engine.ledger.check(list(answers))
+                    tickets, answers = given()
+                    self._engine.ledger.check(tickets)
             self._take_answers(self._ranks.agree("tell", answers))
 
     def _take_answers(self, answers: dict[int, float]) -> None:
