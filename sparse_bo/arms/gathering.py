@@ -46,8 +46,7 @@ class Gathered:
         leverage, lowest, most = found.extremes.tolist()
         told = arms.group.numbers(
             STEP,
-            [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices)]
-            + _order_statistics(found.upper),
+            [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices), *_order_statistics(found.upper)],
         )
         if any(other[6] != told[0][6] for other in told):
             raise RankError(

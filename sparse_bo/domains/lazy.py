@@ -126,4 +126,3 @@ def _digest_of_rows(array: NDArray[Any]) -> str:
     for start in range(0, len(array), CHECK_ROWS):
         state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
     return state.hexdigest()
-

@@ -257,7 +257,11 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
     holding = [rank for rank, about in enumerate(abouts) if about["rows"]]
     if not holding:
         raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none")
-    for name, what in {"width": "arms of one width d", "dtype": "arms of one dtype", "device": "arms on one kind of device"}.items():
+    for name, what in {
+        "width": "arms of one width d",
+        "dtype": "arms of one dtype",
+        "device": "arms on one kind of device",
+    }.items():
         values = {rank: abouts[rank][name] for rank in holding}
         if len(set(values.values())) > 1:
             got = ", ".join(f"{value} on rank {rank}" for rank, value in values.items())

@@ -343,18 +343,18 @@ class AskTell:
             spread = workers_of(executor, workers)
             end = self.asked + check_count("budget", budget, minimum=0)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
-            self._ranks.agree("run")
             self._evaluate(evaluate, spread, end, _Progress(self, callback))
-            self._ranks.agree("end")
         return self.result()
 
     def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: _Progress) -> None:
         """Make the evaluations of a run, here or on workers."""
         try:
+            self._ranks.agree("run")
             if spread is None:
                 run_serially(self, evaluate, end, progress)
             else:
                 Dispatch(self, evaluate, spread, end, progress).run()
+            self._ranks.agree("end")
         except KeyboardInterrupt as interrupt:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
             raise RunInterrupted(message, loop=self, result=self._result_of(self._engine)) from interrupt
@@ -373,8 +373,8 @@ class AskTell:
 
     def _follow(self) -> Result:
         """Let happen here what rank 0 lets happen in its run, to its end."""
-        self._ranks.agree("run")
         try:
+            self._ranks.agree("run")
             while (told := self._ranks.next()).kind != "end":
                 with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self._lock:  # rank 0 gets them too
                     self._ask(told.value) if told.kind == "ask" else self._take_answers(told.value)

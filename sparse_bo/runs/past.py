@@ -34,9 +34,7 @@ class Past:
     """Open for writing; ``None`` on a rank that has none."""
 
 
-def past_of(
-    storage: str | Path, arms: ArmSet | None, policy: Policy | None, device: str | torch.device | None
-) -> Past:
+def past_of(storage: str | Path, arms: ArmSet | None, policy: Policy | None, device: str | torch.device | None) -> Past:
     """Read a recorded run; over arms in shards rank 0 reads it, and every rank gets it. Arguments and errors: ``resume``.
 
     Raises:

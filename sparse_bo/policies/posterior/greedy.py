@@ -43,9 +43,7 @@ class PosteriorEpsilonGreedy(PosteriorPolicy):
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`; any arms do."""
         return self._choose
 
-    def _choose(
-        self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def _choose(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw one uniform number per arm, then the random arms."""
         best = pick_batch(posterior, width=0.0, stop_rule=StopRule("single"), max_q=1, refuse=state.refusal()).indices[0]
         return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

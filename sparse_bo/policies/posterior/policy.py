@@ -23,9 +23,7 @@ from sparse_bo.validation import check_count
 class PosteriorChoice(Protocol):
     """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
 
-    def __call__(
-        self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Return ``q`` arms.
 
         Args:

@@ -74,7 +74,7 @@ class _Best:
         values, indices = (torch.stack([part[place] for part in told]) for place in range(2))
         X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in told])  # ranks x q x d
         best = X[values.argmax(dim=0), torch.arange(len(self.values), device=X.device)]
-        equal = (X == best).all(dim=-1) & (values > -math.inf)
+        equal = (best == X).all(dim=-1) & (values > -math.inf)
         return torch.where(equal, indices, 2**62).amin(dim=0).to(self.indices)
 
 
@@ -88,9 +88,7 @@ class DecoupledDraws:
 
     features: int
 
-    def __call__(
-        self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
         arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal())
         with torch.no_grad():
@@ -166,9 +164,7 @@ class QuadratureDraws:
     order: int
     learned: bool
 
-    def __call__(
-        self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw ``q`` times F normal numbers.
 
         Warns:
