@@ -44,10 +44,8 @@ class Gathered:
             RankError: If the posteriors of the ranks differ, or a rank is lost.
         """
         leverage, lowest, most = found.extremes.tolist()
-        told = arms.group.numbers(
-            STEP,
-            [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices), *_order_statistics(found.upper)],
-        )
+        mine = [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices)]
+        told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper)])
         if any(other[6] != told[0][6] for other in told):
             raise RankError(
                 "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "

@@ -1,4 +1,4 @@
-"""The posterior of a round in two steps, for arms in memory, streamed ones and those in shards alike: the fit, then the posterior of the batch.
+"""The posterior of a round in two steps: the fit, then the posterior of the batch; for arms in memory, streamed, or in shards.
 
 The width of the coming batch depends on the effective dimension of the fit, and which streamed arms are kept on the width.
 """

@@ -13,7 +13,7 @@ from sparse_bo.domains.memmap import MemmapArms
 
 
 def split_points(a: int, parts: int) -> list[int]:
-    """Return where ``parts`` contiguous parts of ``a`` rows begin and the last ends, ``parts + 1``; sizes differ by 1 at most."""
+    """Return where ``parts`` contiguous parts of ``a`` rows begin, and where the last ends; sizes differ by 1 at most."""
     return [a * number // parts for number in range(parts + 1)]
 
 

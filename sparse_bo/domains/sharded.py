@@ -32,16 +32,16 @@ class ShardedArms(LazyArms):
 
     Args:
         part: This rank's arms, ``a_r x d``: a tensor, a :class:`sparse_bo.MemmapArms`, a part of a
-            :class:`sparse_bo.ProductGrid` (:meth:`split`), or any :class:`sparse_bo.domains.LazyArms` that makes rows. No rows, or
-            ``None``: this rank holds none.
+            :class:`sparse_bo.ProductGrid` (:meth:`split`), or any :class:`sparse_bo.domains.LazyArms` that makes rows. No
+            rows, or ``None``: this rank holds none.
         group: The ranks; ``None``: all processes of the job (:class:`sparse_bo.sharding.Processes`).
 
     Raises:
         RuntimeError: Outside a process group, where no ``group`` is given.
         RankError: If another rank has failed, or is lost.
         TypeError: If this part is no float tensor or lazy set; the other ranks get a ``RankError`` that says so.
-        ValueError: On every rank, if parts differ in width, dtype or kind of device, ranks in their versions, or nobody holds an
-            arm; if this part is not finite, with a ``RankError`` on the others.
+        ValueError: On every rank, if parts differ in width, dtype or kind of device, ranks in their versions, or nobody holds
+            an arm; if this part is not finite, with a ``RankError`` on the others.
     """
 
     def __init__(self, part: ArmSet | None, *, group: Group | None = None) -> None:
@@ -52,16 +52,16 @@ class ShardedArms(LazyArms):
         abouts = self.group.objects(step, about)
         _check_alike(abouts)
         first = next(other for other in abouts if other["rows"])
-        self._part = torch.empty(0, first["width"], dtype=first["dtype"], device=_device(first)) if not about["rows"] else part
-        assert self._part is not None
+        none = torch.empty(0, first["width"], dtype=first["dtype"], device=_device(first))
+        self._part: ArmSet = part if part is not None and about["rows"] else none
         self.starts = [0, *accumulate(other["rows"] for other in abouts)]
-        self._low = torch.stack([other["low"] for other in abouts if other["rows"]]).amin(dim=0).to(self._part)
-        self._high = torch.stack([other["high"] for other in abouts if other["rows"]]).amax(dim=0).to(self._part)
+        self._low = torch.stack([other["low"] for other in abouts if other["rows"]]).amin(dim=0).to(self._part[:0])
+        self._high = torch.stack([other["high"] for other in abouts if other["rows"]]).amax(dim=0).to(self._part[:0])
         self.in_memory = all(other["in_memory"] for other in abouts)
         self.distinct = all(other["whole"] == first["whole"] is not None for other in abouts)
         self._digest: str | None = None
         self._known, self._alone = KnownRows(self._part[:0]), False
-        head = torch.cat([other["head"] for other in abouts if other["rows"]])[:2].to(self._part)
+        head = torch.cat([other["head"] for other in abouts if other["rows"]])[:2].to(self._part[:0])
         self._known.keep(torch.arange(len(head), device=head.device), head)
 
     @staticmethod
@@ -69,25 +69,25 @@ class ShardedArms(LazyArms):
         """Return an arm set that every rank can make, of which each keeps its share.
 
         Args:
-            arms: The same on every rank: a lazy set such as a :class:`sparse_bo.ProductGrid`, a tensor, or the path of a ``.npy``
-                file that every rank can read, of which each reads its own rows alone.
+            arms: The same on every rank: a lazy set such as a :class:`sparse_bo.ProductGrid`, a tensor, or the path of a
+                ``.npy`` file that every rank can read, of which each reads its own rows alone.
             group: As in the constructor.
         """
         group = Processes() if group is None else group
         part: ArmSet | None = None
         with group.shielded("meeting over arms in shards"):
+            path = None if isinstance(arms, (Tensor, LazyArms)) else arms
             a = arms.shape[0] if isinstance(arms, (Tensor, LazyArms)) else rows_in(arms)
             start, stop = split_points(a, group.size)[group.rank : group.rank + 2]
-            if start < stop and isinstance(arms, (Tensor, LazyArms)):
+            if start < stop and path is not None:
+                part = MemmapArms(path, rows=(start, stop))
+            elif start < stop and isinstance(arms, (Tensor, LazyArms)):
                 part = rows_of(arms, start, stop)
-            elif start < stop:
-                part = MemmapArms(arms, rows=(start, stop))
         return ShardedArms(part, group=group)
 
     @property
     def part(self) -> ArmSet:
         """What this rank holds, ``a_r x d``."""
-        assert self._part is not None
         return self._part
 
     @property

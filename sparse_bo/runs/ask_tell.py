@@ -158,7 +158,7 @@ class AskTell:
             loop = cls(past.arms, past.policy, bounds=past.bounds, **past.settings)
             loop._about = {**loop._about, **past.why}
             loop._recorder = Recorder(past.journal)
-            loop._recorder.replay(loop._engine, past.start, past.events)
+            loop._recorder.repeat(loop._engine, past.start, past.events)
         except BaseException:
             if past.journal is not None:
                 past.journal.let_go()

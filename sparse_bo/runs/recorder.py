@@ -16,7 +16,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
-from sparse_bo.runs.records import Start, row_of
+from sparse_bo.runs.records import Start, evaluations_of, row_of, start_of
 
 SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
 """The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
@@ -150,8 +150,15 @@ class Recorder:
         if self._journal is not None and not self._released:
             self._journal.close()
 
-    def replay(self, engine: Engine, start: Start, events: Iterable[Event]) -> None:
-        """Bring a new engine to where the journal ends.
+    def replay(self, engine: Engine) -> None:
+        """Bring a new engine to where the journal ends."""
+        journal = self.journal
+        assert journal is not None
+        start = start_of(journal, evaluations_of(journal))
+        self.repeat(engine, start, journal.events(after=start.after))
+
+    def repeat(self, engine: Engine, start: Start, events: Iterable[Event]) -> None:
+        """Bring a new engine to where a journal ends that has been read.
 
         Args:
             engine: Where nothing has happened yet.
