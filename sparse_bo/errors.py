@@ -40,6 +40,13 @@ class StorageError(RuntimeError):
     """
 
 
+class RankError(RuntimeError):
+    """A rank of a sharded run has failed, is lost, or has come to another step than the others; said on every rank.
+
+    Nothing that was told is lost: rank 0's journal has it, and the run can be resumed on any number of ranks.
+    """
+
+
 class PendingBatchError(RuntimeError):
     """``ask`` was called when no more evaluations may be out before some results have come in; nothing is changed.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparse_bo.core.sums import group_sums
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains.sharded import remember
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,7 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     old = torch.stack([observations.counts, observations.sums, observations.squares])
     new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
     counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
+    remember(arms, distinct)
     return Observations(
         arms[distinct],
         counts,

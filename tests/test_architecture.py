@@ -36,6 +36,7 @@ LAYERS = [
     ["dictionary"],
     ["observations", "kernels", "priors", "learning"],
     ["domains"],
+    ["sharding"],
     ["core"],
     ["errors", "validation", "seeding", "_version"],
 ]

@@ -12,6 +12,7 @@ from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior, prior_variances
 from sparse_bo.arms.resparsification import Fitted, arm_posterior, fit_arms
+from sparse_bo.arms.sharded import ShardedFit, ShardedPosterior, posterior_here
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import StreamedPosterior, streamed_posterior
 
@@ -25,6 +26,8 @@ __all__ = [
     "InBatch",
     "InMemoryPosterior",
     "KernelColumns",
+    "ShardedFit",
+    "ShardedPosterior",
     "StopRule",
     "StreamedPosterior",
     "arm_fit",
@@ -32,6 +35,7 @@ __all__ = [
     "fit_arms",
     "in_memory_posterior",
     "pick_batch",
+    "posterior_here",
     "prior_variances",
     "streamed_posterior",
 ]

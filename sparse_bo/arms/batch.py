@@ -24,6 +24,7 @@ from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
+from sparse_bo.arms.sharded import ShardedPosterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.core.chunking import chunk_rows, row_slices
 
@@ -157,9 +158,11 @@ def _results_needed(costs: list[float], allowance: float) -> int:
 def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
     if stop_rule.kind != "local":
         return None
-    if not isinstance(posterior, InMemoryPosterior):
-        raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
-    return LocalRatios(posterior, start, stop_rule.ratio_threshold)
+    if isinstance(posterior, InMemoryPosterior):
+        return LocalRatios(posterior, start, stop_rule.ratio_threshold)
+    if isinstance(posterior, ShardedPosterior) and posterior.local is not None:
+        return LocalRatios(posterior.local, start, stop_rule.ratio_threshold, group=posterior.group)
+    raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
 
 
 class _Picker:

@@ -48,13 +48,21 @@ class KernelColumns:
             self.storage.rows, self.storage.gone = self.storage.rows[:0, :0].clone(), True
         return KernelColumns(self.memory_bytes)
 
-    def grown(self, covariance: CovarianceFunction, arms: Tensor, indices: Tensor) -> KernelColumns:
+    def grown(
+        self, covariance: CovarianceFunction, arms: Tensor, indices: Tensor, *, points: Tensor | None = None
+    ) -> KernelColumns:
         """Return the columns with those of ``indices`` added. O(a d) per missing one.
 
         If they would pass the budget together, columns outside ``indices`` are dropped.
+
+        Args:
+            covariance: The kernel.
+            arms: ``a x d``, what the columns run over.
+            indices: ``m`` arms whose columns are wanted.
+            points: ``m x d``, their rows where ``arms`` do not hold them; ``None``: rows of ``arms``.
         """
         if self.storage is not None and self.storage.gone:
-            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices)
+            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices, points=points)
         missing = [i for i in indices.tolist() if i not in self.slots]
         if not missing:
             return self
@@ -65,7 +73,8 @@ class KernelColumns:
             kept = self
         storage = kept._with_room(len(missing), arms)
         start = storage.used
-        points, stop = arms[missing], start + len(missing)
+        stop = start + len(missing)
+        points = arms[missing] if points is None else points[torch.isin(indices, indices.new_tensor(missing))]
         # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
         share = max(self.memory_bytes // (3 * covariance.blocks), _LEAST_BLOCK_BYTES)
         for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.posterior import InMemoryPosterior
+from sparse_bo.sharding import Alone, Group
 
 
 class LocalRatios:
@@ -17,8 +18,19 @@ class LocalRatios:
     ``leverage at the batch start / leverage now ≤ ρ(x)`` (BBKB, ICML version, Lemma 3). Lives only inside one batch.
     """
 
-    def __init__(self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float) -> None:
+    def __init__(
+        self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float, *, group: Group | None = None
+    ) -> None:
+        """Begin with ratios of 1.
+
+        Args:
+            posterior: Over the arms, or over those that this rank holds.
+            start: Conditioned on nothing; it knows all arms.
+            ratio_threshold: C̃.
+            group: The ranks that hold arms; ``None``: there is one process.
+        """
         self.posterior, self.start, self.ratio_threshold = posterior, start, ratio_threshold
+        self.group = Alone() if group is None else group
         self.ratios = torch.ones_like(posterior.leverages)
 
     def accept(self, sequence: Tensor, *, check: bool) -> tuple[Tensor, bool]:
@@ -44,6 +56,9 @@ class LocalRatios:
             if check and bool(over.any()):
                 worst = torch.maximum(worst, (before[over] + cumulative @ share[over].T).amax(dim=1))
             self.ratios[part] = after
+        if check and self.group.size > 1:
+            told = self.group.tensors("the ratios of all arms", [worst])
+            worst = torch.stack([part[0] for part in told]).amax(dim=0).to(worst.device)
         passed = (worst > self.ratio_threshold).nonzero()
         if not len(passed):
             return sequence, False
@@ -54,7 +69,7 @@ class LocalRatios:
         weights, anchors = self.start.start_covariance(distinct)
         for part, K_DX in self.posterior.kernel_chunks():
             self.ratios[part] += self._shares(part, K_DX, weights, anchors) @ counts
-        return float(self.ratios.max())
+        return self.group.largest("the ratios of all arms", [float(self.ratios.max()) if len(self.ratios) else 1.0])[0]
 
     def _shares(self, part: slice, K_DX: Tensor, weights: Tensor, anchors: Tensor | None) -> Tensor:
         prior = self.posterior.prior

@@ -5,7 +5,8 @@ It stays as it is from one resparsification to the next, until hyper-parameters 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
+from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.observations import repeated_rows
 
 
 class LazyVariances:
@@ -31,7 +34,16 @@ class LazyVariances:
         """Return the largest. O(d) for a stationary kernel, else one pass over the arms."""
         if self.covariance.kernel.is_stationary:
             return self[0:1].max()
+        if isinstance(self.arms, ShardedArms):
+            return self._of_shards(self.arms)
         return torch.stack([self.covariance.diagonal(X).max() for _, X in tiles(self.arms, rows=CHECK_ROWS)]).max()
+
+    def _of_shards(self, arms: ShardedArms) -> Tensor:
+        step = "the largest prior variance"
+        with arms.group.shielded(step):
+            mine = [self.covariance.diagonal(X).max() for _, X in tiles(arms.part, rows=CHECK_ROWS)]
+            largest = max(map(float, mine), default=-math.inf)
+        return torch.tensor(arms.group.largest(step, [largest])[0], dtype=torch.float64, device=arms.device)
 
 
 def prior_variances(covariance: CovarianceFunction, arms: ArmSet) -> Tensor | LazyVariances:
@@ -69,6 +81,15 @@ class ArmPrior:
         if isinstance(self.arms, LazyArms) or isinstance(self.prior_variance, LazyVariances):
             raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
         return self.arms, self.prior_variance
+
+    @cached_property
+    def here(self) -> ArmPrior:
+        """The same prior over the arms that this rank holds; of arms that are in no shards, this one."""
+        if not isinstance(self.arms, ShardedArms):
+            return self
+        part = self.arms.part
+        repeats = repeated_rows(part) if isinstance(part, Tensor) and len(part) > 1 else None
+        return replace(self, arms=part, prior_variance=prior_variances(self.covariance, part), repeats=repeats)
 
     @cached_property
     def kappa_squared(self) -> float:

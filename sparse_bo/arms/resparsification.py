@@ -1,4 +1,4 @@
-"""The posterior of a round in two steps, for arms in memory and streamed ones alike: the fit, then the posterior of the batch.
+"""The posterior of a round in two steps: the fit, then the posterior of the batch; for arms in memory, streamed, or in shards.
 
 The width of the coming batch depends on the effective dimension of the fit, and which streamed arms are kept on the width.
 """
@@ -11,14 +11,17 @@ from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.fit import ArmFit, arm_fit
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.sharded import ShardedFit, sharded_fit, sharded_posterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import streamed_posterior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.observations import Observations
 
-Fitted: TypeAlias = InMemoryPosterior | ArmFit
-"""What a round's first step gives: the whole posterior of arms in memory, the fit alone of streamed ones."""
+Fitted: TypeAlias = InMemoryPosterior | ArmFit | ShardedFit
+"""What a round's first step gives: the whole posterior of arms in memory, the fit alone of streamed ones, the fit and what this
+rank knows of its own arms of those in shards."""
 
 
 def fit_arms(
@@ -35,6 +38,8 @@ def fit_arms(
     Returns:
         The fit, and the grown columns.
     """
+    if isinstance(prior.arms, ShardedArms):
+        return sharded_fit(prior, observations, dictionary, columns)
     if isinstance(prior.arms, LazyArms):
         return arm_fit(prior, observations, dictionary), columns
     return in_memory_posterior(prior, observations, dictionary, columns)
@@ -51,4 +56,6 @@ def arm_posterior(fitted: Fitted, *, width: float, stop_rule: StopRule) -> ArmPo
     Raises:
         ValueError: If the arms are streamed and the rule is the local one.
     """
+    if isinstance(fitted, ShardedFit):
+        return sharded_posterior(fitted, width=width, stop_rule=stop_rule)
     return streamed_posterior(fitted, width=width, stop_rule=stop_rule) if isinstance(fitted, ArmFit) else fitted

@@ -24,6 +24,8 @@ from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.contenders import Collector, Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
+from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.scan import Part, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.arms.tiles import tiles
@@ -104,7 +106,7 @@ class StreamedPosterior(ArmPosterior):
         indices, upper, floor = collector.finish()
         if not len(indices):  # every arm is refused
             return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
-        return replace(self.contenders, indices=indices, upper=_without_repeats(prior.arms, indices, upper), floor=floor)
+        return replace(self.contenders, indices=indices, upper=without_repeats(prior.arms, indices, upper), floor=floor)
 
 
 def streamed_posterior(fit: ArmFit, *, width: float, stop_rule: StopRule) -> StreamedPosterior:
@@ -135,35 +137,28 @@ def streamed_posterior(fit: ArmFit, *, width: float, stop_rule: StopRule) -> Str
 
 
 def _swept(fit: ArmFit, width: float, stop_rule: StopRule) -> StreamedPosterior:
-    like, shrink = fit.observed_leverages, stop_rule.largest_ratio
-    scores, best = Collector(capacity(fit.prior.memory_bytes), like=like), Collector(64, like=like)
-    leverage, lowest, highest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
-    for start, means, leverages, errors in _moments(fit):
-        above = leverages if errors is None else leverages + errors
-        below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
-        upper = above.sqrt().mul_(width).add_(means)
-        scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
-        best.add(start, means, means)
-        least, most = torch.aminmax(upper)
-        leverage = torch.maximum(leverage, above.max())
-        lowest, highest = torch.minimum(lowest, least), torch.maximum(highest, most)
-    indices, upper, floor = scores.finish()
-    upper = _without_repeats(fit.prior.arms, indices, upper)
-    best_indices, best_means, _ = best.finish()
-    first = int(best_means.argmax())
+    prior = fit.prior
+    found = scan(
+        streamed_moments(fit, prior),
+        width=width,
+        shrink=stop_rule.largest_ratio,
+        capacity=capacity(prior.memory_bytes),
+        like=fit.observed_leverages,
+    )
+    upper = without_repeats(prior.arms, found.indices, found.upper)
     return StreamedPosterior(
         fit,
         width=width,
         stop_rule=stop_rule,
-        contenders=Contenders(indices, upper, floor, torch.stack([leverage, lowest, highest]), exact=False),
-        best_index=int(best_indices[first]),
-        best_mean=float(best_means[first]),
+        contenders=Contenders(found.indices, upper, found.floor, found.extremes, exact=False),
+        best_index=found.best_index,
+        best_mean=found.best_mean,
     )
 
 
-def _moments(fit: ArmFit) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-    """Yield ``(start, means, leverages, bounds on their errors or None)`` of parts that together are all arms."""
-    prior, evaluate, D = fit.prior, fit.evaluate, fit.dictionary.points
+def streamed_moments(fit: ArmFit, prior: ArmPrior) -> Iterator[Part]:
+    """Yield ``(start, means, leverages, bounds on their errors or None)`` of parts that together are all arms of ``prior``."""
+    evaluate, D = fit.evaluate, fit.dictionary.points
     rows = sweep_rows(prior, m=len(D), step=evaluate.step)
     for tile, X in tiles(prior.arms, rows=max(rows, TILE_ROWS)):
         for part in row_slices(len(X), chunk=rows):
@@ -174,7 +169,7 @@ def _moments(fit: ArmFit) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]
             yield tile.start + part.start, moments.means, moments.variances * scale, errors
 
 
-def _without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
+def without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
     """Return the bounds with −∞ for every contender that equals one of lower index."""
     if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
         repeats = repeated_rows(arms[indices])

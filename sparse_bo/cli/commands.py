@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import fields
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +27,7 @@ from sparse_bo.cli.inputs import (
 from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.cli.ranks import device_on_rank, ranks_of_job, restarted, spread_over
 from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
@@ -42,6 +43,7 @@ from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.records import about_of, read_run
+from sparse_bo.sharding import Group
 from sparse_bo.validation import check_choice
 
 
@@ -56,6 +58,18 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         typer.Exit: With 2 if an option does not fit, 3 if the run does not fit into ``memory`` or ``seconds``, 130 on Ctrl-C,
             1 if the run stops before its end or its files cannot be written.
     """
+    with ranks_of_job() as group:
+        storage = settings.storage
+        if storage is not None and restarted() and group.from_first("looking for the journal", storage.exists()):
+            _resume(ResumeSettings(storage=storage, out=settings.out, quiet=settings.quiet), group)
+        else:
+            _run(settings, options, group)
+
+
+def _run(settings: RunSettings, options: dict[str, Any], group: Group) -> None:
+    """See :func:`run`; on one of the ranks of a job."""
+    if not group.leads:  # files are rank 0's
+        settings = replace(settings, storage=None, quiet=True)
     try:
         check_size(settings, options)
         made = described_problem(settings, seed=settings.seed)
@@ -64,13 +78,17 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
         if settings.preset == "published" and name not in TABLES:
             raise ValueError(f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings")
         _check_new(settings.storage)
-        problem = problem_of(made).to(device_of(settings.device))
+        problem = problem_of(made).to(device_on_rank(device_of(settings.device), group))
         workers = spread(settings.executor, settings.workers, settings.asynchronous)
         policy, why = _policy(settings, options, problem, name=name, budget=budget, workers=workers)
         if settings.memory is not None or settings.seconds is not None:
+            if group.size > 1:
+                raise ValueError(
+                    "--memory and --seconds plan a run of one process; drop them (`plan --ranks` plans for several)"
+                )
             policy = _planned(policy, problem, settings, budget=budget)
         with ExitStack() as undo:
-            with folder(settings.out):
+            with folder(settings.out) if group.leads else nullcontext():
                 loop = AskTell(
                     policy=policy,
                     seed=settings.seed,
@@ -82,7 +100,7 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
                         "out": str(settings.out),
                         "executor": [settings.executor, settings.workers, settings.asynchronous],
                     },
-                    **problem.domain,
+                    **spread_over(problem.domain, group),
                 )
             if why and not settings.quiet:
                 say(f"policy {policy.name}: {why}")
@@ -91,7 +109,7 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
             undo.pop_all()
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    finish(outcome, loop, problem, settings.out, storage=settings.storage, quiet=settings.quiet)
+    finish(outcome, loop, problem, settings.out, storage=settings.storage, quiet=settings.quiet, writes=group.leads)
 
 
 def budget_of(budget: int | None, name: str) -> int:
@@ -175,29 +193,54 @@ def resume(settings: ResumeSettings) -> None:
     Raises:
         typer.Exit: As :func:`run` does.
     """
-    storage = settings.storage
+    with ranks_of_job() as group:
+        _resume(settings, group)
+
+
+def _resume(settings: ResumeSettings, group: Group) -> None:
+    """See :func:`resume`; on one of the ranks of a job."""
+    storage, quiet = settings.storage, settings.quiet or not group.leads
     try:
         check_size(settings, {})
-        _check_there(storage)
-        about = about_of(storage)
+        about = _about_on_ranks(settings, group)
         notes = about["notes"]
-        if "problem" not in notes:
-            raise ValueError(f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python")
         out = Path(notes["out"]) if settings.out is None else settings.out
-        _trusted(storage, notes["problem"], out, settings)
         where, count, asynchronous = notes["executor"]
         changed = settings.executor is not None
         where = (None if settings.executor == "here" else settings.executor) if changed else where
         count = settings.workers if changed or settings.workers is not None else count
         workers = spread(where, count, asynchronous and where is not None)
-        problem = problem_of(notes["problem"]).to(device_of(about["device"]))
-        with folder(out):
-            loop = AskTell.resume(storage, arms=problem.domain.get("arms"))
+        problem = problem_of(notes["problem"]).to(device_on_rank(device_of(about["device"]), group))
+        with folder(out) if group.leads else nullcontext():
+            loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
         more = max((notes["budget"] if settings.budget is None else settings.budget) - loop.asked, 0)
-        outcome = launch(loop, problem, more, workers, storage=storage, quiet=settings.quiet)
+        outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet)
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    finish(outcome, loop, problem, out, storage=storage, quiet=settings.quiet)
+    finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
+
+
+def _about_on_ranks(settings: ResumeSettings, group: Group) -> dict[str, Any]:
+    """Return what identifies a run that may be gone on with; rank 0 reads it, and asks if need be.
+
+    Raises:
+        ValueError: If it was not made by ``run``, or is not trusted.
+        OSError: If there is no journal.
+    """
+    step, about = "looking at the journal", None
+    if group.leads:
+        with group.shielded(step):
+            storage = settings.storage
+            _check_there(storage)
+            about = dict(about_of(storage))
+            notes = about["notes"]
+            if "problem" not in notes:
+                raise ValueError(
+                    f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python"
+                )
+            _trusted(storage, notes["problem"], Path(notes["out"]) if settings.out is None else settings.out, settings)
+    told: dict[str, Any] = group.from_first(step, about)
+    return told
 
 
 def _trusted(storage: Path, made: Mapping[str, Any], out: Path, settings: ResumeSettings) -> None:

@@ -20,13 +20,19 @@ from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.history import History
 
 
-def finish(outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool) -> None:
-    """Print the summary, release the journal, save figure and history.
+def finish(
+    outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
+) -> None:
+    """Print the summary, release the journal, save figure and history; a rank that does not write does none of it.
 
     Raises:
         typer.Exit: With the code of the outcome unless it is 0; with 1 if something could not be written.
     """
     code, history = outcome.code, outcome.result.history
+    if not writes:
+        if code:
+            raise typer.Exit(code)
+        return
     if history.rows and not quiet:
         console.print(summary(outcome.result, loop, problem, outcome.seconds))
     try:

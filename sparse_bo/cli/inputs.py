@@ -15,13 +15,13 @@ import torch
 from sparse_bo.cli.presets import check_room, make_problem
 from sparse_bo.cli.settings import ProblemSettings
 from sparse_bo.domains.lazy import ArmSet
-from sparse_bo.errors import StorageError
+from sparse_bo.errors import RankError, StorageError
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
 from sparse_bo.validation import check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
-INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, torch.OutOfMemoryError)
+INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
 """What input that does not fit raises before a run starts."""
 LARGEST = 2**62
 """Whole numbers of the command line are smaller: they fit into 64 bits, and so do their sums."""

@@ -7,5 +7,6 @@ from sparse_bo.domains.given import check_domain
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.sharded import ShardedArms
 
-__all__ = ["ArmSet", "Arms", "Box", "Domain", "LazyArms", "MemmapArms", "ProductGrid", "check_domain"]
+__all__ = ["ArmSet", "Arms", "Box", "Domain", "LazyArms", "MemmapArms", "ProductGrid", "ShardedArms", "check_domain"]

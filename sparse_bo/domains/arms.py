@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, digest
+from sparse_bo.domains.sharded import remember
 from sparse_bo.validation import check_indices, check_points
 
 
@@ -56,6 +57,7 @@ class Arms(Domain):
 
     def inputs(self, picks: Tensor) -> Tensor:
         """See :meth:`Domain.inputs`."""
+        remember(self.points, picks)
         return self.points[picks]
 
     def check(self, name: str, where: Tensor) -> Tensor:

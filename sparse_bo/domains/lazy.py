@@ -126,16 +126,3 @@ def _digest_of_rows(array: NDArray[Any]) -> str:
     for start in range(0, len(array), CHECK_ROWS):
         state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
     return state.hexdigest()
-
-
-def in_memory(arms: ArmSet, *, memory_bytes: int) -> ArmSet:
-    """Return a lazy set as a tensor if it is small, as it is otherwise; a tensor as it is.
-
-    Small: the rows in their dtype and six float64 numbers per arm (mean, leverage, score, prior variance, two temporaries)
-    stay within ``memory_bytes``.
-    """
-    if isinstance(arms, Tensor):
-        return arms
-    a, d = arms.shape
-    size = 8 if arms.dtype == torch.float64 else 4
-    return arms.rows(0, a) if a * (d * size + 48) <= memory_bytes else arms

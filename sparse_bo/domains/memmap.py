@@ -33,16 +33,19 @@ class MemmapArms(LazyArms):
     Args:
         path: A ``.npy`` file of shape ``a x d``, float32 or float64 in this machine's byte order. It must not change.
         device: Where rows are handed out.
+        rows: The rows ``start … stop − 1`` of the file alone, as ``(start, stop)``; only these are read. ``None``: all.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is not a ``.npy`` file, not two-dimensional, empty, or has NaN or infinite entries (the first such
-            row is named).
+            row is named), or ``rows`` are none of it.
         TypeError: If its dtype is neither float32 nor float64.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> None:
-        self._file = _opened(Path(path))
+    def __init__(
+        self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", rows: tuple[int, int] | None = None
+    ) -> None:
+        self._file = _opened(Path(path), rows)
         self._dtype = torch.float32 if self._file.array.dtype == np.float32 else torch.float64
         self._device = torch.device(device)
 
@@ -87,6 +90,13 @@ class MemmapArms(LazyArms):
         """See :meth:`LazyArms.amax`."""
         return self._file.high.to(dtype=self._dtype, device=self._device)
 
+    def part(self, start: int, stop: int) -> MemmapArms:
+        """Return the rows ``start … stop − 1`` as a set of their own. Reads them once."""
+        other = object.__new__(MemmapArms)
+        other._file = _checked(self._file.path, self._file.array[start:stop], first_row=start)
+        other._dtype, other._device = self._dtype, self._device
+        return other
+
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> MemmapArms:
         """See :meth:`LazyArms.converted`. The file is not read again."""
         other = object.__new__(MemmapArms)
@@ -99,8 +109,21 @@ class MemmapArms(LazyArms):
         return _digest_of_rows(self._file.array)
 
 
-def _opened(path: Path) -> _Memmap:
-    """Map a file and read it once."""
+def rows_in(path: str | os.PathLike[str]) -> int:
+    """Return how many rows a ``.npy`` file has, without reading them. Raises as :class:`MemmapArms` does."""
+    return len(_mapped(Path(path)))
+
+
+def _opened(path: Path, rows: tuple[int, int] | None) -> _Memmap:
+    """Map a file and read it, or some rows of it, once."""
+    array = _mapped(path)
+    start, stop = (0, len(array)) if rows is None else rows
+    if not 0 <= start < stop <= len(array):
+        raise ValueError(f"expected rows=(start, stop) with 0 <= start < stop <= {len(array)}, the rows of {path}, got {rows}")
+    return _checked(path, array[start:stop], first_row=start)
+
+
+def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     _check_written_by_numpy(path)
@@ -113,12 +136,16 @@ def _opened(path: Path) -> _Memmap:
         raise ValueError(f"expected an a x d array with at least one row and one column in {path}, got {got}")
     if array.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
         raise TypeError(f"expected float64 or float32 arms in {path}, got {array.dtype}; save array.astype(numpy.float64)")
+    return array
+
+
+def _checked(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> _Memmap:
     low, high, bad, first = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf), 0, -1
     for start in range(0, len(array), CHECK_ROWS):
         part = np.asarray(array[start : start + CHECK_ROWS])
         wrong = ~np.isfinite(part).all(axis=1)
         if wrong.any():
-            first = start + int(wrong.argmax()) if first < 0 else first
+            first = first_row + start + int(wrong.argmax()) if first < 0 else first
             bad += int(wrong.sum())
         elif not bad:
             low, high = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.domains import Arms, Box, Domain, LazyArms
-from sparse_bo.domains.lazy import in_memory
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
+from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 
@@ -160,10 +160,30 @@ def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_B
         ValueError: If a lazy set does not fit into ``memory_bytes``.
     """
     arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
+    if isinstance(arms, ShardedArms):
+        raise ValueError(f"{policy!r} takes no arms in shards, got ShardedArms; pass a tensor, or use BBKB, BKB or SBPE")
     if isinstance(arms, LazyArms):
         raise ValueError(
             f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
             "use BBKB or BKB, which stream them, or pass a tensor"
+        )
+    return arms
+
+
+def held_arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor | ShardedArms:
+    """Return the arms of a policy that keeps numbers for each of them: in memory, or in shards that are.
+
+    Raises:
+        TypeError: If the domain is a box.
+        ValueError: If a lazy set, or the largest shard, does not fit into ``memory_bytes``.
+    """
+    arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
+    if not isinstance(arms, ShardedArms):
+        return arms_of(domain, policy=policy, memory_bytes=memory_bytes)
+    if not arms.in_memory:
+        raise ValueError(
+            f"policy {policy!r} needs its arms in memory, but {arms.largest_part:,} arms of one rank do not fit into "
+            f"{memory_bytes:,} bytes; use more ranks, or BBKB or BKB, which stream them"
         )
     return arms
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,30 @@ from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import ArmSet, Domain, check_domain
-from sparse_bo.errors import ObjectiveError, PendingBatchError, RunInterrupted
+from sparse_bo.domains.sharded import group_of
+from sparse_bo.errors import (
+    ContradictionError,
+    ObjectiveError,
+    PendingBatchError,
+    RankError,
+    RunInterrupted,
+    ScheduleComplete,
+)
 from sparse_bo.evaluations.answers import FAILED, answers_of, some
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
 from sparse_bo.evaluations.pools import Submits
-from sparse_bo.evaluations.worker import Arrays, CallWith
+from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.workers import Workers, workers_of
-from sparse_bo.journal import Journal
 from sparse_bo.policies import Policy, State
 from sparse_bo.runs.boundary import Boundary
 from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.past import past_of
 from sparse_bo.runs.recorder import Recorder
-from sparse_bo.runs.records import about_run, domain_of, policy_of, run_info
+from sparse_bo.runs.records import about_run, run_info, settings_of_run
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_count, check_finite
 
@@ -100,13 +110,16 @@ class AskTell:
             raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
         if certify_every is not None:
             check_count("certify_every", certify_every)
+        self._ranks = Lockstep(group_of(arms))
+        self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         observed = None if initial is None else _checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         self._lock = threading.RLock()
-        self._recorder = Recorder.create(storage, self._about, self._domain, observed)
+        with self._ranks.creating():  # the journal is rank 0's
+            self._recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
         if observed is not None:
             self._engine.take(self._engine.observed(*observed))
             self._recorder.updated(self._engine)
@@ -140,17 +153,15 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from those recorded (other hardware or versions). Those recorded stay.
         """
-        journal = Journal.open(storage)
+        past = past_of(storage, arms, policy, device)
         try:
-            about = journal.about
-            where, bounds = domain_of(journal, arms, device)
-            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
-            loop = cls(where, policy_of(journal, policy), bounds=bounds, **settings)
-            loop._about = {**loop._about, **{name: about[name] for name in ("why",) if name in about}}
-            loop._recorder = Recorder(journal)
-            loop._recorder.replay(loop._engine)
+            loop = cls(past.arms, past.policy, bounds=past.bounds, **past.settings)
+            loop._about = {**loop._about, **past.why}
+            loop._recorder = Recorder(past.journal)
+            loop._recorder.repeat(loop._engine, past.start, past.events)
         except BaseException:
-            journal.let_go()
+            if past.journal is not None:
+                past.journal.let_go()
             raise
         return loop
 
@@ -222,22 +233,27 @@ class AskTell:
             check_count("max_q", max_q)
         limit = UNLIMITED if max_q is None else max_q
         with self._lock:
-            if self._engine.due:
-                self._take_in(by_ask=True)
+            return self._ask(self._ranks.agree("ask", limit))
+
+    def _ask(self, limit: int) -> Batch:
+        """See :meth:`ask`; on every rank alike."""
+        if self._engine.due:
+            self._take_in(by_ask=True)
+        batch, needed = self._hand_out(limit)
+        if batch is None and self._engine.ledger.answered:
+            self._take_in(by_ask=True)
             batch, needed = self._hand_out(limit)
-            if batch is None and self._engine.ledger.answered:
-                self._take_in(by_ask=True)
-                batch, needed = self._hand_out(limit)
-            if batch is not None:
-                return batch
+        if batch is not None:
+            return batch
+        with self._ranks.recording():
             self._recorder.flush()  # what has been taken in above stays so
-            out = self._engine.ledger.outstanding
-            raise PendingBatchError(
-                f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
-                f"{needed} of their results before it hands out more; tell or fail them before the next ask",
-                needed=needed,
-                pending=out,
-            )
+        out = self._engine.ledger.outstanding
+        raise PendingBatchError(
+            f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
+            f"{needed} of their results before it hands out more; tell or fail them before the next ask",
+            needed=needed,
+            pending=out,
+        )
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
         """Hand back results, in any order and any number at a time; once none is out the state is updated.
@@ -255,8 +271,7 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        numbers = tickets_of(tickets)
-        self._answer(numbers, answers_of(numbers, y))
+        self._answer(lambda: (numbers := tickets_of(tickets), answers_of(numbers, y)))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and what keeps failing is picked ever more rarely.
@@ -265,8 +280,7 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
-        numbers = tickets_of(tickets)
-        self._answer(numbers, dict.fromkeys(numbers, FAILED))
+        self._answer(lambda: (numbers := tickets_of(tickets), dict.fromkeys(numbers, FAILED)))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
@@ -323,15 +337,24 @@ class AskTell:
         Whatever is raised while the run goes on, by the policy or the callback too, has the loop and the result so far as its
         attributes ``loop`` and ``result``.
         """
-        spread = workers_of(executor, workers)
-        end = self.asked + check_count("budget", budget, minimum=0)
-        evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
-        progress = _Progress(self, callback)
+        if not self._ranks.leads:
+            return self._follow()
+        with self._ranks.leading():
+            spread = workers_of(executor, workers)
+            end = self.asked + check_count("budget", budget, minimum=0)
+            evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
+            self._evaluate(evaluate, spread, end, _Progress(self, callback))
+        return self.result()
+
+    def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: _Progress) -> None:
+        """Make the evaluations of a run, here or on workers."""
         try:
+            self._ranks.agree("run")
             if spread is None:
                 run_serially(self, evaluate, end, progress)
             else:
                 Dispatch(self, evaluate, spread, end, progress).run()
+            self._ranks.agree("end")
         except KeyboardInterrupt as interrupt:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
             raise RunInterrupted(message, loop=self, result=self._result_of(self._engine)) from interrupt
@@ -346,6 +369,17 @@ class AskTell:
         except Exception as error:
             vars(error).update(loop=self, result=self._result_of(self._engine))
             error.add_note("Everything told before is in the attributes .loop and .result of this exception.")
+            raise
+
+    def _follow(self) -> Result:
+        """Let happen here what rank 0 lets happen in its run, to its end."""
+        try:
+            self._ranks.agree("run")
+            while (told := self._ranks.next()).kind != "end":
+                with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self._lock:  # rank 0 gets them too
+                    self._ask(told.value) if told.kind == "ask" else self._take_answers(told.value)
+        except RankError as error:
+            vars(error).update(loop=self, result=self._result_of(self._engine))
             raise
         return self.result()
 
@@ -370,20 +404,29 @@ class AskTell:
         handing = self._engine.propose(limit)
         if isinstance(handing, int):
             return None, handing
-        with Boundary(), self._engine.handing_out(handing):
+        with self._ranks.recording(), Boundary(), self._engine.handing_out(handing):
             self._recorder.asked(handing, limit)
+        self._ranks.note(handing.picks)
         return handing.batch, 0
 
-    def _answer(self, tickets: list[int], answers: dict[int, float]) -> None:
-        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
+    def _answer(self, given: Callable[[], tuple[list[int], dict[int, float]]]) -> None:
+        """Record results, those that rank 0 was given; once none is out, take them in."""
         with self._lock:
-            self._engine.ledger.check(tickets)
-            if not answers:
-                return
-            with Boundary(), self._engine.answering(answers):
-                self._recorder.told(answers)
-            if self._engine.complete:
-                self._take_in(by_ask=False)
+            answers: dict[int, float] = {}
+            if self._ranks.leads:
+                with self._ranks.leading():
+                    tickets, answers = given()
+                    self._engine.ledger.check(tickets)
+            self._take_answers(self._ranks.agree("tell", answers))
+
+    def _take_answers(self, answers: dict[int, float]) -> None:
+        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
+        if not answers:
+            return
+        with self._ranks.recording(), Boundary(), self._engine.answering(answers):
+            self._recorder.told(answers)
+        if self._engine.complete:
+            self._take_in(by_ask=False)
 
     def _caught_up(self) -> Engine:
         """Return the engine after an update that was interrupted, if one was: the last result was told, none is out."""
@@ -395,7 +438,7 @@ class AskTell:
     def _take_in(self, *, by_ask: bool) -> None:
         """Take in the results that are in: all of it, or nothing if that raises."""
         update = self._engine.folded()
-        with Boundary():
+        with self._ranks.recording(), Boundary():
             with self._recorder.updating(by_ask=by_ask):
                 self._engine.take(update)
             self._recorder.updated(self._engine)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
@@ -81,7 +82,7 @@ def maximize(
     check_choice("goal", goal, get_args(Goal))
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
-    if storage is not None and resume and Path(storage).exists():
+    if storage is not None and resume and group_of(arms).from_first("looking for the journal", Path(storage).exists()):
         loop = _resumed(storage, arms, bounds, policy, seed)
     else:
         chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
-from sparse_bo.runs.records import evaluations_of, row_of, start_of
+from sparse_bo.runs.records import Start, evaluations_of, row_of, start_of
 
 SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
 """The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
@@ -155,13 +155,24 @@ class Recorder:
         journal = self.journal
         assert journal is not None
         start = start_of(journal, evaluations_of(journal))
+        self.repeat(engine, start, journal.events(after=start.after))
+
+    def repeat(self, engine: Engine, start: Start, events: Iterable[Event]) -> None:
+        """Bring a new engine to where a journal ends that has been read.
+
+        Args:
+            engine: Where nothing has happened yet.
+            start: Where to begin.
+            events: After that.
+        """
         if start.frozen is not None:
             self._snapshot_bytes = start.size
             engine.thaw(start.frozen, start.rows, start.tickets)
-        for event in journal.events(after=start.after):
+        for event in events:
             engine.redo(event)
         self._rows = len(start.rows)
-        self._queue_rows(engine)
+        if self._journal is not None:
+            self._queue_rows(engine)
 
     def _append(self, event: Event) -> None:
         """Write an event: it is in the file when this returns, and not if it raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -106,6 +107,22 @@ def about_run(
         **({} if why is None else {"why": why}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),
+    }
+
+
+def settings_of_run(
+    policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Tensor, Tensor] | None
+) -> dict[str, Any]:
+    """Return what all ranks of a run must have in common, in short."""
+    given = None if initial is None else [torch.as_tensor(part).tolist() for part in initial]
+    return {
+        "policy": policy.name,
+        "settings of the policy": fingerprint(describe(policy)),
+        "seed": seed,
+        "certify_every": certify_every,
+        "initial observations": None if given is None else hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest(),
+        "version of sparse_bo": __version__,
+        "version of torch": torch.__version__,
     }
 
 

@@ -10,7 +10,8 @@ from sparse_bo import AskTell, MemmapArms, ProductGrid
 from sparse_bo.arms import tiles as tiles_module
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.domains import Arms, LazyArms
-from sparse_bo.domains.lazy import digest, in_memory
+from sparse_bo.domains.lazy import digest
+from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
 from tests.builders import unit_box

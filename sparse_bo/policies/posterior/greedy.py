@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import InMemoryPosterior, StopRule, pick_batch
+from sparse_bo.arms import ArmPosterior, StopRule, pick_batch
+from sparse_bo.domains import ArmSet
 from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.baselines import check_exploration, with_exploration
 from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
@@ -38,13 +39,11 @@ class PosteriorEpsilonGreedy(PosteriorPolicy):
         """``"posterior-epsilon-greedy"``."""
         return "posterior-epsilon-greedy"
 
-    def choice(self, arms: Tensor) -> PosteriorChoice:
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`; any arms do."""
         return self._choose
 
-    def _choose(
-        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def _choose(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw one uniform number per arm, then the random arms."""
         best = pick_batch(posterior, width=0.0, stop_rule=StopRule("single"), max_q=1, refuse=state.refusal()).indices[0]
         return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

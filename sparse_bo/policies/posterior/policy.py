@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.arms import ArmPosterior
 from sparse_bo.dictionary import Sampler
-from sparse_bo.domains import Arms, Domain
+from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.policies.arm_states import BanditState
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, held_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.policies.ucb.bkb import BKB
@@ -23,9 +23,7 @@ from sparse_bo.validation import check_count
 class PosteriorChoice(Protocol):
     """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
 
-    def __call__(
-        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Return ``q`` arms.
 
         Args:
@@ -61,9 +59,7 @@ class PosteriorArms(Mechanism[BanditState]):
         if state.fitted is None:
             return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
         q = min(self.batch_size, max_q)
-        posterior = state.fitted.posterior
-        assert isinstance(posterior, InMemoryPosterior)  # `on` brings the arms into memory
-        return Proposal(self.choose(posterior, state, q, out=len(pending), generator=generator))
+        return Proposal(self.choose(state.fitted.posterior, state, q, out=len(pending), generator=generator))
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""
@@ -114,7 +110,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         """Name for reports."""
 
     @abstractmethod
-    def choice(self, arms: Tensor) -> PosteriorChoice:
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
         """Return how arms are chosen from ``arms`` (``a x d``).
 
         Raises:
@@ -138,5 +134,5 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     def on(self, domain: Domain) -> PosteriorArms:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        arms = arms_of(domain, policy=self.name)
+        arms = held_arms_of(domain, policy=self.name)
         return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,11 @@ from botorch.sampling.pathwise.features import gen_kernel_features
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.arms import ArmPosterior, posterior_here
 from sparse_bo.core.decoupled import decoupled_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
-from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains import ArmSet, ShardedArms
+from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.policies.arm_states import BanditState
@@ -24,23 +26,37 @@ from sparse_bo.policies.posterior.policy import PosteriorChoice, PosteriorPolicy
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_count
 
+DRAWS = "the best arms of draws"
 QUADRATURE_TOLERANCE = 0.01
 """Largest error of the quadrature, in units of the kernel's variance, that QFF-TS accepts."""
 
 
 class _Best:
-    """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask."""
+    """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask.
 
-    def __init__(self, posterior: InMemoryPosterior, q: int, refuse: Refusal | None) -> None:
-        surrogate = posterior.prior
-        self.allowed = torch.ones(surrogate.arms.shape[0], dtype=torch.bool, device=surrogate.arms.device)
-        if surrogate.repeats is not None:
-            self.allowed[surrogate.repeats] = False
+    Over arms in shards every rank looks at its own, and the best of all are found together.
+    """
+
+    def __init__(self, posterior: ArmPosterior, q: int, refuse: Refusal | None) -> None:
+        self.here, self.arms = posterior_here(posterior), posterior.prior.arms
+        self.group, device = group_of(self.arms), self.arms.device
+        self.first = self.arms.start if isinstance(self.arms, ShardedArms) else 0
+        prior = self.here.prior
+        self.allowed = torch.ones(prior.arms.shape[0], dtype=torch.bool, device=device)
+        if prior.repeats is not None:
+            self.allowed[prior.repeats] = False
         if refuse is not None:
-            left = self.allowed & ~refuse(torch.arange(len(self.allowed), device=self.allowed.device))
-            self.allowed = left if bool(left.any()) else self.allowed
-        self.values = surrogate.in_memory[1].new_full((q,), -math.inf)
-        self.indices = torch.zeros(q, dtype=torch.int64, device=surrogate.arms.device)
+            self._leave_out(refuse)
+        self.values = self.here.means.new_full((q,), -math.inf)
+        self.indices = torch.zeros(q, dtype=torch.int64, device=device)
+
+    def _leave_out(self, refuse: Refusal) -> None:
+        step = "arms to leave out"
+        every = self.first + torch.arange(len(self.allowed), device=self.allowed.device)
+        with self.group.shielded(step), self.arms.alone() if isinstance(self.arms, ShardedArms) else nullcontext():
+            left = self.allowed & ~refuse(every)
+        if self.group.largest(step, [float(left.any())])[0]:
+            self.allowed = left
 
     def add(self, part: slice, draws: Tensor) -> None:
         """Take in the draws at the arms of ``part``, ``rows x q``."""
@@ -48,6 +64,18 @@ class _Best:
         better = values > self.values
         self.values = torch.where(better, values, self.values)
         self.indices = torch.where(better, rows + part.start, self.indices)
+
+    def of_all(self) -> Tensor:
+        """Return the ``q`` best arms; of equal arms on several ranks the first, whose draws differ by round-off."""
+        if self.group.size == 1:
+            return self.indices
+        rows = self.here.prior.arms[self.indices] if len(self.allowed) else self.arms[:0].expand(len(self.values), -1)
+        told = self.group.tensors(DRAWS, [self.values, self.indices + self.first, rows])
+        values, indices = (torch.stack([part[place] for part in told]) for place in range(2))
+        X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in told])  # ranks x q x d
+        best = X[values.argmax(dim=0), torch.arange(len(self.values), device=X.device)]
+        equal = (best == X).all(dim=-1) & (values > -math.inf)
+        return torch.where(equal, indices, 2**62).amin(dim=0).to(self.indices)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +88,7 @@ class DecoupledDraws:
 
     features: int
 
-    def __call__(
-        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw one integer (the seed of the features), then ``q`` times (features + r) normal numbers."""
         arms, best = posterior.prior.arms, _Best(posterior, q, state.refusal())
         with torch.no_grad():
@@ -73,9 +99,10 @@ class DecoupledDraws:
             normal = torch.randn(q, self.features + rank, generator=generator, device="cpu", dtype=arms.dtype).to(arms.device)
             prior, spread = normal[:, : self.features], normal[:, self.features :]
             weights = decoupled_weights(posterior.state, prior @ phi(posterior.dictionary.points).mT, spread)  # m x q
-            for part, K_DX in posterior.kernel_chunks():
-                best.add(part, phi(arms[part]) @ prior.mT + K_DX.mT @ weights)
-        return best.indices
+            with best.group.shielded(DRAWS):
+                for part, K_DX in best.here.kernel_chunks():
+                    best.add(part, phi(best.here.prior.arms[part]) @ prior.mT + K_DX.mT @ weights)
+        return best.of_all()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +133,7 @@ class SGPTSArms(PosteriorPolicy):
         """``"s-gp-ts-arms"``."""
         return "s-gp-ts-arms"
 
-    def choice(self, arms: Tensor) -> PosteriorChoice:
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:
@@ -137,9 +164,7 @@ class QuadratureDraws:
     order: int
     learned: bool
 
-    def __call__(
-        self, posterior: InMemoryPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Draw ``q`` times F normal numbers.
 
         Warns:
@@ -159,9 +184,10 @@ class QuadratureDraws:
             y = (observed.means - surrogate.prior_mean) * roots
             normal = torch.randn(q, Z.shape[1], generator=generator, device="cpu", dtype=Z.dtype).to(Z.device)
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
-            for part, _ in posterior.kernel_chunks():
-                best.add(part, fourier_features(surrogate.arms[part], frequencies, weights) @ w.mT)
-        return best.indices
+            with best.group.shielded(DRAWS):
+                for part, _ in best.here.kernel_chunks():
+                    best.add(part, fourier_features(best.here.prior.in_memory[0][part], frequencies, weights) @ w.mT)
+        return best.of_all()
 
     def trouble(self, kernel: Kernel, arms: ArmSet) -> str | None:
         """Return what to say if the kernel is too narrow for the order over the arms, else ``None``."""
@@ -202,7 +228,7 @@ class QFFTSArms(PosteriorPolicy):
         """``"qff-ts-arms"``."""
         return "qff-ts-arms"
 
-    def choice(self, arms: Tensor) -> PosteriorChoice:
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
         """See :meth:`sparse_bo.policies.posterior.policy.PosteriorPolicy.choice`.
 
         Raises:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import (
-    ArmFit,
     ArmPosterior,
     ArmPrior,
     Fitted,
+    InMemoryPosterior,
     KernelColumns,
     arm_posterior,
     fit_arms,
@@ -25,6 +25,7 @@ from sparse_bo.arms import (
 )
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
+from sparse_bo.domains.memory import is_streamed
 from sparse_bo.kernels import covariance_function
 from sparse_bo.learning import learn_prior, learning_is_due
 from sparse_bo.observations import Observations, add_observations, repeated_rows
@@ -84,7 +85,7 @@ class ArmUCB(Mechanism[BanditState]):
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
     def __post_init__(self) -> None:
-        if isinstance(self.arms, LazyArms) and self.parts.stop_rule.kind == "local":
+        if is_streamed(self.arms) and self.parts.stop_rule.kind == "local":
             raise ValueError(
                 f"stop_rule='local' keeps a number for every arm, but {self.domain.count:,} arms do not fit into memory_bytes ="
                 f" {self.memory_bytes:,}; use stop_rule='global', or raise memory_bytes until they do"
@@ -158,7 +159,7 @@ class ArmUCB(Mechanism[BanditState]):
         information = (0.0 if before is None else before.information) + float(gains.sum())
         surprise = Surprise() if before is None else _surprise(before, picks, y)
         width = self._width(fit, observations.pulls, information, surprise)
-        with watch.phase("sweep" if isinstance(fit, ArmFit) else "fit"):
+        with watch.phase("fit" if isinstance(fit, InMemoryPosterior) else "sweep"):
             posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
             posterior=posterior,

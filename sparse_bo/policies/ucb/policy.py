@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sparse_bo.domains import Arms, Box, Domain
-from sparse_bo.domains.lazy import in_memory
+from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies.protocol import as_arms
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
 from sparse_bo.policies.ucb.arms import ArmUCB

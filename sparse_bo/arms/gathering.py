@@ -1,0 +1,124 @@
+"""The contenders of all ranks in one list: every rank finds those among its own arms, and few bytes bring them together.
+
+First each rank tells its highest lower bound: what lies below the highest of all cannot win, and is not sent. Where more than
+fit are left, the ranks agree on a cut from a few order statistics of each rank's bounds, which bound how many lie above it:
+O(contenders) bytes, whatever the number of ranks, and the best bound below the cut is the floor of
+:class:`sparse_bo.arms.contenders.Contenders`. Three collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms.contenders import SLACK, Contenders
+from sparse_bo.arms.highest import highest
+from sparse_bo.arms.scan import Scan
+from sparse_bo.arms.streaming import without_repeats
+from sparse_bo.domains.sharded import ShardedArms
+from sparse_bo.errors import RankError
+
+GATHERED = 2**16
+"""Contenders that all ranks together send in a round, about; up to twice as many where bounds are spread unevenly."""
+PLACES = tuple(256 * 2**power for power in range(13))
+"""Of the order statistics that a rank tells of its upper bounds."""
+STEP = "gathering contenders"
+
+
+class Gathered:
+    """The contenders of all ranks, and the arm with the highest mean. The same on every rank."""
+
+    def __init__(self, arms: ShardedArms, found: Scan, *, fingerprint: float, exact: bool) -> None:
+        """Gather what the ranks found, and let every rank know the contenders' rows.
+
+        Args:
+            arms: All of them.
+            found: On this rank; arms are numbered among all.
+            fingerprint: Of the posterior; ranks with another have come apart.
+            exact: Whether bounds are the scores themselves.
+
+        Raises:
+            RankError: If the posteriors of the ranks differ, or a rank is lost.
+        """
+        leverage, lowest, most = found.extremes.tolist()
+        mine = [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices)]
+        told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper)])
+        if any(other[6] != told[0][6] for other in told):
+            raise RankError(
+                "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
+                "same kind of machine, with the same number of threads"
+            )
+        leverage, lowest, most, bar = (max(other[place] for other in told) for place in range(4))
+        lowest = -lowest
+        extremes = found.extremes.new_tensor([leverage, lowest, most])
+        best_means = [other[5] for other in told]
+        best_rank = best_means.index(max(best_means))
+        bar -= SLACK * max(abs(bar), abs(lowest), abs(most)) if bar > -math.inf else 0.0
+        kept = (found.upper >= max(bar, _cut([(int(other[7]), other[8:]) for other in told], bar))).nonzero().squeeze(-1)
+        floor = found.floor
+        if len(kept) > _share(arms.group.size) and sum(int(other[7]) for other in told) > 2 * GATHERED:
+            best, outside = highest(found.upper[kept], _share(arms.group.size))
+            kept, floor = kept[best], max(floor, outside)
+        left_out = torch.ones_like(found.upper, dtype=torch.bool)
+        left_out[kept] = False
+        left_out &= found.upper >= bar
+        if bool(left_out.any()):
+            floor = max(floor, float(found.upper[left_out].max()))
+        best_here = found.indices.new_tensor([found.best_index] if arms.group.rank == best_rank else [])
+        self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes, exact)
+        self.best_mean = best_means[best_rank]
+
+    def _union(
+        self, arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, best_here: Tensor, extremes: Tensor, exact: bool
+    ) -> None:
+        with arms.group.shielded(STEP):
+            wanted = torch.unique(torch.cat([mine, best_here]))
+            rows = arms.part[wanted - arms.start]
+        told = arms.group.tensors(STEP, [mine, upper, wanted, rows, upper.new_tensor([floor]), best_here])
+        device = arms.device
+        indices, bounds, known, X, floors, best = (
+            torch.cat([part[place] for part in told]).to(device) for place in range(len(told[0]))
+        )
+        arms.contenders_are(known, X)
+        self.best_index = int(best[0]) if len(best) else -1
+        bounds = without_repeats(arms, indices, bounds)
+        self.contenders = Contenders(indices, bounds, float(floors.max()), extremes, exact=exact)
+
+
+def _share(size: int) -> int:
+    """Return how many contenders one of ``size`` ranks sends where bounds tie at every cut."""
+    return max(GATHERED // size, 256)
+
+
+def _order_statistics(upper: Tensor) -> list[float]:
+    """Return the 256th highest of some bounds, the 512th, …; −∞ beyond the last."""
+    size = min(len(upper), PLACES[-1])
+    ordered = upper.topk(size).values if size >= PLACES[0] else upper[:0]
+    known = [place for place in PLACES if place <= len(ordered)]
+    values = ordered[torch.tensor(known, device=upper.device, dtype=torch.long) - 1].tolist() if known else []
+    return values + [-math.inf] * (len(PLACES) - len(known))
+
+
+def _cut(told: Sequence[tuple[int, list[float]]], bar: float) -> float:
+    """Return the lowest bound at which the ranks are known to hold at most twice :data:`GATHERED` contenders; −∞: all fit.
+
+    Args:
+        told: How many each rank holds, and their order statistics.
+        bar: What is below counts for nothing.
+    """
+
+    def at_most(cut: float) -> int:
+        counts = []
+        for held, values in told:
+            below = [place for place, value in zip(PLACES, values, strict=True) if value < cut]
+            counts.append(min(held, below[0] if below else held))
+        return sum(counts)
+
+    most = max(2 * GATHERED, PLACES[0] * len(told))
+    if at_most(bar) <= most:
+        return bar
+    cuts = sorted({value for _, values in told for value in values if value > bar})
+    return next((cut for cut in cuts if at_most(cut) <= most), bar)

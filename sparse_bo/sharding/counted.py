@@ -1,0 +1,63 @@
+"""A group that counts what its ranks send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparse_bo.sharding.group import Group
+
+
+@dataclass
+class Traffic:
+    """What one rank has taken part in so far."""
+
+    collectives: int = 0
+    """Calls in which all ranks took part."""
+    bytes: int = 0
+    """Handed to them by this rank: its own block of a gathering, its block if it is the source of a sending, its terms."""
+
+
+class Counted(Group):
+    """A group as it is, with :attr:`traffic`.
+
+    Args:
+        group: The group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.traffic = group, Traffic()
+
+    @property
+    def rank(self) -> int:
+        """See :class:`Group`."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """See :class:`Group`."""
+        return self.group.size
+
+    def gather_blocks(self, block: Tensor) -> list[Tensor]:
+        """See :class:`Group`."""
+        self._count(len(block))
+        return self.group.gather_blocks(block)
+
+    def send_block(self, block: Tensor, source: int) -> Tensor:
+        """See :class:`Group`."""
+        self._count(len(block) if source == self.rank else 0)
+        return self.group.send_block(block, source)
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """See :class:`Group`."""
+        self._count(values.numel() * values.element_size())
+        return self.group.add_up(values)
+
+    def await_first(self) -> None:
+        """See :class:`Group`."""
+        self.group.await_first()
+
+    def _count(self, size: int) -> None:
+        self.traffic.collectives += 1
+        self.traffic.bytes += size

@@ -1,0 +1,212 @@
+"""A group of ranks, and the one way in which they talk: each says what it is at, and all hear all of it.
+
+Every exchange begins with a header of fixed size: the name of the step, how it went, and a short message in full. So a rank
+that has failed still tells the others, ranks that have come to different steps find out, and only what is long takes a second
+message. Ranks of one group trust each other: what they send is unpickled.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparse_bo.errors import RankError
+
+HEADER_BYTES = 512
+"""Of a header: step, state, length, and the message itself where it fits."""
+_LAYOUT = struct.Struct("<64sBq")
+INLINE_BYTES = HEADER_BYTES - _LAYOUT.size
+"""A message of at most so many bytes travels in the header."""
+TIME_LIMIT = 300.0
+"""Seconds that a rank waits for the others in one step, unless it is told otherwise."""
+
+
+class _Header(NamedTuple):
+    step: str
+    failed: bool
+    length: int
+    inline: bytes
+
+
+class Group(ABC):
+    """The ranks of a run, numbered from 0. All make the same calls in the same order; rank 0 leads where one has to.
+
+    A group in which a step has failed is closed: every later call raises at once.
+    """
+
+    closed: str | None = None
+    """Why nothing more can be said, once that is so."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This process's number, from 0."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @abstractmethod
+    def gather_blocks(self, block: Tensor) -> list[Tensor]:
+        """Return the blocks (``n`` bytes on the CPU, the same n everywhere) of all ranks, in order."""
+
+    @abstractmethod
+    def send_block(self, block: Tensor, source: int) -> Tensor:
+        """Return the block (``n`` bytes on the CPU) of one rank; the others give one of the same length to write into."""
+
+    @abstractmethod
+    def add_up(self, values: Tensor) -> Tensor:
+        """Return the sum over the ranks of a float64 tensor on the CPU, of one shape everywhere."""
+
+    @abstractmethod
+    def await_first(self) -> None:
+        """Wait, for as long as an evaluation may take, until rank 0 comes to its next step."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def exchange(self, step: str, message: bytes = b"") -> list[bytes]:
+        """Return the messages of all ranks, in order. One collective, two where a message does not fit into a header.
+
+        Args:
+            step: What the ranks are at; the same everywhere.
+            message: Of this rank.
+
+        Raises:
+            RankError: If a rank has failed or is lost, or the ranks are at different steps.
+        """
+        headers = self._headers(step, message, failed=False)
+        longest = max(header.length for header in headers)
+        if longest <= INLINE_BYTES:
+            return [header.inline[: header.length] for header in headers]
+        padded = message.ljust(longest, b"\0")
+        long = [rank for rank, header in enumerate(headers) if header.length > INLINE_BYTES]
+        if len(long) == 1:
+            told = {long[0]: self._bytes(self.send_block(_block(padded), long[0]))}
+        else:
+            told = dict(enumerate(map(self._bytes, self.gather_blocks(_block(padded)))))
+        return [
+            told[rank][: header.length] if rank in long else header.inline[: header.length]
+            for rank, header in enumerate(headers)
+        ]
+
+    def objects(self, step: str, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order; anything that ``pickle`` takes. Errors as :meth:`exchange`."""
+        return [pickle.loads(message) for message in self.exchange(step, pickle.dumps(value))]
+
+    def from_first(self, step: str, value: Any = None) -> Any:
+        """Return rank 0's value on every rank; those of the others are not looked at. Errors as :meth:`exchange`."""
+        return pickle.loads(self.exchange(step, pickle.dumps(value) if self.leads else b"")[0])
+
+    def numbers(self, step: str, values: Sequence[float]) -> list[list[float]]:
+        """Return a few numbers of every rank, ``size x n``. One collective. Errors as :meth:`exchange`."""
+        layout = struct.Struct(f"<{len(values)}d")
+        return [list(layout.unpack(message)) for message in self.exchange(step, layout.pack(*values))]
+
+    def largest(self, step: str, values: Sequence[float]) -> list[float]:
+        """Return the largest of each of ``n`` numbers over the ranks. One collective. Errors as :meth:`exchange`."""
+        return [max(column) for column in zip(*self.numbers(step, values), strict=True)]
+
+    def tensors(self, step: str, values: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return some tensors of every rank, on the CPU; shapes may differ. Errors as :meth:`exchange`."""
+        arrays = [value.detach().cpu().numpy() for value in values]
+        return [[torch.from_numpy(array.copy()) for array in told] for told in self.objects(step, arrays)]
+
+    def total(self, step: str, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums over the ranks of some tensors, in float64 where these are; on every rank alike. Two collectives.
+
+        The order of the terms is the group's own: the same on every rank, another with another number of ranks.
+
+        Args:
+            step: What the ranks are at.
+            values: Of the same shapes everywhere.
+
+        Raises:
+            RankError: As :meth:`exchange`, and if the shapes differ.
+        """
+        shapes = self.objects(step, [tuple(value.shape) for value in values])
+        if any(shape != shapes[0] for shape in shapes):
+            raise RankError(f"expected the same shapes on every rank at {step!r}, got {shapes}")
+        if self.size == 1:
+            return list(values)
+        flat = torch.cat([value.detach().to(device="cpu", dtype=torch.float64).flatten() for value in values])
+        parts = self.add_up(flat).split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+        return [part.reshape(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+
+    @contextmanager
+    def shielded(self, step: str) -> Iterator[None]:
+        """Run what only this rank does before a step; if it raises, the others hear of it at that step and raise too.
+
+        Args:
+            step: The next exchange.
+
+        Raises:
+            Exception: What the block raised.
+        """
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            self.give_up(step, f"{type(error).__name__}: {error}")
+            raise
+
+    def give_up(self, step: str, reason: str) -> None:
+        """Tell the others, at their next step, that this rank goes no further; never raises. The group is closed."""
+        if self.closed is not None or self.size == 1:
+            return
+        try:
+            self._headers(step, reason.encode()[: INLINE_BYTES - 4], failed=True)
+        except RankError:  # who is gone, or has failed as well, need not hear of it
+            pass
+        finally:
+            self.closed = self.closed or reason
+
+    def _headers(self, step: str, message: bytes, *, failed: bool) -> list[_Header]:
+        if self.closed is not None:
+            raise RankError(f"this group of ranks is closed: {self.closed}")
+        inline = message if len(message) <= INLINE_BYTES else b""
+        mine = _LAYOUT.pack(step.encode()[:64], failed, len(message)) + inline.ljust(INLINE_BYTES, b"\0")
+        try:
+            headers = [_header(self._bytes(block)) for block in self.gather_blocks(_block(mine))]
+        except RankError as error:
+            self.closed = str(error)
+            raise
+        troubled = [rank for rank, header in enumerate(headers) if header.failed and rank != self.rank]
+        if troubled and not failed:
+            told = headers[troubled[0]]
+            reason = told.inline[: told.length].decode(errors="replace")
+            self.closed = f"rank {troubled[0]} of {self.size} stopped: {reason}"
+            raise RankError(self.closed)
+        steps = [header.step for header in headers]
+        if not failed and len(set(steps)) > 1:
+            other = next(rank for rank, at in enumerate(steps) if at != steps[0])
+            self.closed = (
+                f"the ranks are at different steps: rank 0 at {steps[0]!r}, rank {other} at {steps[other]!r}; every rank must "
+                "make the same calls in the same order"
+            )
+            raise RankError(self.closed)
+        return headers
+
+    @staticmethod
+    def _bytes(block: Tensor) -> bytes:
+        return block.numpy().tobytes()
+
+
+def _block(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _header(data: bytes) -> _Header:
+    step, failed, length = _LAYOUT.unpack(data[: _LAYOUT.size])
+    return _Header(step.rstrip(b"\0").decode(errors="replace"), bool(failed), length, data[_LAYOUT.size :])

@@ -1,0 +1,218 @@
+"""One run on all ranks: evaluated once, recorded once, stopped everywhere, resumed on another number."""
+
+import threading
+
+import pytest
+
+from sparse_bo import AskTell, maximize
+from sparse_bo.arms import sharded as sharded_posteriors
+from sparse_bo.domains import sharded as sharded_arms
+from sparse_bo.errors import ObjectiveError, PendingBatchError, RankError, StorageError, TicketError
+from sparse_bo.runs.recorder import Recorder
+from sparse_bo.sharding import rehearse
+from tests.sharding.builders import bbkb, objective, picks_in, scattered, split
+
+
+def run(group, **how):
+    return maximize(how.pop("objective", objective), arms=split(scattered(), group), policy=bbkb(), seed=3, **{"budget": 40, **how})
+
+
+def test_the_objective_is_evaluated_once_and_every_rank_has_the_result(tmp_path):
+    calls, rows = [], []
+
+    def counted(X):
+        calls.append(len(X))
+        return objective(X)
+
+    alone = maximize(objective, arms=scattered(), policy=bbkb(), budget=40, seed=3)
+    outcomes = rehearse(
+        3, lambda group: run(group, objective=counted, storage=tmp_path / "run.db", callback=lambda _, row: rows.append(row))
+    )
+    assert sum(calls) == 40
+    assert len(rows) == len(alone.history.rows)
+    assert [picks_in(result.history) for result in outcomes] == [picks_in(alone.history)] * 3
+    assert [result.best_index for result in outcomes] == [alone.best_index] * 3
+    assert (tmp_path / "run.db").exists()
+
+
+def test_an_executor_spreads_the_evaluations_of_rank_0():
+    alone = maximize(objective, arms=scattered(), policy=bbkb(), budget=30, seed=3, executor="threads", workers=1)
+    outcomes = rehearse(2, lambda group: run(group, budget=30, executor="threads", workers=1))
+    assert [picks_in(result.history) for result in outcomes] == [picks_in(alone.history)] * 2
+    assert outcomes[1].best_index == alone.best_index
+
+
+def test_an_objective_that_fails_stops_every_rank():
+    def failing(X):
+        if len(X) > 2:
+            raise ValueError("broken")
+        return objective(X)
+
+    first, *others = rehearse(3, lambda group: run(group, objective=failing))
+    assert isinstance(first, ObjectiveError)
+    assert all(isinstance(error, RankError) and "broken" in str(error) for error in others)
+    assert others[0].result.history.rows
+
+
+@pytest.mark.parametrize("then", [1, 2, 4])
+def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path):
+    storage = tmp_path / "run.db"
+
+    def play(group, rounds, *, resume):
+        arms = split(scattered(), group)
+        loop = AskTell.resume(storage, arms=arms) if resume else AskTell(arms, policy=bbkb(), seed=3, storage=storage)
+        picks = []
+        for _ in range(rounds):
+            batch = loop.reissue() if loop.pending else loop.ask()
+            picks += batch.indices.tolist()
+            loop.tell(batch.tickets, objective(batch.X))
+        if not resume:
+            loop.ask()  # out when the run ends
+        loop.close()
+        return picks
+
+    whole = rehearse(3, lambda group: play(group, 9, resume=False))[0]
+    storage.unlink()
+    before = rehearse(3, lambda group: play(group, 5, resume=False))[0]
+    after = rehearse(then, lambda group: play(group, 4, resume=True))
+    assert [before + picks for picks in after] == [whole] * then
+
+
+def test_a_journal_of_other_arms_is_refused_everywhere(tmp_path):
+    storage = tmp_path / "run.db"
+    rehearse(2, lambda group: run(group, storage=storage))
+    outcomes = rehearse(2, lambda group: AskTell.resume(storage, arms=split(scattered(seed=5), group)))
+    assert isinstance(outcomes[0], ValueError)
+    assert isinstance(outcomes[1], RankError)
+    assert all("another problem" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 1}, "the same seed on every rank, got 0 on rank 0 and 1 on rank 2"),
+        ({"policy": bbkb(regularization=0.6)}, "the same settings of the policy"),
+        ({"certify_every": 3}, "certify_every"),
+    ],
+    ids=["seed", "policy", "certify"],
+)
+def test_ranks_with_other_settings_find_out_at_the_start(settings, message):
+    def script(group):
+        return AskTell(split(scattered(), group), **{"policy": bbkb(), **(settings if group.rank == 2 else {})})
+
+    assert all(isinstance(error, ValueError) and message in str(error) for error in rehearse(3, script))
+
+
+def test_ranks_of_other_versions_find_out_at_the_start(monkeypatch):
+    about = sharded_arms._about
+
+    def older(part, *, before):
+        found = about(part, before=before)
+        return found if before.rank else {**found, "versions": {**found["versions"], "torch": "2.0"}}
+
+    monkeypatch.setattr(sharded_arms, "_about", older)
+    outcomes = rehearse(2, lambda group: split(scattered(), group))
+    assert all(isinstance(error, ValueError) and "one version of torch on every rank, got 2.0" in str(error) for error in outcomes)
+
+
+def here() -> int:
+    """Return the rank whose turn it is in a rehearsal."""
+    return int(threading.current_thread().name.removeprefix("rank-"))
+
+
+def one_round(group):
+    loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
+    batch = loop.ask()
+    loop.tell(batch.tickets, objective(batch.X))
+
+
+def test_ranks_whose_posteriors_round_differently_find_out(monkeypatch):
+    monkeypatch.setattr(sharded_posteriors, "_fingerprint", lambda fit: float(here()))
+    assert all("do not round alike" in str(error) for error in rehearse(2, one_round))
+
+
+def test_a_journal_that_is_there_already_stops_every_rank(tmp_path):
+    storage = tmp_path / "run.db"
+    storage.write_text("")
+    first, second = rehearse(2, lambda group: AskTell(split(scattered(), group), policy=bbkb(), storage=storage))
+    assert isinstance(first, FileExistsError)
+    assert isinstance(second, RankError)
+
+
+def test_a_journal_that_cannot_be_written_stops_every_rank(tmp_path, monkeypatch):
+    def full(self, answers):
+        if self._journal is not None:
+            raise StorageError("disk full")
+
+    monkeypatch.setattr(Recorder, "told", full)
+    first, second = rehearse(2, lambda group: run(group, storage=tmp_path / "run.db"))
+    assert isinstance(first, StorageError)
+    assert isinstance(second, RankError)
+    assert "disk full" in str(second)
+
+
+def test_only_what_rank_0_tells_counts():
+    def script(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
+        batch = loop.ask()
+        loop.tell(batch.tickets, objective(batch.X) if group.leads else [])
+        return loop.result().best_observed_mean
+
+    values = rehearse(3, script)
+    assert values[0] is not None
+    assert values == [values[0]] * 3
+
+
+def test_wrong_tickets_on_rank_0_are_an_error_everywhere_and_the_run_goes_on():
+    def script(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
+        batch = loop.ask()
+        with pytest.raises(TicketError if group.leads else RankError, match="unknown"):
+            loop.tell([99], [1.0])
+        loop.tell(batch.tickets, objective(batch.X))
+        return loop.ask().indices.tolist()
+
+    first, second = rehearse(2, script)
+    assert first == second
+
+
+def test_an_ask_too_many_is_an_error_everywhere_and_the_run_goes_on():
+    def script(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
+        batch = loop.ask()
+        with pytest.raises(PendingBatchError):
+            loop.ask()
+        loop.tell(batch.tickets, objective(batch.X))
+        return loop.ask().indices.tolist()
+
+    first, second = rehearse(2, script)
+    assert first == second
+
+
+def test_ranks_that_do_different_things_find_out():
+    def script(group):
+        loop = AskTell(split(scattered(), group), policy=bbkb(), seed=3)
+        batch = loop.ask()
+        if group.rank:
+            loop.tell(batch.tickets, [])
+        else:
+            loop.ask()
+
+    first, second = rehearse(2, script)
+    assert "rank 0 is at 'ask', rank 1 at 'tell'" in str(second)
+    assert isinstance(first, (RankError, PendingBatchError))
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_by_the_others(monkeypatch):
+    swept = sharded_posteriors._swept
+
+    def short_of_memory(fit, columns):
+        if here() == 1:
+            raise MemoryError("no room")
+        return swept(fit, columns)
+
+    monkeypatch.setattr(sharded_posteriors, "_swept", short_of_memory)
+    first, second, third = rehearse(3, one_round)
+    assert isinstance(second, MemoryError)
+    assert "rank 1 of 3 stopped: MemoryError: no room" in str(first)
+    assert str(first) == str(third)

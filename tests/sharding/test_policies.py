@@ -1,0 +1,143 @@
+"""Every policy picks the same arms over 1, 2, 3 and 8 shards as in one process."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_bo import BBKB, BKB, AskTell, ProductGrid
+from sparse_bo.arms import gathering
+from sparse_bo.domains import ShardedArms
+from sparse_bo.policies.posterior import PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
+from sparse_bo.sharding import Counted, rehearse
+from tests.sharding.builders import bbkb, kernel, objective, picks_of, scattered, split
+
+GIVEN = {"covar_module": kernel(), "regularization": 0.5}
+POLICIES = {
+    **{f"bbkb-{rule}": bbkb(stop_rule=rule) for rule in ("global", "local", "gp-bucb", "repeat")},
+    "bbkb-process": bbkb(in_batch="process"),
+    "bbkb-float32": bbkb(sweep_dtype=torch.float32),
+    "bbkb-learning": BBKB(),
+    "bkb": BKB(**GIVEN),
+    "thompson": SGPTSArms(batch_size=4, **GIVEN),
+    "quadrature": QFFTSArms(batch_size=3, **GIVEN),
+    "epsilon-greedy": PosteriorEpsilonGreedy(batch_size=3, **GIVEN),
+}
+
+
+@cache
+def alone(name: str) -> list[int]:
+    return picks_of(scattered(), POLICIES[name])
+
+
+FEW = ("bbkb-process", "bbkb-float32", "bbkb-learning", "quadrature", "epsilon-greedy")
+"""Of these, three ranks are enough: what they share with the others is tried there."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [(name, ranks) for name in POLICIES for ranks in (1, 2, 3, 8) if ranks == 3 or name not in FEW],
+)
+def test_the_picks_are_those_of_one_process(name, ranks):
+    rounds = 4 if ranks == 8 else 6
+    outcomes = rehearse(ranks, lambda group: picks_of(split(scattered(), group), POLICIES[name], rounds=rounds))
+    assert len(outcomes[0]) >= 4
+    assert outcomes == [alone(name)[: len(outcomes[0])]] * ranks
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(cuts=st.lists(st.integers(0, 60), min_size=1, max_size=4), rule=st.sampled_from(["global", "local", "gp-bucb"]))
+def test_where_the_cuts_lie_is_of_no_account(cuts, rule):
+    arms, policy = scattered(60), bbkb(stop_rule=rule)
+    ends = [0, *sorted(cuts), 60]
+
+    def script(group):
+        return picks_of(ShardedArms(arms[ends[group.rank] : ends[group.rank + 1]], group=group), policy, rounds=4)
+
+    expected = picks_of(arms, policy, rounds=4)
+    assert rehearse(len(ends) - 1, script) == [expected] * (len(ends) - 1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_grid_in_shards_is_picked_from_as_in_memory(streamed):
+    axis = torch.linspace(0, 1, 200, dtype=torch.float64)
+    grid, policy = ProductGrid([axis, axis]), bbkb(memory_bytes=2**20 if streamed else 2**28)
+    expected = picks_of(grid[:], policy, rounds=6)
+
+    def script(group):
+        arms = split(grid, group)
+        return picks_of(arms, policy, rounds=6), arms.group.size
+
+    assert rehearse(3, script) == [(expected, 3)] * 3
+
+
+def test_few_contenders_give_the_same_picks_by_more_passes(monkeypatch):
+    expected = picks_of(scattered(), bbkb(regularization=2.0))
+    monkeypatch.setattr(gathering, "GATHERED", 4)
+    monkeypatch.setattr(gathering, "PLACES", tuple(2**power for power in range(1, 14)))
+    monkeypatch.setattr(gathering, "_share", lambda size: 3)
+    outcomes = rehearse(3, lambda group: picks_of(split(scattered(), group), bbkb(regularization=2.0)))
+    assert outcomes == [expected] * 3
+
+
+def test_failing_arms_are_left_out_alike():
+    def script(arms):
+        loop, picks = AskTell(arms, policy=bbkb(), seed=1), []
+        for _ in range(9):
+            batch = loop.ask(20)
+            y = torch.where(batch.X[:, 0] > 0.7, torch.nan, objective(batch.X))
+            picks += batch.indices.tolist()
+            loop.tell(batch.tickets, y)
+        return picks
+
+    expected = script(scattered())
+    assert rehearse(3, lambda group: script(split(scattered(), group))) == [expected] * 3
+
+
+def test_pending_picks_keep_their_effect():
+    def script(arms):
+        loop, picks = AskTell(arms, policy=bbkb(ratio_threshold=9.0), seed=1), []
+        for _ in range(5):
+            batch = loop.ask()
+            loop.tell(batch.tickets, objective(batch.X))
+        for _ in range(3):  # batches of several in pieces, the first result of each piece alone
+            pieces = [loop.ask(2), loop.ask(1)]
+            for piece in pieces:
+                picks += piece.indices.tolist()
+                loop.tell(piece.tickets[:1], objective(piece.X)[:1])
+        return picks
+
+    expected = script(scattered())
+    assert rehearse(2, lambda group: script(split(scattered(), group))) == [expected] * 2
+
+
+def test_a_round_takes_a_fixed_number_of_messages_and_few_bytes():
+    def script(group):
+        counted = Counted(group)
+        arms = split(scattered(2000), counted)
+        loop, spent = AskTell(arms, policy=bbkb(), seed=1), []
+        for _ in range(8):
+            before = counted.traffic.collectives, counted.traffic.bytes
+            batch = loop.ask()
+            loop.tell(batch.tickets, objective(batch.X))
+            spent.append((counted.traffic.collectives - before[0], counted.traffic.bytes - before[1]))
+        return spent
+
+    for spent in rehearse(4, script):
+        assert max(calls for calls, _ in spent[1:]) <= 8
+        assert max(size for _, size in spent[1:]) <= 600 * 64 + 8 * 512
+
+
+def test_random_choices_depend_on_the_number_of_an_arm_alone():
+    expected = AskTell(scattered(), policy=bbkb(initial_design=30), seed=4).ask().indices.tolist()
+    outcomes = rehearse(3, lambda group: AskTell(split(scattered(), group), policy=bbkb(initial_design=30), seed=4).ask())
+    assert [batch.indices.tolist() for batch in outcomes] == [expected] * 3
+
+
+def test_a_local_rule_over_streamed_shards_is_refused_everywhere():
+    axis = torch.linspace(0, 1, 300, dtype=torch.float64)
+    grid = ProductGrid([axis, axis])
+    outcomes = rehearse(2, lambda group: picks_of(split(grid, group), bbkb(stop_rule="local", memory_bytes=2**20)))
+    assert all(isinstance(error, ValueError) and "local" in str(error) for error in outcomes)
