@@ -2,7 +2,7 @@
 from . import dictionary, errors, policies, problems, widths
 from .acquisition import optimize_batch
 from .dictionary import certify
-from .domains import MemmapArms, ProductGrid
+from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
@@ -20,13 +20,17 @@ __all__ = [
     "SBPE",
     "AskTell",
     "Batch",
+    "Choice",
     "ContradictionError",
+    "Float",
     "History",
+    "Int",
     "MemmapArms",
     "ObjectiveError",
     "ProductGrid",
     "Result",
     "RunInterrupted",
+    "Space",
     "SparseGP",
     "SparseMixedGP",
     "SparseMultiFidelityGP",

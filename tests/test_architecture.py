@@ -23,6 +23,7 @@ TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 LAYERS = [
     ["cli"],
     ["reports"],
+    ["adapters"],
     ["problems"],
     ["planning"],
     ["runs"],

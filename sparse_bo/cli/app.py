@@ -51,6 +51,14 @@ NaN marks a failed evaluation), and say which arms there are:
 
   sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --executor processes --one-by-one
 
+Named parameters of mixed kinds: write space.toml, a line for each, and a function of one dictionary that returns a number:
+
+  lr = {type = "float", low = 1e-5, high = 1.0, log = true}
+
+  kind = {type = "choice", values = ["adam", "sgd"]}
+
+  sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.db
+
 Arms that do not fit into --memory-bytes are streamed (bbkb, bkb). `sparse-bo plan` takes the same --arms-file and --grid.
 
 Kernel, mean and noise are learned unless they are given. --preset published: on cadata and abalone a policy starts from the

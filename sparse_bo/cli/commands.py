@@ -160,7 +160,7 @@ def _policy(
     if settings.policy is not None:
         return make_policy(settings.policy, given, problem=name, budget=budget, preset=settings.preset), ""
     where, count = problem.domain, None if workers is None else workers.count
-    domain = check_domain(where.get("arms"), where.get("bounds"))
+    domain = check_domain(**where)
     chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, TrustRegion):
         own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}

@@ -73,7 +73,7 @@ def compare(settings: CompareSettings) -> None:
 
 def _default(where: dict[str, Any], budget: int) -> tuple[Policy, str]:
     """Return the policy of a run that names none, and why it."""
-    domain = check_domain(where.get("arms"), where.get("bounds"))
+    domain = check_domain(**where)
     goal = "cumulative" if "arms" in where else "best"
     return chosen_policy(domain, goal=goal, budget=budget)  # type: ignore[arg-type]  # one of its two
 

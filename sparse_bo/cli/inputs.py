@@ -15,6 +15,7 @@ import torch
 from sparse_bo.cli.presets import check_room, make_problem
 from sparse_bo.cli.settings import ProblemSettings
 from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
@@ -64,7 +65,7 @@ def described_problem(settings: ProblemSettings, *, seed: int) -> dict[str, Any]
     if noise_sd is not None and noise_sd > LOUDEST:
         raise ValueError(f"expected --noise-sd of at most {LOUDEST:g}, got {noise_sd:g}")
     scaling = "standardize" if standardize else scaling
-    if settings.objective is None and settings.arms_file is None and settings.grid is None:
+    if settings.objective is None and settings.arms_file is None and settings.grid is None and settings.space is None:
         if settings.one_by_one:
             raise ValueError("--one-by-one is about an --objective; drop it")
         return {
@@ -76,8 +77,8 @@ def described_problem(settings: ProblemSettings, *, seed: int) -> dict[str, Any]
             "seed": seed,
         }
     if settings.objective is None:
-        given = "--grid" if settings.arms_file is None else "--arms-file"
-        raise ValueError(f"{given} needs --objective package.module:function, what is evaluated on these arms")
+        given = next(f"--{name.replace('_', '-')}" for name in ("space", "arms_file", "grid") if getattr(settings, name))
+        raise ValueError(f"{given} needs --objective package.module:function, what is evaluated there")
     others = {
         "--problem": settings.problem,
         "--scaling": scaling,
@@ -94,6 +95,7 @@ def described_problem(settings: ProblemSettings, *, seed: int) -> dict[str, Any]
         "arms_file": file,
         "grid": settings.grid,
         "one_by_one": settings.one_by_one,
+        **({} if settings.space is None else {"space": Space.load(settings.space).describe()}),
     }
 
 

@@ -70,6 +70,10 @@ class ProblemSettings:
     objective: Annotated[str | None, option(OWN, "package.module:function, called with q x d arms, returns q values.")] = None
     arms_file: Annotated[Path | None, option(OWN, "A .npy file of arms (a x d), read as needed; for --objective.")] = None
     grid: Annotated[str | None, option(OWN, f"A product grid, as in {GRID_EXAMPLE}. For --objective.")] = None
+    space: Annotated[
+        Path | None,
+        option(OWN, "A .toml or .json file of named parameters; --objective is called with one dictionary, returns a number."),
+    ] = None
     one_by_one: Annotated[bool, option(OWN, "The objective takes one arm (d) and returns a number.", "--one-by-one")] = False
 
 

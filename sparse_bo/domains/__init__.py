@@ -1,12 +1,34 @@
-"""Domains: boxes, and arms in memory, in a file or of a product grid."""
+"""Domains: boxes, arms in memory, in a file or of a product grid, and spaces of named parameters."""
 
 from sparse_bo.domains.arms import Arms
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
+from sparse_bo.domains.encoded import SpaceArms, SpaceBox, space_domain
 from sparse_bo.domains.given import check_domain
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.parameters import Choice, Float, Int, Parameter
 from sparse_bo.domains.sharded import ShardedArms
+from sparse_bo.domains.space import Feasible, Space
 
-__all__ = ["ArmSet", "Arms", "Box", "Domain", "LazyArms", "MemmapArms", "ProductGrid", "ShardedArms", "check_domain"]
+__all__ = [
+    "ArmSet",
+    "Arms",
+    "Box",
+    "Choice",
+    "Domain",
+    "Feasible",
+    "Float",
+    "Int",
+    "LazyArms",
+    "MemmapArms",
+    "Parameter",
+    "ProductGrid",
+    "ShardedArms",
+    "Space",
+    "SpaceArms",
+    "SpaceBox",
+    "check_domain",
+    "space_domain",
+]

@@ -64,6 +64,20 @@ class Domain(ABC):
     def double(self) -> Self:
         """Return the domain in float64: what policies compute with."""
 
+    def named(self, picks: Tensor) -> list[dict[str, Any]] | None:
+        """Return what picks stand for by name, in a space of named parameters; ``None`` elsewhere. O(q)."""
+        return None
+
+    def mended(self, picks: Tensor, *, seen: Tensor, generator: torch.Generator) -> Tensor:
+        """Return picks with what cannot be evaluated replaced; as many, and by default the same.
+
+        Args:
+            picks: ``q`` arms, or ``q x d`` points of a box.
+            seen: Points that are evaluated or out, as far as the state has them.
+            generator: CPU generator.
+        """
+        return picks
+
     @property
     def dims(self) -> int:
         """Number d of inputs."""

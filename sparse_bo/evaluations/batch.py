@@ -25,6 +25,8 @@ class Batch:
     """``q x d`` the arms or points themselves, in the user's dtype."""
     tickets: list[int]
     """``q`` numbers to hand back with the results; never used twice in a run."""
+    parameters: list[dict[str, Any]] | None = None
+    """``q`` dictionaries, in a space of named parameters; ``None`` elsewhere."""
 
     @property
     def picks(self) -> Tensor:
@@ -36,16 +38,19 @@ class Batch:
 
     def part(self, rows: slice) -> Batch:
         """Return some of the evaluations."""
-        return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+        named = None if self.parameters is None else self.parameters[rows]
+        return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows], named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as arrays, and arrive on the CPU: tensors between processes take shared memory and open files."""
         indices = None if self.indices is None else self.indices.cpu().numpy()
-        return _unpacked, (indices, self.X.cpu().numpy(), self.tickets)
+        return _unpacked, (indices, self.X.cpu().numpy(), self.tickets, self.parameters)
 
 
-def _unpacked(indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int]) -> Batch:
-    return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets)
+def _unpacked(
+    indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int], parameters: list[dict[str, Any]] | None
+) -> Batch:
+    return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets, parameters)
 
 
 def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:

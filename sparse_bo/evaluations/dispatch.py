@@ -70,19 +70,36 @@ class EvaluationFailed(RuntimeError):
     """An evaluation raised, timed out or lost its worker, and that ends the run."""
 
 
-def evaluation_of(objective: Callable[..., Any], call_with: str, vectorized: bool, arrays: str, *, indexed: bool) -> Evaluate:
+def evaluation_of(
+    objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
+) -> Evaluate:
     """Return how the objective is called.
+
+    Args:
+        objective: Of the user.
+        call_with: ``None``: with dictionaries in a space of named parameters, else with points.
+        vectorized: ``None``: one dictionary at a time, or all points at once.
+        arrays: What points and indices are.
+        indexed: Whether there are arms.
+        named: Whether there is a space of named parameters.
 
     Raises:
         TypeError: If the objective cannot be called.
-        ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box are wanted.
+        ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box, or names are wanted where there
+            are none.
     """
     if not callable(objective):
         raise TypeError(f"expected objective to be callable, got {type(objective).__name__}")
+    call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))
     check_choice("arrays", arrays, get_args(Arrays))
     if call_with == "indices" and not indexed:
         raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
+    if call_with == "parameters":
+        if not named:
+            raise ValueError("call_with='parameters' needs space=; arms and boxes have no names")
+        arrays = "list"  # dictionaries hold plain values: workers load no torch for them
+    vectorized = call_with != "parameters" if vectorized is None else vectorized
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
 
 

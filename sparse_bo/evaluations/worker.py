@@ -23,7 +23,7 @@ from sparse_bo.evaluations.answers import answers_of
 if TYPE_CHECKING:
     from sparse_bo.evaluations.batch import Batch
 
-CallWith = Literal["X", "indices", "batch"]
+CallWith = Literal["X", "indices", "batch", "parameters"]
 Arrays = Literal["torch", "numpy", "list"]
 PARENT_SECONDS = 0.5
 """How often a worker looks whether its parent is there, if it cannot wait for its end."""
@@ -39,13 +39,16 @@ class PlainBatch:
     """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
     tickets: list[int]
     """``q`` numbers, never used twice in a run."""
+    parameters: list[dict[str, Any]] | None = None
+    """``q`` dictionaries, in a space of named parameters."""
 
     def __len__(self) -> int:
         return len(self.tickets)
 
     def part(self, rows: slice) -> PlainBatch:
         """Return some of the evaluations."""
-        return PlainBatch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows])
+        named = None if self.parameters is None else self.parameters[rows]
+        return PlainBatch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows], named)
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,22 @@ class Evaluate:
             elsewhere: Whether the objective runs in another process: tensors get there by way of the CPU, and stay on it.
         """
         indices, tickets = batch.indices, list(batch.tickets)
+        named = None if batch.parameters is None else [dict(point) for point in batch.parameters]
         if self.arrays == "torch":
             X = batch.X
             if elsewhere:
                 indices, X = None if indices is None else indices.cpu(), X.cpu()
-            return type(batch)(None if indices is None else indices.clone(), X.clone(), tickets)
+            return type(batch)(None if indices is None else indices.clone(), X.clone(), tickets, named)
         indices = None if indices is None else indices.cpu()
         if self.arrays == "numpy":
-            return PlainBatch(None if indices is None else indices.clone().numpy(), batch.X.cpu().clone().numpy(), tickets)
-        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets)
+            rows = None if indices is None else indices.clone().numpy()
+            return PlainBatch(rows, batch.X.cpu().clone().numpy(), tickets, named)
+        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets, named)
 
     def own(self, batch: Batch) -> Batch | PlainBatch:
         """Return a batch that nobody else uses as the objective takes it in this process; its lists are the objective's own."""
         if self.arrays == "torch":
-            return type(batch)(batch.indices, batch.X, list(batch.tickets))
+            return type(batch)(batch.indices, batch.X, list(batch.tickets), batch.parameters)
         return self.packed(batch)
 
     def __call__(self, batch: Batch | PlainBatch) -> list[float]:
@@ -98,6 +103,8 @@ class Evaluate:
     def _argument(self, batch: Batch | PlainBatch) -> Any:
         if self.call_with == "batch":
             return batch
+        if self.call_with == "parameters":
+            return batch.parameters
         inputs = batch.X if self.call_with == "X" else batch.indices
         if inputs is None:
             raise TypeError("call_with='indices' needs arms; on a box the objective is called with points")

@@ -6,16 +6,17 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes
 from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.names import GRID_EXAMPLE
@@ -29,47 +30,62 @@ AXIS_BYTES = 40
 
 @dataclass(frozen=True, eq=False)
 class OwnProblem:
-    """Arms and an objective of the user's; its true values are not known."""
+    """Arms or a space, and an objective of the user's; its true values are not known."""
 
     name: str
-    arms: LazyArms
+    arms: LazyArms | None
     function: Callable[..., Any]
     vectorized: bool
     """Whether the function takes ``q x d`` arms (else ``d``: one)."""
     description: str
-    call_with: ClassVar[Literal["X"]] = "X"
-    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+    space: Space | None = None
+    """Named parameters, in place of arms: the function takes one dictionary."""
+
+    @property
+    def call_with(self) -> Literal["X", "parameters"]:
+        """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+        return "X" if self.space is None else "parameters"
 
     @property
     def domain(self) -> dict[str, Any]:
         """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
-        return {"arms": self.arms}
+        return {"arms": self.arms} if self.space is None else {"space": self.space}
 
     def regret_of(self, run: History | HistoryRow) -> None:
         """Return ``None``: what the best arm is worth is not known."""
 
     def to(self, device: str | torch.device) -> OwnProblem:
         """Return the problem with its arms handed out on ``device``."""
-        return replace(self, arms=self.arms.to(device))
+        return self if self.arms is None else replace(self, arms=self.arms.to(device))
 
 
-def own_problem(*, objective: str, arms_file: str | None, grid: str | None, one_by_one: bool) -> OwnProblem:
-    """Return the problem that the four texts stand for; they are kept in a journal, and make the same problem again.
+def own_problem(
+    *, objective: str, arms_file: str | None, grid: str | None, one_by_one: bool, space: Mapping[str, Any] | None = None
+) -> OwnProblem:
+    """Return the problem that the texts stand for; they are kept in a journal, and make the same problem again.
 
     Args:
         objective: ``package.module:function``, looked for in the working folder too.
         arms_file: A ``.npy`` file of arms (``a x d``).
         grid: See :func:`parsed_grid`.
         one_by_one: The function takes one arm (``d``) and returns a number.
+        space: Description of a space (:meth:`sparse_bo.Space.describe`): the function takes one dictionary.
 
     Raises:
-        ValueError: If not exactly one of file and grid is given, the file is not fit, or there is no such function.
+        ValueError: If not exactly one of file, grid and space is given, the file is not fit, or there is no such function.
         TypeError: If the function cannot be called, or the file has the wrong dtype.
         FileNotFoundError: If there is no file.
     """
+    if space is not None:
+        if arms_file is not None or grid is not None:
+            raise ValueError("--space contradicts --arms-file and --grid; give one of them")
+        named = Space.of(space)
+        described = f"parameters {', '.join(named.names)}"
+        return OwnProblem(objective.split(":")[1], None, imported(objective), False, described, named)
     arms = own_arms(None if arms_file is None else Path(arms_file), grid)
     if arms is None:
-        raise ValueError("--objective needs arms to choose among: --arms-file FILE.npy, or --grid low:high:points,...")
+        others = "--grid low:high:points,..., or --space FILE.toml"
+        raise ValueError(f"--objective needs arms to choose among: --arms-file FILE.npy, or {others}")
     function = imported(objective)
     where = Path(arms_file).name if arms_file is not None else f"the grid {grid}"
     a, d = arms.shape

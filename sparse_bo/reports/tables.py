@@ -31,7 +31,7 @@ def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnPr
     """Return what is worth knowing of a run that has ended."""
     rows = result.history.rows
     sizes = [row.batch_size for row in rows]
-    where = f"in {problem.bounds.shape[1]} dimensions" if isinstance(problem, BoxProblem) else _arms_pulled(result, problem)
+    where = _where(result, problem)
     lines = {
         "evaluations": f"{sum(sizes):,} {where}",
         "batches": f"{len(rows):,}, the largest of {max(sizes):,}",
@@ -148,7 +148,11 @@ def _of(regret: Tensor) -> str:
     return f"{float(regret.mean()):.4f} per evaluation{newest}"
 
 
-def _arms_pulled(result: Result, problem: Problem | OwnProblem) -> str:
+def _where(result: Result, problem: Problem | BoxProblem | OwnProblem) -> str:
+    if isinstance(problem, BoxProblem):
+        return f"in {problem.bounds.shape[1]} dimensions"
+    if problem.arms is None:
+        return f"of {len(result.space.names) if result.space else 0} parameters"
     return f"on {len(set(result.history.indices)):,} distinct arms of {problem.arms.shape[0]:,}"
 
 
@@ -156,6 +160,13 @@ def _best_own_arm(result: Result) -> dict[str, str]:
     if result.best_index is None or result.best_mean is None or result.best_x is None:
         return {}
     sd = "" if result.best_sd is None else f" ± {result.best_sd:.4g}"
+    if result.best_parameters is not None:
+        found = {"best": f"mean {result.best_mean:.4g}{sd}", "at": named(result.best_parameters)}
+        if result.best_observed_parameters is not None:
+            several = f"{result.best_observed_count:,} evaluation{'s' if result.best_observed_count != 1 else ''}"
+            found["best observed"] = f"mean {result.best_observed_mean:.4g} of {several}"
+            found["observed at"] = named(result.best_observed_parameters)
+        return found
     lines = {"best arm": f"{result.best_index} (mean {result.best_mean:.4g}{sd})"}
     if len(result.best_x) <= 10:
         lines["at"] = _coordinates(result.best_x)
@@ -163,6 +174,13 @@ def _best_own_arm(result: Result) -> dict[str, str]:
         arm, mean, times = result.best_observed_index, result.best_observed_mean, result.best_observed_count
         lines["best observed"] = f"arm {arm}: mean {mean:.4g} of {times:,} evaluation{'s' if times != 1 else ''}"
     return lines
+
+
+def named(point: Mapping[str, Any]) -> str:
+    """Return a point of a space in one line."""
+    return ", ".join(
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}" for name, value in point.items()
+    )
 
 
 def _coordinates(x: Tensor) -> str:

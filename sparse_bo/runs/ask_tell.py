@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.dictionary.certificate import Certificate
-from sparse_bo.domains import ArmSet, Domain, check_domain
+from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import (
     ContradictionError,
@@ -51,7 +51,7 @@ Callback = Callable[["AskTell", HistoryRow], None]
 
 
 class AskTell:
-    """Bayesian optimisation of a finite arm set or a box by ask and tell.
+    """Bayesian optimisation of a finite arm set, a box or a space of named parameters by ask and tell.
 
     Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
     The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
@@ -70,8 +70,13 @@ class AskTell:
         budget: Evaluations that are planned, for the same choice; ``None``: not known.
         workers: Evaluations that can be made at a time, for the same choice; ``None``: not known.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
+        space: Named parameters, in place of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
+            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which says how they are encoded. What is handed out has
+            them as :attr:`Batch.parameters`.
+        feasible: With ``space``: says of a dictionary whether it may be evaluated. A journal cannot keep it.
         seed: Non-negative integer.
-        initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``.
+        initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
+            a space, ``(dictionaries, y)``.
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
         storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
             on after a crash. Close it (:meth:`close`, or ``with``) when done.
@@ -87,20 +92,22 @@ class AskTell:
 
     def __init__(
         self,
-        arms: ArmSet | None = None,
+        arms: ArmSet | Domain | None = None,
         policy: Policy | None = None,
         *,
         goal: Goal = "best",
         budget: int | None = None,
         workers: int | None = None,
         bounds: Tensor | None = None,
+        space: Space | Mapping[str, Any] | None = None,
+        feasible: Feasible | None = None,
         seed: int = 0,
-        initial: tuple[Tensor, Tensor] | None = None,
+        initial: tuple[Any, Any] | None = None,
         certify_every: int | None = None,
         storage: str | Path | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._domain = check_domain(arms, bounds)
+        self._domain = check_domain(arms, bounds, space, feasible)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers)
         chosen, why = (choice.policy, choice.why) if policy is None else (policy, None)
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
@@ -110,7 +117,7 @@ class AskTell:
             raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
         if certify_every is not None:
             check_count("certify_every", certify_every)
-        self._ranks = Lockstep(group_of(arms))
+        self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         observed = None if initial is None else _checked_initial(initial, self._domain)
@@ -130,6 +137,7 @@ class AskTell:
         storage: str | Path,
         *,
         arms: ArmSet | None = None,
+        feasible: Feasible | None = None,
         policy: Policy | None = None,
         device: str | torch.device | None = None,
     ) -> AskTell:
@@ -142,6 +150,7 @@ class AskTell:
         Args:
             storage: Path of the journal.
             arms: Those of the run; needed only where they were too large to be kept (more than 8 MB).
+            feasible: That of the run; needed only where a space was searched as a box.
             policy: That of the run; needed only where it has parts of your own, or a kernel that cannot be rebuilt.
             device: Where to compute; default as before.
 
@@ -153,9 +162,9 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from those recorded (other hardware or versions). Those recorded stay.
         """
-        past = past_of(storage, arms, policy, device)
+        past = past_of(storage, arms, policy, device, feasible)
         try:
-            loop = cls(past.arms, past.policy, bounds=past.bounds, **past.settings)
+            loop = cls(past.domain, past.policy, **past.settings)
             loop._about = {**loop._about, **past.why}
             loop._recorder = Recorder(past.journal)
             loop._recorder.repeat(loop._engine, past.start, past.events)
@@ -304,8 +313,8 @@ class AskTell:
         objective: Objective,
         budget: int,
         *,
-        call_with: CallWith = "X",
-        vectorized: bool = True,
+        call_with: CallWith | None = None,
+        vectorized: bool | None = None,
         arrays: Arrays = "torch",
         executor: str | Submits | Workers | None = None,
         workers: int | None = None,
@@ -317,8 +326,10 @@ class AskTell:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
             budget: Evaluations, failed ones included; 0 evaluates what is out.
             call_with: ``"X"``: with ``q x d`` points; ``"indices"``: with ``q`` arms; ``"batch"``: with a :class:`Batch`, whose
-                tickets can seed a random objective, so that it repeats after a resume.
-            vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+                tickets can seed a random objective, so that it repeats after a resume; ``"parameters"``: with dictionaries of a
+                space. Default: with dictionaries where there is a space, else with points.
+            vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
+                number. Default: ``False`` for dictionaries, ``True`` for anything else.
             arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`. Tensors
                 are on the device of the arms or bounds wherever the objective runs in this process, here or on threads, and
                 on the CPU in others.
@@ -342,7 +353,8 @@ class AskTell:
         with self._ranks.leading():
             spread = workers_of(executor, workers)
             end = self.asked + check_count("budget", budget, minimum=0)
-            evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed)
+            named = isinstance(self._domain, SpaceArms | SpaceBox)
+            evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
             self._evaluate(evaluate, spread, end, _Progress(self, callback))
         return self.result()
 
@@ -397,7 +409,8 @@ class AskTell:
 
     def _result_of(self, engine: Engine) -> Result:
         history = History(tuple(engine.rows), run_info(self._about))
-        return Result(engine.state.report(), history, engine.state, self._domain.dtype)
+        space = self._domain.space if isinstance(self._domain, SpaceArms | SpaceBox) else None
+        return Result(engine.state.report(), history, engine.state, self._domain.dtype, space)
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
@@ -461,7 +474,7 @@ class _Progress:
             self.callback(self.loop, rows[self.rows - 1])
 
 
-def _checked_initial(initial: tuple[Tensor, Tensor], domain: Domain) -> tuple[Tensor, Tensor]:
+def _checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
     where, y = initial
     picks = domain.check("initial inputs", where)
     values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()

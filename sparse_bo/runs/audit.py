@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo.core.diagnostics import Trend, leave_one_out, trend
 from sparse_bo.dictionary import Certificate
-from sparse_bo.domains import ArmSet, check_domain
+from sparse_bo.domains import ArmSet
 from sparse_bo.errors import ResumeWarning
 from sparse_bo.journal import Journal
 from sparse_bo.kernels import CovarianceFunction, covariance_function
@@ -118,9 +118,9 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
 
 def _engine_of(journal: Journal, arms: ArmSet | None) -> tuple[Engine, list[str]]:
     """Return the state machine where a journal ends, and what was warned of on the way there."""
-    where, bounds = domain_of(journal, arms, "cpu")
+    domain = domain_of(journal, arms, "cpu", asking=False)
     policy = policy_of(journal, None)
-    engine = Engine(check_domain(where, bounds), policy, seed=journal.about["seed"], certify_every=None)
+    engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ResumeWarning)

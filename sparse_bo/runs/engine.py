@@ -30,6 +30,7 @@ from sparse_bo.evaluations.answers import results_of
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
+from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
@@ -141,9 +142,14 @@ class Engine:
             self._refused = more.needed
             return more.needed
         self._rechecked += more.rechecked
-        rest = [] if more.ahead is None else [more.ahead]
+        made = more.picks if more.ahead is None else torch.cat([more.picks, more.ahead])
+        made = self.domain.mended(made, seen=self._seen(pending), generator=generator)
         q = len(picks) + len(more.picks)
-        return Ahead(self.domain, torch.cat([picks, more.picks, *rest])).part(0, q, self.next_ticket, generator)
+        return Ahead(self.domain, torch.cat([picks, made])).part(0, q, self.next_ticket, generator)
+
+    def _seen(self, pending: Tensor) -> Tensor:
+        """Return the points that are evaluated or out, as far as the state has them."""
+        return torch.cat([self.state.X, pending]) if isinstance(self.state, BoxState) else pending
 
     def handing_out(self, handing: Handing) -> _Change[Handing]:
         """Record that evaluations are out; take it back if the block raises, as if they had never been proposed."""

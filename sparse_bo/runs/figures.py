@@ -85,7 +85,10 @@ def plot_history(history: History, *, regret: Sequence[float] | None = None, bes
 def _title(info: Mapping[str, Any]) -> str:
     """Return what a history says of its run: policy, domain, seed, as far as it says it."""
     parts = [str(info["policy"])] if "policy" in info else []
-    if "arms" in info:
+    if "space" in info:
+        names = list(info["space"]["parameters"])
+        parts.append(f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}")
+    elif "arms" in info:
         arms, dims = info["arms"]
         parts.append(f"{arms:,} arms x {dims} inputs")
     elif "bounds" in info:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.answers import FAILED
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
@@ -99,6 +100,14 @@ class History:
     def points(self) -> list[list[float]]:
         """Every point of a box asked, in order; empty on arms."""
         return [x for row in self.rows for x in row.points or []]
+
+    @property
+    def parameters(self) -> list[dict[str, Any]] | None:
+        """Every evaluation asked by name, in order; ``None`` without a space of named parameters."""
+        if "space" not in self.info:
+            return None
+        _, named = names_of(self.info["space"])
+        return named(self.indices or self.points)
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines: one header, then one row per batch. An existing file is replaced only once all is written.

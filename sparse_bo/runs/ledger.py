@@ -76,7 +76,8 @@ class Ahead:
             X = inputs[start - first : stop - first].clone()
             if self.domain.indexed:
                 indices = self.picks[start:stop].clone()
-        return Handing(Batch(indices, X, tickets), host, self, start, generator)
+        named = self.domain.named(self.picks[start:stop])
+        return Handing(Batch(indices, X, tickets, named), host, self, start, generator)
 
 
 class Ledger:
@@ -108,7 +109,8 @@ class Ledger:
 
     def batch(self, picks: Tensor, tickets: Iterable[int]) -> Batch:
         """Return picks as evaluations to make; nothing is recorded yet."""
-        return Batch(picks if self.domain.indexed else None, self.domain.inputs(picks), list(tickets))
+        indices = picks if self.domain.indexed else None
+        return Batch(indices, self.domain.inputs(picks), list(tickets), self.domain.named(picks))
 
     def mark(self) -> Mark:
         """Return where the book stands, for :meth:`back_to`. O(1)."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from torch import Tensor
 
-from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains import ArmSet, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
@@ -24,13 +25,15 @@ def maximize(
     *,
     arms: ArmSet | None = None,
     bounds: Tensor | None = None,
+    space: Space | Mapping[str, Any] | None = None,
+    feasible: Feasible | None = None,
     budget: int,
     policy: Policy | None = None,
     goal: Goal = "best",
     seed: int = 0,
-    initial: tuple[Tensor, Tensor] | None = None,
-    call_with: CallWith = "X",
-    vectorized: bool = True,
+    initial: tuple[Any, Any] | None = None,
+    call_with: CallWith | None = None,
+    vectorized: bool | None = None,
     arrays: Arrays = "torch",
     executor: str | Submits | Workers | None = None,
     workers: int | None = None,
@@ -38,12 +41,18 @@ def maximize(
     resume: bool = False,
     callback: Callback | None = None,
 ) -> Result:
-    """Maximise an objective over a finite arm set or a box.
+    """Maximise an objective over a finite arm set, a box or a space of named parameters.
 
     Args:
         objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
+            With ``space``, called with one dictionary, returns a number.
         arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
         bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
+        space: Named parameters, in place of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
+            "kind": Choice("a", "b")}``. Up to 20,000 combinations without a continuum become arms; else the unit box of their
+            encoded columns is searched (:class:`sparse_bo.Space` says how, and where that ends).
+        feasible: With ``space``: says of a dictionary whether it may be evaluated. On a box, picks that may not give way to
+            the nearest found that may.
         budget: Evaluations to make, those of a resumed run included.
         policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`; on a box
             :class:`sparse_bo.policies.TrustRegion`, with batches as large as there are workers (at least 4) and an initial
@@ -53,9 +62,11 @@ def maximize(
             evaluation counts, as in an experiment on patients or customers. Has no
             effect on a policy that is given, or a run that is resumed.
         seed: Decides everything random in the policy.
-        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``; they do not count against the budget.
+        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
+            not count against the budget.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point (``d``), index or batch of one and returns a number.
+        vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
+            Default: ``False`` for dictionaries, ``True`` for anything else.
         arrays: What points and indices are: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. If the
             objective takes those and imports no torch itself, its worker processes load none either.
         executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
@@ -83,10 +94,11 @@ def maximize(
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
     if storage is not None and resume and group_of(arms).from_first("looking for the journal", Path(storage).exists()):
-        loop = _resumed(storage, arms, bounds, policy, seed)
+        loop = _resumed(storage, arms, bounds, space, feasible, policy, seed)
     else:
         chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}
-        loop = AskTell(arms, policy, bounds=bounds, seed=seed, initial=initial, storage=storage, **chosen_for)
+        where: dict[str, Any] = {"bounds": bounds, "space": space, "feasible": feasible}
+        loop = AskTell(arms, policy, **where, seed=seed, initial=initial, storage=storage, **chosen_for)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
     more = max(budget - loop.asked, 0)
     try:
@@ -103,9 +115,23 @@ def _at_a_time(workers: Workers | None) -> int | None:
     return None if workers is None else workers.count
 
 
-def _resumed(storage: str | Path, arms: ArmSet | None, bounds: Tensor | None, policy: Policy | None, seed: int) -> AskTell:
-    loop = AskTell.resume(storage, arms=arms, policy=policy)
+def _resumed(
+    storage: str | Path,
+    arms: ArmSet | None,
+    bounds: Tensor | None,
+    space: Space | Mapping[str, Any] | None,
+    feasible: Feasible | None,
+    policy: Policy | None,
+    seed: int,
+) -> AskTell:
+    asked = None if space is None else space_domain(space, feasible).describe()["space"]
+    on_arms = asked is not None and "restricted" not in asked  # their journal says which are feasible
+    loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     about = loop.about
+    if asked != about.get("space"):
+        loop.close()
+        what = "is on no space" if "space" not in about else f"is on the space {Space.of(about['space'])}"
+        raise ValueError(f"the run in {storage} {what}; this call asks for another one: take another storage=")
     if bounds is not None and "bounds" not in about:
         loop.close()
         raise ValueError(f"the run in {storage} is among arms, this call searches a box; pass arms=, or another storage=")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sparse_bo.domains import ArmSet
+from sparse_bo.domains import Arms, ArmSet, Domain, Feasible
 from sparse_bo.domains.sharded import ShardedArms, group_of
 from sparse_bo.journal import Event, Journal
 from sparse_bo.policies import Policy
@@ -21,8 +20,8 @@ from sparse_bo.runs.records import Start, domain_of, evaluations_of, policy_of, 
 class Past:
     """A recorded run, as the loop that goes on with it needs it."""
 
-    arms: ArmSet | None
-    bounds: Tensor | None
+    domain: Domain | None
+    """``None`` while it travels: every rank has its own part of the arms."""
     policy: Policy
     settings: Mapping[str, Any]
     why: Mapping[str, Any]
@@ -34,7 +33,13 @@ class Past:
     """Open for writing; ``None`` on a rank that has none."""
 
 
-def past_of(storage: str | Path, arms: ArmSet | None, policy: Policy | None, device: str | torch.device | None) -> Past:
+def past_of(
+    storage: str | Path,
+    arms: ArmSet | None,
+    policy: Policy | None,
+    device: str | torch.device | None,
+    feasible: Feasible | None,
+) -> Past:
     """Read a recorded run; over arms in shards rank 0 reads it, and every rank gets it. Arguments and errors: ``resume``.
 
     Raises:
@@ -42,7 +47,7 @@ def past_of(storage: str | Path, arms: ArmSet | None, policy: Policy | None, dev
     """
     group = group_of(arms)
     if group.size == 1:
-        return _read(storage, arms, policy, device)
+        return _read(storage, arms, policy, device, feasible)
     assert isinstance(arms, ShardedArms)
     if device is not None:
         raise ValueError("expected no device= with arms in shards: every rank computes where its part is; use arms.to(device)")
@@ -50,22 +55,28 @@ def past_of(storage: str | Path, arms: ArmSet | None, policy: Policy | None, dev
     step, past = "reading the journal", None
     if group.leads:
         with group.shielded(step):
-            past = _read(storage, arms, policy, None)
-        told = replace(past, arms=None, journal=None)
+            past = _read(storage, arms, policy, None, feasible)
+        told = replace(past, domain=None, journal=None)
     try:
         found: Past = group.from_first(step, told if past is not None else None)
     except BaseException:
         if past is not None and past.journal is not None:
             past.journal.let_go()
         raise
-    return past or replace(found, arms=arms)
+    return past or replace(found, domain=Arms(arms))
 
 
-def _read(storage: str | Path, arms: ArmSet | None, policy: Policy | None, device: str | torch.device | None) -> Past:
+def _read(
+    storage: str | Path,
+    arms: ArmSet | None,
+    policy: Policy | None,
+    device: str | torch.device | None,
+    feasible: Feasible | None,
+) -> Past:
     journal = Journal.open(storage)
     try:
         about = journal.about
-        where, bounds = domain_of(journal, arms, device)
+        domain = domain_of(journal, arms, device, feasible=feasible)
         settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
         why = {name: about[name] for name in ("why",) if name in about}
         chosen = policy_of(journal, policy)
@@ -74,4 +85,4 @@ def _read(storage: str | Path, arms: ArmSet | None, policy: Policy | None, devic
     except BaseException:
         journal.let_go()
         raise
-    return Past(where, bounds, chosen, settings, why, start, events, journal)
+    return Past(domain, chosen, settings, why, start, events, journal)

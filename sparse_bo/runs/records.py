@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, check_domain
+from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.answers import results_of
@@ -111,10 +111,10 @@ def about_run(
 
 
 def settings_of_run(
-    policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Tensor, Tensor] | None
+    policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Any, Any] | None
 ) -> dict[str, Any]:
     """Return what all ranks of a run must have in common, in short."""
-    given = None if initial is None else [torch.as_tensor(part).tolist() for part in initial]
+    given = None if initial is None else [torch.as_tensor(part, device="cpu").tolist() for part in initial]
     return {
         "policy": policy.name,
         "settings of the policy": fingerprint(describe(policy)),
@@ -126,26 +126,49 @@ def settings_of_run(
     }
 
 
-def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device | None) -> tuple[ArmSet | None, Tensor | None]:
-    """Return the arms or the bounds of a recorded run.
+def domain_of(
+    journal: Journal,
+    arms: ArmSet | None,
+    device: str | torch.device | None,
+    *,
+    feasible: Feasible | None = None,
+    asking: bool = True,
+) -> Domain:
+    """Return the domain of a recorded run.
+
+    Args:
+        journal: Of the run.
+        arms: Those of the run, where they were too many to be kept.
+        device: Where to compute; default as before.
+        feasible: The feasibility function of its space, where that is searched as a box.
+        asking: Whether the run is to go on, and not only to be looked at: then that function is needed.
 
     Raises:
         StorageError: If the description of the run is incomplete.
-        ValueError: If ``arms`` are not those of the run, or are needed and not given.
+        ValueError: If ``arms`` or ``feasible`` are not those of the run, or are needed and not given.
     """
     about, path = journal.about, journal.path
     _check_about(journal, _RESUMED)
     where = about["device"] if device is None else device
+    if "space" in about:
+        if arms is not None:
+            raise ValueError(f"the run in {path} is on a space of named parameters; drop arms=")
+        try:
+            return recorded_space(about, feasible, where, asking=asking)
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"the description of the space in {path} is damaged ({error}); take another copy") from error
+    if feasible is not None:
+        raise ValueError(f"the run in {path} is on no space of named parameters; drop feasible=")
     if "bounds" in about:
         if arms is not None:
             raise ValueError(f"the run in {path} is on a box; drop arms=")
         dtype = getattr(torch, about["dtype"].removeprefix("torch."))
-        return None, torch.tensor(about["bounds"], dtype=dtype, device=where)
+        return check_domain(bounds=torch.tensor(about["bounds"], dtype=dtype, device=where))
     if arms is None:
         arms = journal.arms()
         if arms is None:
             raise ValueError(f"the {about['arms'][0]:,} arms of {path} were too many to be kept in it; pass arms=")
-        return arms.to(where), None
+        return Arms(arms.to(where))
     checked = Arms(arms).points
     alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
     if not alike or digest(checked) != about["arms_hash"]:  # the hash reads every arm: last
@@ -153,7 +176,7 @@ def domain_of(journal: Journal, arms: ArmSet | None, device: str | torch.device 
             f"expected the arms of the run in {path} ({' x '.join(map(str, about['arms']))}, {about['dtype']}), got others "
             f"({' x '.join(map(str, arms.shape))}, {arms.dtype}): this journal belongs to another problem"
         )
-    return arms if device is None else arms.to(device), None
+    return check_domain(arms if device is None else arms.to(device))
 
 
 def policy_of(journal: Journal, policy: Policy | None) -> Policy:
@@ -296,7 +319,9 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a history says of its run."""
-    return {key: about[key] for key in ("policy", "why", "seed", "arms", "bounds", "versions", "device") if key in about}
+    return {
+        key: about[key] for key in ("policy", "why", "seed", "arms", "bounds", "space", "versions", "device") if key in about
+    }
 
 
 def read_run(path: str | Path) -> Recorded:

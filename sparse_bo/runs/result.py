@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sparse_bo.domains import Space
 from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
@@ -31,6 +32,8 @@ class Result:
     """The state at the end: observations, posterior or model, width."""
     dtype: torch.dtype = torch.float64
     """The user's, of the points."""
+    space: Space | None = None
+    """Of the named parameters, if the run has such."""
 
     @property
     def best_index(self) -> int | None:
@@ -41,6 +44,14 @@ class Result:
     def best_x(self) -> Tensor | None:
         """That arm, ``d``; on a box, the evaluated point with the highest posterior mean; ``None`` without data."""
         return None if self.report.best_x is None else self.report.best_x.to(self.dtype)
+
+    @property
+    def best_parameters(self) -> dict[str, Any] | None:
+        """What :attr:`best_x` stands for by name; ``None`` without data, or without a space of named parameters."""
+        return self._named(self.report.best_x)
+
+    def _named(self, x: Tensor | None) -> dict[str, Any] | None:
+        return None if x is None or self.space is None else self.space.decode(x.unsqueeze(0))[0]
 
     @property
     def best_mean(self) -> float | None:
@@ -61,6 +72,11 @@ class Result:
     def best_observed_x(self) -> Tensor | None:
         """That arm, ``d``; on a box, the point with the highest observation."""
         return None if self.report.best_observed_x is None else self.report.best_observed_x.to(self.dtype)
+
+    @property
+    def best_observed_parameters(self) -> dict[str, Any] | None:
+        """What :attr:`best_observed_x` stands for by name; ``None`` without data, or without a space."""
+        return self._named(self.report.best_observed_x)
 
     @property
     def best_observed_mean(self) -> float | None:

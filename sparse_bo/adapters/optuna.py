@@ -1,0 +1,298 @@
+"""A sampler for Optuna: its studies, storages, pruners and dashboards with this package's trust region.
+
+    study = optuna.create_study(direction="maximize", sampler=SparseBOSampler(seed=0))
+    study.optimize(objective, n_trials=5_000)
+
+The model is a GP of at most 400 of the trials, chosen around the best one, so a trial costs about the same however many there
+are; Optuna's own GP sampler fits all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.samplers import BaseSampler, RandomSampler
+    from optuna.search_space import IntersectionSearchSpace
+    from optuna.trial import FrozenTrial, TrialState
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.split(".")[0] != "optuna":
+        raise
+    raise ImportError("SparseBOSampler needs Optuna; install it with: pip install 'sparse-bo[optuna]'") from error
+
+from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
+from sparse_bo.policies import Mechanism, Policy, State, Wait
+from sparse_bo.policies.box_states import BoxState
+from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.ordinary import with_gradients
+from sparse_bo.validation import check_count
+
+AT_ONCE = 100
+"""Trials for every pick more that is made ahead: updates cost more later, and decide less."""
+logger = optuna.logging.get_logger("optuna.sparse_bo")
+
+
+class SparseBOSampler(BaseSampler):
+    """Samples trials of a single-objective Optuna study by a policy of this package.
+
+    Parameters that all trials have are sampled together: floats and integers, linear, logarithmic or in steps, and
+    categories (one-hot, so many categories make many inputs: prefer an integer where they are ordered). Parameters that some
+    trials lack (conditional ones), and those of the first trial, are left to ``independent_sampler``.
+
+    What becomes of a trial: its value is told to the model. A trial that has failed, whose value is infinite, or that violates
+    a constraint (``trial.set_constraint``, above 0) counts as a failed evaluation: its neighbourhood is avoided, the more so
+    the more of it fails; how far a constraint is from being met is not used. A pruned trial counts as its last intermediate
+    value, or as the median of the completed trials where that is worse. Enqueued trials, those of other workers, and trials
+    added by hand are learned from alike, and what runs is taken into account. Nothing is written to the storage.
+
+    A study can be resumed with a new sampler, which reads all its trials at once. Several threads may share a sampler.
+
+    Args:
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`: :class:`sparse_bo.TrustRegion`; where there are at most 20,000
+            combinations and no continuum, :class:`sparse_bo.BBKB` over all of them.
+        seed: Of everything random; ``None``: another one each time.
+        independent_sampler: For parameters that cannot be sampled together; default :class:`optuna.samplers.RandomSampler`.
+
+    Raises:
+        ImportError: If Optuna is not installed.
+        TypeError: If the policy is none, or an argument has the wrong kind.
+        ValueError: If the study has several objectives, or a parameter's range is too wide (raised when a trial is sampled).
+        NotImplementedError: If a parameter is of a kind that Optuna itself does not have.
+    """
+
+    def __init__(
+        self, *, policy: Policy | None = None, seed: int | None = None, independent_sampler: BaseSampler | None = None
+    ) -> None:
+        if policy is not None and (isinstance(policy, type) or not isinstance(policy, Policy)):
+            raise TypeError(f"expected a policy such as sparse_bo.TrustRegion(), got {policy!r}")
+        if seed is not None:
+            check_count("seed", seed, minimum=0)
+        self._policy, self._independent = policy, independent_sampler or RandomSampler(seed=seed)
+        self._generator = torch.Generator()
+        self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock, self._spaces = threading.RLock(), IntersectionSearchSpace()
+        self._search: _Search | None = None
+        self._warned: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without what a study can be read for again."""
+        return {"policy": self._policy, "independent": self._independent, "generator": self._generator.get_state()}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Start as a new sampler of a study that there may be."""
+        self._policy, self._independent, self._generator = kept["policy"], kept["independent"], torch.Generator()
+        self._generator.set_state(kept["generator"])
+        self._forget()
+
+    def reseed_rng(self) -> None:
+        """See :meth:`optuna.samplers.BaseSampler.reseed_rng`."""
+        self._generator.seed()
+        self._independent.reseed_rng()
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Check the study.
+
+        Raises:
+            ValueError: If it has several objectives.
+        """
+        if len(study.directions) > 1:
+            raise ValueError(
+                f"SparseBOSampler optimises one objective, and this study has {len(study.directions)}; optimise a weighted "
+                "sum, or use optuna.samplers.GPSampler or NSGAIISampler"
+            )
+        self._independent.before_trial(study, trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """See :meth:`optuna.samplers.BaseSampler.after_trial`."""
+        self._independent.after_trial(study, trial, state, values)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters that all trials so far have, constants excluded."""
+        with self._lock:
+            found = self._spaces.calculate(study)
+        return {name: distribution for name, distribution in found.items() if not distribution.single()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return a value for each parameter of ``search_space``; nothing where all of them are enqueued.
+
+        Raises:
+            ValueError: If a range is too wide to be encoded.
+            NotImplementedError: If a parameter is of an unknown kind.
+        """
+        fixed = trial.system_attrs.get("fixed_params", {})
+        if not search_space or search_space.keys() <= fixed.keys():
+            return {}
+        with self._lock:
+            search = self._search
+            if search is None or not search.fits(study, search_space):
+                search = self._search = _Search(study, search_space, self._policy, self._generator)
+            return search.next(trial.number)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return a value of a parameter that is not sampled with the others; says so once for each."""
+        if self._search is not None and param_name not in self._warned:
+            self._warned.add(param_name)
+            logger.warning(
+                "%r of trial %d is sampled by %s, beside the model: not all trials have it with this range. If its range was "
+                "changed, start a new study and take old trials over by study.add_trials; if it is conditional, this stays so",
+                param_name,
+                trial.number,
+                type(self._independent).__name__,
+            )
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+
+class _Search:
+    """The policy's state on one study and its parameters: what it knows of which trials, and the picks made ahead."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        search_space: Mapping[str, BaseDistribution],
+        policy: Policy | None,
+        generator: torch.Generator,
+    ) -> None:
+        self.study, self.distributions, self.generator = study, dict(search_space), generator
+        self.space = Space({name: _parameter(name, kind) for name, kind in search_space.items()})
+        self.domain = space_domain(self.space)
+        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain).policy).on(self.domain)
+        self.state: State = self.mechanism.init()
+        self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
+        self.queue: list[Tensor] = []
+        self.out: dict[int, Tensor] = {}
+        self.open: set[int] = set()
+        self.seen = 0
+        self.completed: list[float] = []
+
+    def fits(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> bool:
+        """Return whether this is the search of a study with these parameters."""
+        same = study is self.study or (study._storage is self.study._storage and study._study_id == self.study._study_id)
+        return same and self.distributions == search_space
+
+    def next(self, number: int) -> dict[str, Any]:
+        """Return the values of a trial."""
+        if not self.queue:
+            self._take_in(number)
+            picks = self._asked()
+            self.queue = [picks[row : row + 1] for row in range(len(picks))]
+        pick = self.queue.pop(0)
+        self.out[number] = pick
+        return self._external(self.domain.named(pick)[0])
+
+    @with_gradients
+    def _asked(self) -> Tensor:
+        """Return picks for the next trials: more at once the more trials there are."""
+        q = max(1, len(self.completed) // AT_ONCE)
+        pending = torch.cat([self.domain.no_picks, *self.out.values()])
+        known = torch.cat([self.state.X, pending]) if isinstance(self.state, BoxState) else pending
+        made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
+        while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
+            pending = pending[1 + len(pending) // 2 :]
+            made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
+        return self.domain.mended(made.picks, seen=known, generator=self.generator)
+
+    @with_gradients
+    def _take_in(self, current: int) -> None:
+        """Tell the policy of trials that have ended since, and see which others run."""
+        trials = self.study.get_trials(deepcopy=False)
+        numbers = sorted({*self.open, *range(self.seen, len(trials))} - {current})
+        self.seen, self.open = len(trials), set()
+        good: list[tuple[Mapping[str, Any], float]] = []
+        bad: list[Mapping[str, Any]] = []
+        for trial in (trials[number] for number in numbers):
+            if not trial.state.is_finished():
+                self.open.add(trial.number)
+                self._running(trial)
+                continue
+            self.out.pop(trial.number, None)
+            if (point := self._internal(trial)) is not None:
+                value = self._value(trial)
+                bad.append(point) if value is None else good.append((point, value))
+        if self.seen > current:
+            self.open.add(current)
+        picks = self._picks([point for point, _ in good]) if good else None
+        if picks is not None:
+            y = torch.tensor([value for _, value in good], dtype=torch.float64, device="cpu")
+            self.state = self.mechanism.observe(self.state, picks, y, generator=self.generator)
+        if bad:
+            self.state = self.mechanism.fail(self.state, self._picks(bad))
+
+    def _picks(self, points: Sequence[Mapping[str, Any]]) -> Tensor:
+        return self.domain.check("trials", points)
+
+    def _running(self, trial: FrozenTrial) -> None:
+        """Count a trial of another worker, once all its parameters are known, as out."""
+        if trial.number not in self.out and (point := self._internal(trial)) is not None:
+            self.out[trial.number] = self._picks([point])
+
+    def _value(self, trial: FrozenTrial) -> float | None:
+        """Return what a finished trial says of the objective, larger is better; ``None`` if it failed or is not feasible."""
+        if any(constraint > 0.0 for constraint in trial.constraints.values()):
+            return None
+        if trial.state == TrialState.COMPLETE:
+            assert trial.value is not None
+            value = self.sign * trial.value
+            if not math.isfinite(value):
+                logger.warning("the value %r of trial %d counts as a failure", trial.value, trial.number)
+                return None
+            self.completed.append(value)
+            return value
+        if trial.state == TrialState.PRUNED and self.completed:
+            last = trial.last_step
+            reached = math.inf if last is None else self.sign * trial.intermediate_values[last]
+            typical = float(torch.tensor(self.completed, dtype=torch.float64, device="cpu").median())
+            return min(reached, typical) if math.isfinite(reached) or reached == math.inf else None
+        return None
+
+    def _internal(self, trial: FrozenTrial) -> dict[str, Any] | None:
+        """Return a trial's point of the space; ``None`` if it lacks a parameter, or has one outside today's range."""
+        point: dict[str, Any] = {}
+        for name, distribution in self.distributions.items():
+            if name not in trial.params or trial.distributions[name] != distribution:
+                return None
+            value = trial.params[name]
+            categorical = isinstance(distribution, CategoricalDistribution)
+            point[name] = int(distribution.to_internal_repr(value)) if categorical else value
+        return point
+
+    def _external(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: distribution.choices[point[name]] if isinstance(distribution, CategoricalDistribution) else point[name]
+            for name, distribution in self.distributions.items()
+        }
+
+
+def _parameter(name: str, distribution: BaseDistribution) -> Parameter:
+    """Return one of Optuna's distributions as a parameter; categories by their number.
+
+    Raises:
+        NotImplementedError: If it is of another kind.
+        ValueError: If its range is too wide.
+    """
+    try:
+        if isinstance(distribution, FloatDistribution):
+            return Float(distribution.low, distribution.high, log=distribution.log, step=distribution.step)
+        if isinstance(distribution, IntDistribution):
+            step = 1 if distribution.log else distribution.step
+            return Int(distribution.low, distribution.high, log=distribution.log, step=step)
+        if isinstance(distribution, CategoricalDistribution):
+            return Choice(*range(len(distribution.choices)))
+    except ValueError as error:
+        raise ValueError(f"SparseBOSampler cannot encode parameter {name!r}: {error}") from error
+    kinds = "FloatDistribution, IntDistribution and CategoricalDistribution"
+    raise NotImplementedError(f"SparseBOSampler takes {kinds}, got {type(distribution).__name__} for {name!r}")

@@ -1,0 +1,359 @@
+"""Named parameters of a search space: real and whole numbers, on a logarithmic scale or in steps, and choices among names.
+
+Each is encoded into columns of the unit box, in which models compute:
+
+=====================  =======  ==================================================================================
+parameter              columns  encoded value
+=====================  =======  ==================================================================================
+``Float``              1        linear from low to high, or in the logarithm
+whole numbers, steps   1        the middle of one of n bins; any point of a bin stands for its value
+ordered ``Choice``     1        the same, in the order given
+``Choice`` of two      1        0 or 1
+``Choice`` of more     n        one-hot: the largest column decides
+a single value         0        nothing to choose
+=====================  =======  ==================================================================================
+
+Bins make every value equally likely under uniform columns (on a logarithmic scale: in proportion to its bin). Models see the
+encoded value itself, so that a kernel knows that a whole bin has one result (Garrido-Merchán & Hernández-Lobato 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.validation import check_count, check_number, check_positive
+
+MOST_VALUES = 2**53
+"""Whole numbers and steps up to here are exact in float64."""
+Value = float | int | str | bool | None
+"""What a parameter can be."""
+
+
+def _bins(u: Tensor, n: int) -> Tensor:
+    """Return in which of n equal bins of [0, 1] numbers lie."""
+    return (u * n).floor().clamp(0, n - 1)
+
+
+def _spread(k: Tensor, n: int) -> Tensor:
+    """Return what stands for bin k of n: it lies in the bin, and the first and the last are the ends of [0, 1]."""
+    return k / (n - 1)
+
+
+@dataclass(frozen=True)
+class Float:
+    """A real number.
+
+    Attributes:
+        low: The least value.
+        high: The largest value; if it is ``low``, the parameter is a constant.
+        log: Whether to search in the logarithm.
+        step: Distance of the values from ``low`` on; ``None``: any value.
+
+    Raises:
+        TypeError: If a bound is no number.
+        ValueError: If a bound is not finite, low > high, ``log`` with a bound that is not positive, or with steps; if a step is
+            not positive.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high = (check_number(name, getattr(self, name)) for name in ("low", "high"))
+        _check_range(self, low, high)
+        if self.step is not None:
+            if self.log:
+                raise ValueError(f"expected a Float with log=True or with a step, got both: {self}; take one of them")
+            if (high - low) / check_positive("step", self.step) >= MOST_VALUES:
+                raise ValueError(f"expected fewer than 2^53 steps, got {self}; drop step=")
+
+    @property
+    def count(self) -> int | None:
+        """Number of values; ``None`` of a continuum."""
+        if self.low == self.high:
+            return 1
+        return None if self.step is None else math.floor((self.high - self.low) / self.step + 1e-9) + 1
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded value."""
+        return int(self.count != 1)
+
+    def encode(self, values: Sequence[Any], name: str) -> Tensor:
+        """Return values as columns, ``q x width``.
+
+        Raises:
+            TypeError: If one is no number.
+            ValueError: If one is out of range, or (with steps) further than a thousandth of a step from each of them.
+        """
+        numbers = [check_number(name, value) for value in values]
+        for number in numbers:
+            if not self.low <= number <= self.high:
+                raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], got {number!r}")
+        v = torch.tensor(numbers, dtype=torch.float64, device="cpu").unsqueeze(-1)
+        if self.count is not None:
+            return _whole((v - self.low) / (self.step or 1.0), self.count, name)
+        if self.log:
+            return ((v.log() - math.log(self.low)) / (math.log(self.high) - math.log(self.low))).clamp(0.0, 1.0)
+        return ((v - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        n = self.count
+        return U if n is None or n == 1 else _spread(_bins(U, n), n)
+
+    def decode(self, U: Tensor) -> list[float]:
+        """Return the ``q`` values that rows stand for."""
+        n = self.count
+        if n == 1:
+            return [float(self.low)] * len(U)
+        u = U.squeeze(-1)
+        if n is not None:
+            return [min(self.low + k * (self.step or 1.0), self.high) for k in _bins(u, n).tolist()]
+        low, high = float(self.low), float(self.high)
+        if self.log:
+            a, b = math.log(low), math.log(high)
+            return [min(max(math.exp(a + x * (b - a)), low), high) for x in u.tolist()]
+        return [min(max(low + x * (high - low), low), high) for x in u.tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what :func:`parameter_of` makes the same parameter from."""
+        return {"type": "float", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Int:
+    """A whole number.
+
+    Attributes:
+        low: The least value.
+        high: The largest value; if it is ``low``, the parameter is a constant.
+        log: Whether to search in the logarithm.
+        step: Distance of the values from ``low`` on.
+
+    Raises:
+        TypeError: If a bound is no whole number.
+        ValueError: If low > high, ``log`` with a bound below 1, or with steps; if a step is below 1.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            check_count(name, getattr(self, name), minimum=-MOST_VALUES)
+        _check_range(self, self.low, self.high)
+        check_count("step", self.step)
+        if self.log and self.step != 1:
+            raise ValueError(f"expected an Int with log=True or with a step, got both: {self}; take one of them")
+        if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
+            raise ValueError(f"expected whole numbers below 2^53, got {self}")
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return (int(self.high) - int(self.low)) // int(self.step) + 1
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded value."""
+        return int(self.count > 1)
+
+    def encode(self, values: Sequence[Any], name: str) -> Tensor:
+        """Return values as columns, ``q x width``.
+
+        Raises:
+            TypeError: If one is no whole number.
+            ValueError: If one is out of range, or none of the steps.
+        """
+        numbers = [check_count(name, value, minimum=int(self.low)) for value in values]
+        for number in numbers:
+            if number > self.high or (number - self.low) % self.step:
+                stepped = "" if self.step == 1 else f" in steps of {self.step}"
+                raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, got {number}")
+        v = torch.tensor(numbers, dtype=torch.float64, device="cpu").unsqueeze(-1)
+        if self.count == 1:
+            return v[:, :0]
+        return self._logarithm(v) if self.log else _spread((v - self.low) / self.step, self.count)
+
+    def _logarithm(self, v: Tensor) -> Tensor:
+        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return (v.log() - a) / (b - a)
+
+    def _index(self, u: Tensor) -> Tensor:
+        if not self.log:
+            return _bins(u, self.count)
+        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return ((a + u * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        if self.count == 1:
+            return U
+        k = self._index(U)
+        return self._logarithm(k + self.low) if self.log else _spread(k, self.count)
+
+    def decode(self, U: Tensor) -> list[int]:
+        """Return the ``q`` values that rows stand for."""
+        if self.count == 1:
+            return [int(self.low)] * len(U)
+        return [int(self.low) + int(k) * int(self.step) for k in self._index(U.squeeze(-1)).tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what :func:`parameter_of` makes the same parameter from."""
+        return {"type": "int", "low": int(self.low), "high": int(self.high), "log": self.log, "step": int(self.step)}
+
+
+@dataclass(frozen=True, init=False)
+class Choice:
+    """One of some values: ``Choice("adam", "sgd")``, or ``Choice(16, 32, 64, ordered=True)``.
+
+    Attributes:
+        values: At least one, distinct: texts, numbers, booleans or ``None``. Anything else: choose among names, and look it up.
+        ordered: Whether neighbours in the order given are alike: one column in place of one per value.
+
+    Raises:
+        TypeError: If a value is of another kind.
+        ValueError: If there is none, one is given twice, or one is not finite.
+    """
+
+    values: tuple[Value, ...]
+    ordered: bool = False
+
+    def __init__(self, *values: Value, ordered: bool = False) -> None:
+        if not values:
+            raise ValueError("expected a Choice among at least one value, got none")
+        for value in values:
+            if not isinstance(value, str | int | float | bool | None):
+                hint = "; write Choice(*values)" if isinstance(value, list | tuple | set) else "; choose among names instead"
+                raise TypeError(f"expected choices to be texts, numbers, booleans or None, got {type(value).__name__}{hint}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"expected finite choices, got {value!r}")
+        repeated = [v for i, v in enumerate(values) if _place(values, v) < i]
+        if repeated:
+            raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once")
+        object.__setattr__(self, "values", tuple(values))
+        object.__setattr__(self, "ordered", bool(ordered))
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
+    @property
+    def hot(self) -> bool:
+        """Whether every value has a column of its own."""
+        return not self.ordered and self.count > 2
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded value."""
+        return self.count if self.hot else int(self.count > 1)
+
+    def encode(self, values: Sequence[Any], name: str) -> Tensor:
+        """Return values as columns, ``q x width``.
+
+        Raises:
+            ValueError: If one is no choice.
+        """
+        places = [_place(self.values, value) for value in values]
+        if -1 in places:
+            shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
+            raise ValueError(f"expected {name} to be one of {shown}, got {values[places.index(-1)]!r}")
+        return self._encoded(torch.tensor(places, dtype=torch.int64, device="cpu"))
+
+    def _encoded(self, k: Tensor) -> Tensor:
+        if self.hot:
+            return torch.nn.functional.one_hot(k, self.count).to(torch.float64)
+        return _spread(k.double().unsqueeze(-1), self.count) if self.count > 1 else k.double().unsqueeze(-1)[:, :0]
+
+    def _index(self, U: Tensor) -> Tensor:
+        return U.argmax(dim=-1) if self.hot else _bins(U.squeeze(-1), self.count).long()
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        return U if self.count == 1 else self._encoded(self._index(U))
+
+    def decode(self, U: Tensor) -> list[Value]:
+        """Return the ``q`` values that rows stand for."""
+        return [self.values[0]] * len(U) if self.count == 1 else [self.values[k] for k in self._index(U).tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what :func:`parameter_of` makes the same parameter from."""
+        return {"type": "choice", "values": list(self.values), "ordered": self.ordered}
+
+
+Parameter = Float | Int | Choice
+KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
+    "float": (Float, ("low", "high", "log", "step")),
+    "int": (Int, ("low", "high", "log", "step")),
+    "choice": (Choice, ("values", "ordered")),
+}
+"""Kind in a description -> class, and what else it says."""
+
+
+def parameter_of(name: str, description: Any) -> Parameter:
+    """Return the parameter that a description stands for: that of :meth:`Float.describe`, or one in a file.
+
+    Args:
+        name: For messages.
+        description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
+
+    Raises:
+        ValueError: If it is not of this form, or a field is out of range.
+        TypeError: If a field has the wrong kind.
+    """
+    form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
+    if not isinstance(description, Mapping) or description.get("type") not in KINDS:
+        raise ValueError(f"{form}, got {description!r}")
+    kind, known = KINDS[description["type"]]
+    given = {key: value for key, value in description.items() if key != "type"}
+    unknown = sorted(set(given) - set(known))
+    missing = [key for key in ("low", "high", "values") if key in known and key not in given]
+    if unknown or missing:
+        wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+        raise ValueError(f"{form}, got {wrong}; a {description['type']} has {', '.join(known)}")
+    if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
+        raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
+    try:
+        if kind is Choice:
+            if not isinstance(given["values"], list):
+                raise TypeError(f"expected a list of values, got {given['values']!r}")
+            return Choice(*given["values"], ordered=given.get("ordered", False))
+        made: Parameter = kind(**given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"parameter {name!r}: {error}") from error
+    return made
+
+
+def _check_range(parameter: Float | Int, low: float, high: float) -> None:
+    if low > high:
+        raise ValueError(f"expected low <= high, got {parameter}: there is nothing to choose from; exchange them")
+    if parameter.log and low <= 0:
+        raise ValueError(f"expected low > 0 with log=True, got {parameter}: zero and less have no logarithm; drop log=True")
+    if not math.isfinite(high - low):
+        raise ValueError(f"expected a finite range, got {parameter}; take smaller bounds, or log=True")
+
+
+def _whole(steps: Tensor, n: int, name: str) -> Tensor:
+    """Return the columns of values that are whole numbers of steps above the lowest."""
+    k = steps.round()
+    if bool(((steps - k).abs() > 1e-3).any()) or bool((k >= n).any()):
+        raise ValueError(f"expected {name} at one of its {n} steps, got a value between them")
+    return _spread(k, n) if n > 1 else k[:, :0]
+
+
+def _place(values: Sequence[Value], value: Any) -> int:
+    """Return where a value is; −1 if nowhere. ``True`` is not 1 here, and 1.0 is not 1."""
+    kind = type(value)
+    return next((i for i, known in enumerate(values) if type(known) is kind and known == value), -1)

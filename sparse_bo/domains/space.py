@@ -1,0 +1,196 @@
+"""A space of named parameters: dictionaries encoded into columns of the unit box, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains.parameters import Choice, Parameter, Value, parameter_of
+from sparse_bo.validation import check_count
+
+MOST_ARMS = 20_000
+"""Combinations of a space without a continuum that become arms: all of them are swept."""
+Parameters = dict[str, Value]
+"""One point of a space: a value by name."""
+Feasible = Callable[[Parameters], bool]
+"""Which points may be evaluated; called with a dictionary, any number of times."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Named parameters.
+
+    Attributes:
+        parameters: Name -> :class:`Float`, :class:`Int` or :class:`Choice`; the order is that of the columns.
+        most_arms: Up to so many combinations of values become arms, among which a policy chooses exactly; of more, and of any
+            space with a continuum, the unit box of the columns is searched. 0: always the box.
+
+    Raises:
+        TypeError: If a name is no text, or a parameter is of another kind.
+        ValueError: If there is none, a name is empty, or all are constants.
+    """
+
+    parameters: Mapping[str, Parameter]
+    most_arms: int = MOST_ARMS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parameters, Mapping):
+            got = type(self.parameters).__name__
+            raise TypeError(f'expected a space like {{"lr": Float(1e-5, 1, log=True)}}, got {got}')
+        if not self.parameters:
+            raise ValueError("expected a space of at least one parameter, got none")
+        for name, parameter in self.parameters.items():
+            if not isinstance(name, str):
+                raise TypeError(f"expected names of parameters to be texts, got {type(name).__name__} {name!r}")
+            if not name.strip():
+                raise ValueError(f"expected names of parameters that are not empty, got {name!r}")
+            if not isinstance(parameter, Parameter):
+                raise TypeError(f"expected parameter {name!r} to be a Float, an Int or a Choice, got {parameter!r}")
+        check_count("most_arms", self.most_arms, minimum=0)
+        object.__setattr__(self, "parameters", dict(self.parameters))
+        if not self.dims:
+            raise ValueError(f"expected a parameter with more than one value, got constants alone: {', '.join(self.names)}")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parameters, in order."""
+        return list(self.parameters)
+
+    @property
+    def dims(self) -> int:
+        """Number of columns."""
+        return sum(parameter.width for parameter in self.parameters.values())
+
+    @property
+    def count(self) -> int | None:
+        """Number of combinations; ``None`` with a continuum."""
+        counts = [parameter.count for parameter in self.parameters.values()]
+        return None if None in counts else math.prod(n for n in counts if n is not None)
+
+    @property
+    def small(self) -> bool:
+        """Whether its combinations become arms."""
+        return self.count is not None and self.count <= self.most_arms
+
+    def _parts(self) -> Iterator[tuple[str, Parameter, slice]]:
+        start = 0
+        for name, parameter in self.parameters.items():
+            yield name, parameter, slice(start, start + parameter.width)
+            start += parameter.width
+
+    def encode(self, points: Sequence[Mapping[str, Any]], what: str = "points") -> Tensor:
+        """Return points as columns, ``q x dims``, float64.
+
+        Args:
+            points: A value for every name and no other; constants may be left out.
+            what: They are, for messages.
+
+        Raises:
+            TypeError: If a point is no mapping, or a value has the wrong kind.
+            ValueError: If a name is missing or unknown, or a value out of range.
+        """
+        for row, point in enumerate(points):
+            if not isinstance(point, Mapping):
+                raise TypeError(f"expected {what} to be dictionaries with {', '.join(self.names)}, got {type(point).__name__}")
+            unknown = [name for name in point if name not in self.parameters]
+            missing = [name for name, parameter in self.parameters.items() if name not in point and parameter.count != 1]
+            if unknown or missing:
+                wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+                raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}")
+        U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
+        for name, parameter, columns in self._parts():
+            given = [point[name] for point in points if name in point]
+            encoded = parameter.encode(given, name)
+            if parameter.width:
+                U[:, columns] = encoded
+        return U
+
+    def decode(self, U: Tensor) -> list[Parameters]:
+        """Return the points that rows of ``U`` (``q x dims``) stand for."""
+        U = U.detach().to(device="cpu", dtype=torch.float64)
+        columns = [parameter.decode(U[:, where]) for _, parameter, where in self._parts()]
+        return [dict(zip(self.parameters, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Return rows of ``U`` (``q x dims``, float64) moved to what stands for their values."""
+        return torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
+
+    def combination(self, numbers: Tensor) -> Tensor:
+        """Return combinations as columns, by number (``q``, int64): the last parameter runs fastest; no continuum."""
+        left = numbers.cpu()
+        parts: list[Tensor] = []
+        for parameter in reversed(list(self.parameters.values())):
+            n = parameter.count
+            assert n is not None
+            above = left.div(n, rounding_mode="floor")
+            k = (left - above * n).tolist()
+            parts.append(parameter.encode(_all_values(parameter, n), "")[k])
+            left = above
+        return torch.cat(parts[::-1], dim=-1)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what :meth:`of` makes the same space from, as ``json`` takes it."""
+        parameters = {name: parameter.describe() for name, parameter in self.parameters.items()}
+        return {"parameters": parameters, "most_arms": self.most_arms}
+
+    @staticmethod
+    def of(description: Mapping[str, Any]) -> Space:
+        """Return the space that :meth:`describe` described.
+
+        Raises:
+            ValueError: If it is not of this form.
+            TypeError: If a value has the wrong kind.
+        """
+        parameters = description.get("parameters")
+        if not isinstance(parameters, Mapping):
+            raise ValueError(f"expected the description of a space, got {description!r}")
+        made = {name: parameter_of(name, part) for name, part in parameters.items()}
+        return Space(made, description.get("most_arms", MOST_ARMS))
+
+    @staticmethod
+    def load(path: str | Path) -> Space:
+        """Read a space from a file of TOML or JSON: a table for every parameter, as in ``n = {type = "int", low = 0, …}``.
+
+        Raises:
+            FileNotFoundError: If there is no file.
+            ValueError: If its name ends in neither ``.toml`` nor ``.json``, or it cannot be read, repeats a name or has none.
+            TypeError: If a value has the wrong kind.
+        """
+        path = Path(path)
+        if path.suffix not in (".toml", ".json"):
+            raise ValueError(f"expected a space in a file ending in .toml or .json, got {path}")
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_distinct)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from error
+        if not isinstance(found, Mapping):
+            raise ValueError(f"expected {path} to hold a table of parameters, got {type(found).__name__}")
+        return Space({name: parameter_of(name, part) for name, part in found.items()})
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {parameter}" for name, parameter in self.parameters.items())
+
+
+def _all_values(parameter: Parameter, n: int) -> list[Any]:
+    """Return every value of a parameter that is no continuum, in order."""
+    if isinstance(parameter, Choice):
+        return list(parameter.values)
+    return [min(parameter.low + k * (parameter.step or 1), parameter.high) for k in range(n)]
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, which may not say a name twice."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the name {name!r} is there twice")
+    return dict(pairs)

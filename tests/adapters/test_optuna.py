@@ -1,0 +1,224 @@
+"""Optuna with ``SparseBOSampler``: parameters of every kind, trials of every end, threads, resumes, and what is refused."""
+
+import logging
+import math
+import pickle
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'sparse-bo[optuna]'")
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from sparse_bo import BBKB, TrustRegion
+from sparse_bo.adapters import SparseBOSampler
+from sparse_bo.policies import RandomSearch
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def mixed(trial):
+    x = trial.suggest_float("x", -2, 2)
+    lr = trial.suggest_float("lr", 1e-5, 1, log=True)
+    n = trial.suggest_int("n", 1, 12)
+    units = trial.suggest_int("units", 8, 512, log=True)
+    rate = trial.suggest_float("rate", 0, 0.5, step=0.1)
+    kind = trial.suggest_categorical("kind", ["a", "b", None])
+    sizes = (math.log10(lr) + 2.5) ** 2 + 0.1 * (n - 7) ** 2 + (math.log2(units) - 6) ** 2 / 4 + rate
+    return x * x + sizes + {"a": 0.0, "b": -1.0, None: 1.0}[kind]
+
+
+def study(sampler, objective, trials, *, direction="minimize", **options):
+    made = optuna.create_study(direction=direction, sampler=sampler)
+    made.optimize(objective, n_trials=trials, **options)
+    return made
+
+
+def chance(**options):
+    """A sampler whose search costs nothing."""
+    return SparseBOSampler(policy=RandomSearch(batch_size=1), seed=0, **options)
+
+
+def line(trial):
+    return trial.suggest_float("x", 0, 1)
+
+
+def test_every_kind_of_parameter_is_searched():
+    found = study(SparseBOSampler(seed=0), mixed, 60)
+    assert found.best_params["kind"] == "b"
+    assert found.best_value < -0.8
+    best_by_chance = min(study(optuna.samplers.RandomSampler(seed=seed), mixed, 60).best_value for seed in range(3))
+    assert found.best_value < best_by_chance
+
+
+def test_the_same_seed_gives_the_same_trials_and_both_directions_mirror():
+    one = study(SparseBOSampler(seed=3), mixed, 14)
+    again = study(SparseBOSampler(seed=3), mixed, 14)
+    mirrored = study(SparseBOSampler(seed=3), lambda trial: -mixed(trial), 14, direction="maximize")
+    assert [t.params for t in one.trials] == [t.params for t in again.trials] == [t.params for t in mirrored.trials]
+
+
+def test_few_combinations_are_swept():
+    def small(trial):
+        return trial.suggest_int("n", 0, 9) - (trial.suggest_categorical("kind", ["a", "b", "c"]) == "b")
+
+    sampler = SparseBOSampler(seed=0)
+    found = study(sampler, small, 30)
+    assert sampler._search.mechanism.__class__.__name__ == "ArmUCB"
+    assert found.best_value == -1
+
+
+def told(sampler):
+    """Return what the policy has been told, and how many evaluations count as failed."""
+    failures = sampler._search.state.failures
+    return sorted(sampler._search.state.y.tolist()), 0 if failures is None else failures.total
+
+
+def test_failed_infinite_infeasible_and_pruned_trials():
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        if trial.number == 3:
+            raise RuntimeError("lost")
+        if trial.number == 4:
+            return math.nan
+        if trial.number == 5:
+            return math.inf
+        trial.set_constraint("c", 1.0 if trial.number == 6 else -1.0)
+        if trial.number in (7, 8):
+            trial.report(-50.0 if trial.number == 7 else 70.0, step=0)
+            raise optuna.TrialPruned
+        return float(trial.number) + 0.0 * x
+
+    sampler = chance()
+    found = study(sampler, objective, 11, catch=(RuntimeError,))
+    assert [t.state for t in found.trials].count(TrialState.FAIL) == 2
+    # Trials 0 to 2 and 9 as they are; of those pruned, 7 promised more than the median of 0, 1, 2 and counts as that.
+    assert told(sampler) == (sorted([0.0, -1.0, -2.0, -9.0, -1.0, -70.0]), 4)
+
+
+def test_enqueued_and_added_trials_are_learned_from():
+    sampler = chance()
+    made = optuna.create_study(sampler=sampler)
+    made.add_trial(create_trial(params={"x": 0.25}, distributions={"x": FloatDistribution(0, 1)}, value=7.0))
+    made.add_trial(create_trial(params={"x": 5.0}, distributions={"x": FloatDistribution(0, 9)}, value=8.0))
+    made.optimize(line, n_trials=1)  # samples apart: the two trials have different ranges
+    made = optuna.create_study(sampler=(sampler := chance()))
+    made.add_trial(create_trial(params={"x": 0.25}, distributions={"x": FloatDistribution(0, 1)}, value=7.0))
+    made.enqueue_trial({"x": 0.5})
+    made.optimize(line, n_trials=3)
+    assert made.trials[1].params == {"x": 0.5}
+    assert told(sampler)[0] == sorted([-7.0, -0.5, -made.trials[2].value])
+
+
+def test_ask_and_tell_in_any_order():
+    sampler = SparseBOSampler(seed=0)
+    made = optuna.create_study(sampler=sampler)
+    made.optimize(mixed, n_trials=12)
+    out = [made.ask() for _ in range(9)]
+    values = [mixed(trial) for trial in out]
+    assert len({trial.params["x"] for trial in out}) == 9
+    for trial, value in list(zip(out, values, strict=True))[::-1]:
+        made.tell(trial, value)
+    made.optimize(mixed, n_trials=2)
+    assert len(made.get_trials(states=[TrialState.COMPLETE])) == 23
+    assert len(sampler._search.state.y) >= 21
+
+
+def test_threads_share_a_sampler():
+    made = study(chance(), lambda trial: time.sleep(1e-3) or line(trial), 30, n_jobs=4)
+    assert len({trial.params["x"] for trial in made.trials}) == 30
+
+
+def test_a_resumed_study_is_read_by_a_new_sampler_and_nothing_is_written(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    first = optuna.create_study(storage=storage, study_name="s", sampler=chance())
+    first.optimize(line, n_trials=6)
+    assert not any(trial.system_attrs for trial in first.trials)
+    sampler = pickle.loads(pickle.dumps(chance()))
+    again = optuna.load_study(study_name="s", storage=storage, sampler=sampler)
+    again.optimize(line, n_trials=1)
+    assert told(sampler)[0] == sorted(-trial.value for trial in again.trials[:6])
+
+
+def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
+    made = study(chance(), lambda trial: line(trial) + (trial.suggest_categorical("k", ["a", "b"]) == "a"), 5)
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:  # the first goes by the old range, which lies in the new one; then the two contradict each other
+        made.optimize(lambda t: t.suggest_float("x", 0, 2) + (t.suggest_categorical("k", ["a", "b"]) == "a"), n_trials=2)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert "'x' of trial 6 is sampled by RandomSampler, beside the model" in caplog.text
+    assert "start a new study and take old trials over by study.add_trials" in caplog.text
+    with pytest.raises(ValueError, match="does not support dynamic value space"):
+        made.optimize(lambda trial: float(trial.suggest_categorical("k", ["a", "c"]) == "a"), n_trials=1)
+
+
+def test_conditional_parameters_are_left_to_the_other_sampler():
+    def objective(trial):
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        return trial.suggest_float("x", 0, 1) + (trial.suggest_float("only a", 0, 1) if kind == "a" else 0.5)
+
+    made = study(SparseBOSampler(seed=1), objective, 15)
+    assert len(made.trials) == 15
+    assert set(made.sampler._search.distributions) <= {"kind", "x"}
+
+
+def test_several_objectives_are_refused():
+    made = optuna.create_study(directions=["minimize", "maximize"], sampler=chance())
+    with pytest.raises(ValueError, match="optimises one objective, and this study has 2; optimise a weighted sum"):
+        made.optimize(lambda trial: (line(trial), 0.0), n_trials=1)
+
+
+class Strange(BaseDistribution):
+    def to_internal_repr(self, value):
+        return value
+
+    def single(self):
+        return False
+
+    def _contains(self, value):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("distribution", "error", "message"),
+    [
+        (Strange(), NotImplementedError, "got Strange for 'x'"),
+        (IntDistribution(0, 2**60), ValueError, "cannot encode parameter 'x': expected whole numbers below 2\\^53"),
+        (FloatDistribution(-1e308, 1e308), ValueError, "cannot encode parameter 'x': expected a finite range"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named(distribution, error, message):
+    made = optuna.create_study(sampler=chance())
+    made.ask()
+    with pytest.raises(error, match=message):
+        made.sampler.sample_relative(made, made.trials[0], {"x": distribution})
+
+
+@pytest.mark.parametrize("policy", [BBKB, "bbkb", 3])
+def test_a_policy_that_is_none_is_refused(policy):
+    with pytest.raises(TypeError, match="expected a policy such as"):
+        SparseBOSampler(policy=policy)
+
+
+@pytest.mark.slow
+def test_a_trial_costs_the_same_however_many_there_are():
+    """Ten thousand trials of a study are read in one go; what each further one costs does not grow with them."""
+
+    def objective(trial):
+        return (trial.suggest_float("x", 0, 1) - 0.3) ** 2 + (trial.suggest_categorical("k", ["a", "b"]) == "b")
+
+    values = torch.rand(10_000, generator=torch.Generator().manual_seed(0)).tolist()
+    distributions = {"x": FloatDistribution(0, 1), "k": CategoricalDistribution(["a", "b"])}
+    added = [create_trial(params={"x": v, "k": "a"}, distributions=distributions, value=(v - 0.3) ** 2) for v in values]
+    made = optuna.create_study(sampler=SparseBOSampler(policy=TrustRegion(batch_size=50), seed=0))
+    made.add_trials(added)
+    made.optimize(objective, n_trials=50)
+    start = time.process_time()
+    made.optimize(objective, n_trials=100)
+    assert (time.process_time() - start) / 100 < 0.2
+    assert len(made.sampler._search.state.y) == 10_100

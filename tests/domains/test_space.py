@@ -1,0 +1,268 @@
+"""Spaces of named parameters: encoding and back, arms or box, feasibility, runs, journals, and what is refused."""
+
+import json
+import math
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_bo import AskTell, Choice, Float, Int, Space, maximize
+from sparse_bo.domains import SpaceArms, SpaceBox, space_domain
+from sparse_bo.policies import BBKB, RandomSearch
+
+MIXED = {"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12), "kind": Choice("a", "b", "c"), "on": Choice(False, True)}
+SMALL = {"n": Int(0, 4), "kind": Choice("x", "y", "z"), "rate": Float(0, 1, step=0.25)}
+
+
+def score(point):
+    assert set(point) == set(MIXED)
+    base = -((math.log10(point["lr"]) + 2.5) ** 2) - 0.05 * (point["depth"] - 7) ** 2
+    return base + {"a": 0.0, "b": 0.5, "c": -0.5}[point["kind"]] + 0.1 * point["on"]
+
+
+def few(point):
+    return -abs(point["n"] - 3) + {"x": 0, "y": 2, "z": 1}[point["kind"]] - point["rate"]
+
+
+def uneven(point):
+    return point["depth"] % 2 == 1 and point["lr"] < 0.1
+
+
+PARAMETERS = st.one_of(
+    st.builds(Float, st.floats(-1e6, 0), st.floats(1, 1e6)),
+    st.builds(lambda low, factor: Float(low, low * factor, log=True), st.floats(1e-9, 1e3), st.floats(1.5, 1e9)),
+    st.builds(lambda low, n, step: Float(low, low + n * step, step=step), st.floats(-9, 9), st.integers(1, 99), st.just(0.1)),
+    st.builds(lambda low, n: Int(low, low + n), st.integers(-(10**9), 10**9), st.integers(0, 10**6)),
+    st.builds(lambda low, n: Int(low, low + n, log=True), st.integers(1, 10**4), st.integers(1, 10**8)),
+    st.builds(lambda n, ordered: Choice(*map(str, range(n)), ordered=ordered), st.integers(1, 9), st.booleans()),
+)
+
+
+@given(st.lists(PARAMETERS, min_size=1, max_size=4), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_what_is_decoded_is_encoded_again_and_stays_where_it_is(parameters, seed):
+    space = Space({"fixed": Int(0, 1), **{f"p{i}": parameter for i, parameter in enumerate(parameters)}})
+    U = torch.rand(8, space.dims, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    U[0], U[1] = 0.0, 1.0
+    snapped = space.snap(U)
+    points = space.decode(U)
+    assert space.decode(snapped) == points
+    assert torch.equal(space.snap(snapped), snapped)
+    assert ((snapped >= 0.0) & (snapped <= 1.0)).all()
+    again = space.encode(points)
+    torch.testing.assert_close(again, snapped, atol=1e-9, rtol=0)
+    assert space.decode(space.snap(again)) == space.decode(again)
+    assert Space.of(json.loads(json.dumps(space.describe()))).parameters == space.parameters
+    assert pickle.loads(pickle.dumps(space)).parameters == space.parameters
+
+
+@pytest.mark.parametrize(
+    "parameter", [Int(3, 9), Int(0, 1), Int(0, 20, step=5), Float(0, 1, step=0.1), Choice(*"abcd", ordered=True)]
+)
+def test_values_are_equally_likely_and_all_there(parameter):
+    u = (torch.arange(2_000, dtype=torch.float64) + 0.5).unsqueeze(-1) / 2_000
+    values = parameter.decode(u)
+    shares = {value: count / len(values) for value, count in Counter(values).items()}
+    assert len(shares) == parameter.count
+    assert max(shares.values()) - min(shares.values()) < 2e-2
+    assert sorted(shares) == list(dict.fromkeys(values))
+
+
+def test_combinations_are_numbered_as_itertools_has_them():
+    space = Space(SMALL)
+    points = space.decode(space.combination(torch.arange(space.count)))
+    assert points[:3] == [{"n": 0, "kind": "x", "rate": rate} for rate in (0.0, 0.25, 0.5)]
+    assert len({tuple(point.values()) for point in points}) == space.count == 75
+    assert points[-1] == {"n": 4, "kind": "z", "rate": 1.0}
+
+
+def test_few_combinations_become_arms_and_many_a_box():
+    assert isinstance(space_domain(SMALL), SpaceArms)
+    assert isinstance(space_domain(MIXED), SpaceBox)
+    assert isinstance(space_domain(Space(SMALL, most_arms=74)), SpaceBox)
+    assert space_domain(MIXED).dims == 1 + 1 + 3 + 1
+
+
+def test_a_mixed_space_is_searched_with_dictionaries():
+    result = maximize(score, space=MIXED, budget=45)
+    assert result.best_parameters["kind"] == "b"
+    assert score(result.best_parameters) > 0.4
+    asked = result.history.parameters
+    assert len(asked) == 45
+    assert all(type(point["depth"]) is int and type(point["on"]) is bool and type(point["lr"]) is float for point in asked)
+    assert [score(point) for point in asked] == [value for row in result.history.rows for value in row.values]
+    assert result.best_observed_parameters in asked
+
+
+def test_arms_of_a_space_and_only_the_feasible():
+    result = maximize(few, space=SMALL, budget=40, feasible=lambda point: point["kind"] != "y")
+    assert result.best_parameters == {"n": 3, "kind": "z", "rate": 0.0}
+    asked = result.history.parameters
+    assert [few(point) for point in asked] == [value for row in result.history.rows for value in row.values]
+    assert "y" not in {point["kind"] for point in asked}
+
+
+@pytest.mark.parametrize("policy", [None, BBKB(), RandomSearch(batch_size=7)], ids=["default", "bbkb", "random"])
+def test_a_box_evaluates_feasible_points_alone(policy):
+    result = maximize(score, space=MIXED, budget=24, feasible=uneven, policy=policy)
+    assert len(result.history.parameters) == 24
+    assert all(map(uneven, result.history.parameters))
+
+
+def test_without_a_continuum_no_point_is_evaluated_twice():
+    space = Space({f"x{i}": Int(0, 9) for i in range(4)}, most_arms=0)
+    result = maximize(lambda point: -sum((v - 3) ** 2 for v in point.values()), space=space, budget=70)
+    asked = [tuple(point.values()) for point in result.history.parameters]
+    assert len(set(asked)) == 70
+    assert result.best_observed_parameters == {f"x{i}": 3 for i in range(4)}
+
+
+def test_where_everything_has_been_evaluated_repeats_are_allowed():
+    space = Space({"a": Int(0, 1), "b": Choice("x", "y")}, most_arms=0)
+    result = maximize(lambda point: point["a"], space=space, budget=9, policy=RandomSearch(batch_size=3))
+    assert len(result.history.parameters) == 9
+    assert len({tuple(point.values()) for point in result.history.parameters}) == 4
+
+
+@pytest.mark.parametrize(("space", "objective", "feasible"), [(MIXED, score, uneven), (SMALL, few, lambda p: p["n"] > 0)])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasible, tmp_path):
+    def told(loop, batches):
+        for _ in range(batches):
+            batch = loop.ask(4)
+            loop.tell(batch.tickets, [objective(point) for point in batch.parameters])
+
+    whole = AskTell(space=space, feasible=feasible, seed=3)
+    told(whole, 6)
+    asked = whole.history.parameters
+    with AskTell(space=space, feasible=feasible, seed=3, storage=tmp_path / "run.db") as first:
+        told(first, 4)
+    on_arms = isinstance(whole._domain, SpaceArms)
+    with AskTell.resume(tmp_path / "run.db", feasible=None if on_arms else feasible) as again:
+        told(again, 2)
+        assert again.history.parameters == asked
+    if not on_arms:
+        with pytest.raises(ValueError, match="a journal cannot keep; pass feasible="):
+            AskTell.resume(tmp_path / "run.db")
+    other = {**space, "more": Float(0, 1)}
+    with pytest.raises(ValueError, match="this call asks for another one"):
+        maximize(objective, space=other, feasible=feasible, seed=3, budget=30, storage=tmp_path / "run.db", resume=True)
+    result = maximize(objective, space=space, feasible=feasible, seed=3, budget=26, storage=tmp_path / "run.db", resume=True)
+    assert result.history.parameters[: len(asked)] == asked
+
+
+def test_initial_observations_are_dictionaries():
+    points = [{"lr": 0.01, "depth": 3, "kind": "b", "on": True}, {"lr": 0.1, "depth": 12, "kind": "a", "on": False}]
+    loop = AskTell(space=MIXED, initial=(points, [1.0, 2.0]))
+    assert loop.result().best_observed_parameters == pytest.approx(points[1])
+    loop = AskTell(space=SMALL, initial=([{"n": 2, "kind": "y", "rate": 0.5}], [1.0]))
+    assert loop.result().best_parameters == {"n": 2, "kind": "y", "rate": 0.5}
+    with pytest.raises(ValueError, match="that are feasible"):
+        AskTell(space=SMALL, initial=([{"n": 2, "kind": "y", "rate": 0.5}], [1.0]), feasible=lambda point: point["n"] > 2)
+
+
+def test_workers_get_dictionaries():
+    here = maximize(few, space=SMALL, budget=10, policy=RandomSearch(batch_size=5))
+    there = maximize(few, space=SMALL, budget=10, policy=RandomSearch(batch_size=5), executor="threads", workers=2)
+    assert there.history.parameters == here.history.parameters
+    together = maximize(
+        lambda points: [few(point) for point in points],
+        space=SMALL,
+        budget=10,
+        policy=RandomSearch(batch_size=5),
+        vectorized=True,
+        call_with="parameters",
+    )
+    assert together.history.parameters == here.history.parameters
+    batch = AskTell(space=MIXED).ask(3)
+    assert pickle.loads(pickle.dumps(batch)).parameters == batch.parameters
+    assert batch.part(slice(1, 2)).parameters == batch.parameters[1:2]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Float(1, 0), ValueError, "nothing to choose from"),
+        (lambda: Int(5, 4), ValueError, "nothing to choose from"),
+        (lambda: Float(0, 1, log=True), ValueError, "zero and less have no logarithm"),
+        (lambda: Int(0, 5, log=True), ValueError, "drop log=True"),
+        (lambda: Float(math.nan, 1), ValueError, "finite low"),
+        (lambda: Float(-1e308, 1e308), ValueError, "finite range"),
+        (lambda: Float(0, 1, step=0), ValueError, "step > 0"),
+        (lambda: Float(1, 2, log=True, step=0.5), ValueError, "got both"),
+        (lambda: Float("0", 1), TypeError, "low to be a number"),
+        (lambda: Int(0.5, 3), TypeError, "low to be an integer"),
+        (lambda: Int(0, 2**60), ValueError, "2\\^53"),
+        (lambda: Choice(), ValueError, "at least one value"),
+        (lambda: Choice("a", "b", "a"), ValueError, "'a' more than once"),
+        (lambda: Choice(["a", "b"]), TypeError, "write Choice\\(\\*values\\)"),
+        (lambda: Choice(len), TypeError, "choose among names"),
+        (lambda: Space({}), ValueError, "at least one parameter"),
+        (lambda: Space({"a": Int(1, 1)}), ValueError, "constants alone: a"),
+        (lambda: Space({"a": (0, 1)}), TypeError, "'a' to be a Float, an Int or a Choice"),
+        (lambda: Space({1: Int(0, 1)}), TypeError, "texts"),
+        (lambda: Space({" ": Int(0, 1)}), ValueError, "not empty"),
+        (lambda: Space([Int(0, 1)]), TypeError, "got list"),
+        (lambda: AskTell(space=MIXED, bounds=torch.eye(2).double()), ValueError, "got both bounds= and space="),
+        (lambda: AskTell(torch.rand(3, 2).double(), feasible=bool), ValueError, "feasible= is about"),
+        (lambda: AskTell(space=MIXED, feasible=3), TypeError, "function of a dictionary"),
+        (lambda: AskTell(space=SMALL, feasible=lambda point: False), ValueError, "got none; look at feasible="),
+        (
+            lambda: AskTell(space=SMALL, feasible=lambda point: point["m"]),
+            ValueError,
+            "function failed at .*KeyError",
+        ),
+        (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
+        (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "needs space="),
+        (lambda: Space(SMALL).encode([{"n": 1}]), ValueError, "no 'kind' in row 0"),
+        (lambda: Space(SMALL).encode([{"n": 1, "kind": "x", "rate": 0.1}]), ValueError, "one of its 5 steps"),
+        (lambda: Space(SMALL).encode([{"n": 1, "kind": "w", "rate": 0.0}]), ValueError, "one of 'x', 'y', 'z', got 'w'"),
+        (lambda: Space(SMALL).encode([{"n": 9, "kind": "x", "rate": 0.0}]), ValueError, "n in \\[0, 4\\], got 9"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_no_feasible_point_of_a_box_is_said_before_the_run(monkeypatch):
+    monkeypatch.setattr("sparse_bo.domains.encoded.DRAWN", 2000)
+    with pytest.raises(ValueError, match="found no feasible point among 2,000 drawn"):
+        AskTell(space=MIXED, feasible=lambda point: False)
+
+
+FILES = {
+    "space.toml": 'lr = {type = "float", low = 1e-5, high = 1.0, log = true}\nkind = {type = "choice", values = ["a", "b"]}\n',
+    "space.json": json.dumps({"lr": MIXED["lr"].describe(), "kind": {"type": "choice", "values": ["a", "b"]}}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_space_is_read_from_a_file(name, tmp_path):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    assert Space.load(tmp_path / name).parameters == {"lr": Float(1e-5, 1, log=True), "kind": Choice("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("space.txt", "", "ending in .toml or .json"),
+        ("space.toml", "lr = {", "cannot be read as TOML"),
+        ("space.toml", "a = {type='int', low=0, high=1}\na = {type='int', low=0, high=2}", "cannot be read as TOML"),
+        ("space.json", '{"a": {"type": "int", "low": 0, "high": 1}, "a": 3}', "'a' is there twice"),
+        ("space.json", "[1]", "a table of parameters"),
+        ("space.toml", "a = 3", "expected parameter 'a' like"),
+        ("space.toml", "a = {type='real', low=0, high=1}", "expected parameter 'a' like"),
+        ("space.toml", "a = {type='int', low=0}", "no 'high'"),
+        ("space.toml", "a = {type='int', low=0, high=1, logg=true}", "an unknown 'logg'"),
+        ("space.toml", "a = {type='float', low=0, high=1, log=true}", "parameter 'a': expected low > 0"),
+        ("space.toml", "", "at least one parameter"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        Space.load(tmp_path / name)
