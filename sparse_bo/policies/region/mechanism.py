@@ -184,6 +184,6 @@ def _next(gp: LocalGP, pools: Sequence[Pool], refuse: Refusal | None, *, picked:
     """Return the pick (``1 x d``) of the first pool whose pick is not known yet, else a quasi-random point of the last."""
     for pool in pools:
         u = search.pick(gp, pool, refuse=refuse)
-        if not search.known(gp, gp.moments(u), picked=picked):
+        if not search.known(gp, gp.moments(u), best=pool.best, picked=picked):
             return u
     return pools[-1].U[picked % len(pools[-1].U)].unsqueeze(0)

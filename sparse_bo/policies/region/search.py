@@ -23,7 +23,9 @@ FEW_DIMS = 8
 UNIFORM = 0.5
 """Share of the candidates that fill the region in fewer."""
 CHANGED = 5.0
-"""Coordinates of the centre that a candidate changes on average, at most half of them (Regis & Shoemaker 2013; TuRBO: 20)."""
+"""Coordinates of the centre that a candidate changes on average, at most half of them (Regis & Shoemaker 2013; TuRBO: 20).
+With 5 in place of 20: Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %); 300 evaluations, means of
+seeds 0 to 2, where regions began with half the length, too."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
 KNOWN = 0.3
@@ -139,18 +141,22 @@ def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
     return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
 
 
-def known(gp: LocalGP, at: Moments, *, picked: int = 0) -> bool:
+def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> bool:
     """Return whether a point (the moments of one) is known well enough: see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
+
+    A point whose mean is above the best by more than that is not: only what has been evaluated is recommended.
 
     Args:
         gp: Conditioned on the picks before.
         at: Moments there under ``gp``.
+        best: What is to be improved on, in warped units.
         picked: Picks of the batch before.
     """
     noise = gp.noise_variance
     of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
     resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
-    return bool(at.variance < max(of_noise, resolution**2))
+    enough = max(of_noise, resolution**2)
+    return bool(at.variance < enough) and float(at.mean) < best + math.sqrt(enough)
 
 
 def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float, *, free: Tensor) -> Tensor:
