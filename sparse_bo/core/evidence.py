@@ -23,8 +23,12 @@ SCALE_SHAPE, SCALE_RATE = 1.0, 1.0
 """Of the inverse-gamma prior of s: it keeps s off zero, and its upper tail is heavy."""
 MEAN_VARIANCE = 1.0
 """Prior variance of m in units of s."""
-LENGTHSCALE_LOCATION, LENGTHSCALE_SPREAD = math.sqrt(2.0), math.sqrt(3.0)
-"""``log ℓ ~ N(location + log(d)/2, spread²)`` (Hvarfner et al. 2024, §4, as in BoTorch): more inputs, longer lengthscales."""
+LENGTHSCALE_LOCATION, LENGTHSCALE_SPREAD, COMMON_SPREAD = math.log(0.6), 0.8, 1.5
+"""``log ℓⱼ = c + δⱼ`` with ``c ~ N(location + log(d)/2, common spread²)`` for all inputs together (Hvarfner et al. 2024: more
+inputs, longer lengthscales) and ``δⱼ ~ N(0, spread²)`` for each: few observations tell how smooth a function is, not how smooth
+along each of 20 inputs. With independent ones of spread √3 (BoTorch's) a quarter of a run in 20 inputs passed before the model
+led anywhere: on Ackley-20, 300 evaluations, seeds 0 and 1, the gap was 44 and 8 % of the range, and is 0.2 and 6 %; on
+Rastrigin-10 23 and 13 %, and 19 and 23 %."""
 NOISE_LOCATION, NOISE_SPREAD = math.log(1e-4), 3.0
 """``log g ~ N(location, spread²)``: no noise at all and as much noise as signal are both within about three spreads."""
 LENGTHSCALES, NOISES = (5e-3, 1e3), (1e-8, 1e2)
@@ -60,7 +64,9 @@ class _Density(NamedTuple):
     scale: float
 
 
-def learn(X: Tensor, y: Tensor, *, kernel: str, start: Learned | None, max_steps: int) -> Learned:
+def learn(
+    X: Tensor, y: Tensor, *, kernel: str, start: Learned | None, max_steps: int, largest_noise: float = NOISES[1]
+) -> Learned:
     """Return the hyper-parameters of the highest posterior density that L-BFGS-B finds. O(n³ + n² d) per step.
 
     Args:
@@ -69,6 +75,7 @@ def learn(X: Tensor, y: Tensor, *, kernel: str, start: Learned | None, max_steps
         kernel: A key of :data:`sparse_bo.core.stationary.RADIAL`.
         start: Where to start, of any kernel; ``None``: at lengthscales of :data:`START_LENGTHSCALE` times √d.
         max_steps: Of L-BFGS-B.
+        largest_noise: Largest g, at least the smaller of :data:`NOISES`.
 
     Raises:
         ValueError: If inputs or outputs are not finite.
@@ -76,11 +83,11 @@ def learn(X: Tensor, y: Tensor, *, kernel: str, start: Learned | None, max_steps
     if not bool(torch.isfinite(X).all() & torch.isfinite(y).all()):
         raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
     d = X.shape[1]
-    limits = [tuple(map(math.log, LENGTHSCALES))] * d + [tuple(map(math.log, NOISES))]
+    limits = [tuple(map(math.log, LENGTHSCALES))] * d + [(math.log(NOISES[0]), math.log(largest_noise))]
     first = X.new_full((d + 1,), math.log(START_LENGTHSCALE * math.sqrt(d)))
-    first[d] = math.log(START_NOISE)
+    first[d] = math.log(min(START_NOISE, largest_noise))
     if start is not None:
-        first[:d], first[d] = start.lengthscales.log(), math.log(start.noise)
+        first[:d], first[d] = start.lengthscales.log(), math.log(min(start.noise, largest_noise))
 
     def negative(theta: Any) -> tuple[float, Any]:
         density = _density(torch.from_numpy(theta).to(X), X, y, kernel)
@@ -115,15 +122,27 @@ def _density(theta: Tensor, X: Tensor, y: Tensor, kernel: str) -> _Density | Non
     weights = inverse @ residual
     degrees = n + 2.0 * SCALE_SHAPE
     scale = (float(residual @ weights) + mean**2 / MEAN_VARIANCE + 2.0 * SCALE_RATE) / degrees
-    away = (theta[:d] - LENGTHSCALE_LOCATION - 0.5 * math.log(d)) / LENGTHSCALE_SPREAD
+    away, pull = _away(theta[:d])
     loud = float(theta[d] - NOISE_LOCATION) / NOISE_SPREAD
     fit = -0.5 * degrees * math.log(scale) - float(L.diagonal().log().sum())
-    value = fit - 0.5 * float(away.square().sum()) - 0.5 * loud**2
+    value = fit - 0.5 * float(away @ pull) - 0.5 * loud**2
     # d value = ½ tr[(w wᵀ/s − K⁻¹) dK]: m and s are at their modes and add nothing.
     W = torch.addr(-inverse, weights, weights, alpha=1.0 / scale)
     M = W * radial.slope
     gradient = torch.empty_like(theta)
     # ½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)² by input, without the n x n differences of each
-    gradient[:d] = (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0) - away / LENGTHSCALE_SPREAD
+    gradient[:d] = (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0) - pull
     gradient[d] = 0.5 * noise * W.diagonal().sum() - loud / NOISE_SPREAD
     return _Density(value, gradient, mean, scale) if math.isfinite(value) else None
+
+
+def _away(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far log lengthscales (``d``) are from the middle of their prior, and that times the prior's precision.
+
+    The covariance of the prior is ``spread² I + common spread² 11ᵀ``; its inverse treats mean and deviations apart.
+    """
+    d = len(logs)
+    away = logs - LENGTHSCALE_LOCATION - 0.5 * math.log(d)
+    common = away.mean()
+    pull = (away - common) / LENGTHSCALE_SPREAD**2 + common / (LENGTHSCALE_SPREAD**2 + d * COMMON_SPREAD**2)
+    return away, pull

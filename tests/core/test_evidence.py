@@ -26,9 +26,11 @@ def log_joint(X, y, theta, kernel, mean, scale):
     likelihood = normal_log_density(scale * R, y, noise=scale * float(theta[d].exp()), prior_mean=mean)
     of_mean = -0.5 * mean**2 / (scale * evidence.MEAN_VARIANCE)
     of_scale = -evidence.SCALE_SHAPE * math.log(scale) - evidence.SCALE_RATE / scale
-    away = (theta[:d] - evidence.LENGTHSCALE_LOCATION - 0.5 * math.log(d)) / evidence.LENGTHSCALE_SPREAD
+    away = theta[:d] - evidence.LENGTHSCALE_LOCATION - 0.5 * math.log(d)
+    one = torch.ones(d, d, dtype=torch.float64)
+    covariance = evidence.LENGTHSCALE_SPREAD**2 * torch.eye(d, dtype=torch.float64) + evidence.COMMON_SPREAD**2 * one
     loud = (theta[d] - evidence.NOISE_LOCATION) / evidence.NOISE_SPREAD
-    return float(likelihood + of_mean + of_scale - 0.5 * away.square().sum() - 0.5 * loud**2)
+    return float(likelihood + of_mean + of_scale - 0.5 * (away @ torch.linalg.solve(covariance, away)) - 0.5 * loud**2)
 
 
 @pytest.mark.parametrize("kernel", RADIAL)
@@ -67,6 +69,18 @@ def test_learning_finds_noise_and_the_inputs_that_matter():
     assert float(learned.lengthscales[1:].min()) > 3.0 * float(learned.lengthscales[0])
     warm = learn(X, t, kernel="rbf", start=learned, max_steps=100)
     assert warm.evidence == pytest.approx(learned.evidence, abs=0.01)
+
+
+def test_few_observations_do_not_single_out_inputs_and_many_do():
+    g = torch.Generator().manual_seed(1)
+    X = torch.rand(300, 10, generator=g, dtype=torch.float64)
+    y = torch.sin(3.0 * X[:, :2]).sum(dim=-1)
+    ratios = []
+    for n in (12, 300):
+        t = (y[:n] - y[:n].mean()) / y[:n].std()
+        ell = learn(X[:n], t, kernel="rbf", start=None, max_steps=60).lengthscales
+        ratios.append(float(ell[2:].log().mean().exp() / ell[:2].log().mean().exp()))
+    assert ratios[0] < 6.0 < ratios[1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])

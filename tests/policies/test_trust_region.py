@@ -14,6 +14,7 @@ from sparse_bo.policies import RegionState, Wait
 from sparse_bo.policies.region.local_gp import Moments
 from sparse_bo.policies.region.mechanism import GROWTH, RegionSearch
 from sparse_bo.policies.region.search import known
+from sparse_bo.policies.region.surrogate import EXACT_NOISE
 from tests.builders import unit_box
 from tests.policies.builders import bowl, box
 
@@ -106,6 +107,34 @@ def test_a_run_on_results_that_come_late_and_in_another_order_ends_well():
             open_ = loop.reissue([loop.pending[-1]])
             loop.tell(open_.tickets, bowl(open_.X))
     assert loop.state.report().best_mean == pytest.approx(0.0, abs=0.05)
+
+
+def rough(X):
+    """A bowl with teeth: to a model of few points they look like noise."""
+    return bowl(X) + 0.5 * torch.sin(40.0 * X).sum(dim=-1)
+
+
+def test_the_first_pick_after_the_design_repeats_its_best_point_once():
+    mechanism, state, generator = told(TrustRegion(batch_size=3))
+    picks = mechanism.ask(state, max_q=10, pending=NOTHING, generator=generator).picks
+    assert picks.shape == (3, 2)
+    assert torch.equal(picks[0], state.X[state.y.argmax()])
+    assert not bool((mechanism.ask(state, max_q=10, pending=picks[:1], generator=generator).picks == picks[0]).all(dim=1).any())
+    after = mechanism.tell(state, picks, rough(picks), generator=generator)
+    again = mechanism.ask(after, max_q=10, pending=NOTHING, generator=generator).picks
+    assert len(torch.unique(torch.cat([after.X, again]), dim=0)) == len(after.X) + len(again) - 1
+
+
+def test_where_a_repeat_shows_no_noise_the_highest_observation_is_recommended():
+    mechanism, state, generator = told(TrustRegion(), objective=rough)
+    best = state.X[state.y.argmax()].unsqueeze(0)
+    same = mechanism.tell(state, best, rough(best), generator=generator)
+    report = same.report()
+    assert torch.equal(report.best_x, best[0])
+    assert (report.best_mean, report.best_sd) == (float(rough(best)), 0.0)
+    assert same.fitted.learned.noise <= EXACT_NOISE * (1.0 + 1e-9)
+    other = mechanism.tell(state, best, rough(best) - 1.0, generator=generator)
+    assert other.report().best_sd > 0.0
 
 
 def test_the_report_is_in_the_units_of_the_user():

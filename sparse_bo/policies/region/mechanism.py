@@ -18,6 +18,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.local_gp import LocalGP
 from sparse_bo.policies.region.region import Region, first_region, moved
+from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds, Pool
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
@@ -65,9 +66,11 @@ class RegionSearch(Mechanism[RegionState]):
         room = self._size(state.pulls) - out
         if room <= 0:
             return Wait(1 - room)
+        again = self._again(state, pending)[:max_q]
+        q = min(max_q, room) - len(again)
         with one_thread():
-            U = self._picks(state, state.fitted, state.region, min(max_q, room), pending=pending, generator=generator)
-        return Proposal(self.box.from_unit(U).clamp(self.box.lower, self.box.upper))
+            U = self._picks(state, state.fitted, state.region, q, pending=torch.cat([pending, again]), generator=generator)
+        return Proposal(torch.cat([again, self.box.from_unit(U).clamp(self.box.lower, self.box.upper)]))
 
     def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
@@ -77,16 +80,17 @@ class RegionSearch(Mechanism[RegionState]):
         X = self.box.to_unit(after.X)
         region = state.region or first_region(int(after.y.argmax()), dims=self.box.dims)
         with watch.phase("learn"):
-            fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted)
+            known = bool(exact(X, after.y))
+            fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted, exact=known)
         with watch.phase("fit"), one_thread():
             region = moved(
                 region,
                 rows=fitted.rows,
-                means=fitted.gp.means(X[fitted.rows]),
+                means=fitted.warp(after.y[fitted.rows]) if known else fitted.gp.means(X[fitted.rows]),
                 newest=state.pulls if state.fitted is not None else after.pulls,
                 total=after.pulls,
                 dims=self.box.dims,
-                noise=fitted.noise,
+                noise=0.0 if known else fitted.noise,
             )
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
@@ -116,6 +120,15 @@ class RegionSearch(Mechanism[RegionState]):
         return refitted_region(
             self.box.to_unit(state.X), state.y, learned=learned, kind=parts["warp"], **thaw_fields(FittedRegion, parts)
         )
+
+    def _again(self, state: RegionState, pending: Tensor) -> Tensor:
+        """Return the point of the highest observation (``1 x d``) unless a point has been repeated: see :func:`.repeats.exact`.
+
+        It is the first pick after the initial design. None (``0 x d``) where all observations are equal.
+        """
+        highest, everything = state.X[state.y.argmax()].unsqueeze(0), torch.cat([state.X, pending])
+        repeated = len(torch.unique(everything, dim=0)) < len(everything)
+        return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest
 
     def _size(self, pulls: int) -> int:
         """Return how many points may be out at a time."""
@@ -155,7 +168,7 @@ class RegionSearch(Mechanism[RegionState]):
             at = gp.moments(u)
             pools = [pool.after(gp, u, at) for pool in pools]
             gp = gp.conditioned(u)
-        return torch.cat(picks)
+        return torch.cat([pending[:0], *picks])
 
     def _failures(self, state: RegionState, gp: LocalGP) -> tuple[Refusal | None, Tensor]:
         """Return which points of the unit cube to leave alone, and those (``f x d``) where evaluations failed lately."""
@@ -171,6 +184,6 @@ def _next(gp: LocalGP, pools: Sequence[Pool], refuse: Refusal | None, *, picked:
     """Return the pick (``1 x d``) of the first pool whose pick is not known yet, else a quasi-random point of the last."""
     for pool in pools:
         u = search.pick(gp, pool, refuse=refuse)
-        if not search.known(gp, gp.moments(u), picked=picked):
+        if not search.known(gp, gp.moments(u), best=pool.best, picked=picked):
             return u
     return pools[-1].U[picked % len(pools[-1].U)].unsqueeze(0)

@@ -18,10 +18,14 @@ CANDIDATES = 800
 """Points of a search at which the acquisition function is computed before the best of them are climbed from."""
 NEAR = 0.25
 """Share of them, on top, that are normal around the centre at all scales."""
+FEW_DIMS = 8
+"""In more dimensions every candidate keeps some of the centre's coordinates, and climbs keep those."""
 UNIFORM = 0.5
-"""Share of them that fill the region, in up to :data:`CHANGED` dimensions; the others keep some of the centre's coordinates."""
-CHANGED = 20.0
-"""Coordinates of the centre that a candidate changes on average (TuRBO; Regis & Shoemaker 2013)."""
+"""Share of the candidates that fill the region in fewer."""
+CHANGED = 5.0
+"""Coordinates of the centre that a candidate changes on average, at most half of them (Regis & Shoemaker 2013; TuRBO: 20).
+With 5 in place of 20: Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %); 300 evaluations, means of
+seeds 0 to 2, where regions began with half the length, too."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
 KNOWN = 0.3
@@ -60,7 +64,7 @@ class Pool:
     best: float
     """What is to be improved on, in warped units."""
     centre: Tensor | None = None
-    """``d``: in more than :data:`CHANGED` dimensions, climbs keep the coordinates that a candidate shares with it."""
+    """``d``: in more than :data:`FEW_DIMS` dimensions, climbs keep the coordinates that a candidate shares with it."""
 
     def after(self, gp: LocalGP, pick: Tensor, at_pick: Moments) -> Pool:
         """Return the pool that knows that a pick (``1 x d``) will be observed; its mean stays, and counts as reached.
@@ -103,7 +107,7 @@ def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Ten
     changed = torch.rand(n, d, generator=generator, dtype=torch.float64, device="cpu") < share
     one = torch.randint(d, (n,), generator=generator, device="cpu")
     changed[torch.arange(n, device="cpu"), one] = True
-    if d <= CHANGED:
+    if d <= FEW_DIMS:
         changed[: int(UNIFORM * n)] = True
     U = torch.where(changed.to(U.device), U, centre)
     close = int(NEAR * n)
@@ -128,7 +132,7 @@ def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
     scores = log_expected_improvement(pool.moments.mean, pool.moments.variance, pool.best).value
     starts = pool.U[scores.topk(min(CLIMBS, len(pool.U))).indices]
     free = torch.ones_like(starts, dtype=torch.bool)
-    if pool.centre is not None and starts.shape[1] > CHANGED:
+    if pool.centre is not None and starts.shape[1] > FEW_DIMS:
         free = starts != pool.centre
     U = _climbed(gp, starts, pool.bounds, pool.best, free=free)
     if refuse is not None:
@@ -137,18 +141,22 @@ def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
     return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
 
 
-def known(gp: LocalGP, at: Moments, *, picked: int = 0) -> bool:
+def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> bool:
     """Return whether a point (the moments of one) is known well enough: see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
+
+    A point whose mean is above the best by more than that is not: only what has been evaluated is recommended.
 
     Args:
         gp: Conditioned on the picks before.
         at: Moments there under ``gp``.
+        best: What is to be improved on, in warped units.
         picked: Picks of the batch before.
     """
     noise = gp.noise_variance
     of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
     resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
-    return bool(at.variance < max(of_noise, resolution**2))
+    enough = max(of_noise, resolution**2)
+    return bool(at.variance < enough) and float(at.mean) < best + math.sqrt(enough)
 
 
 def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float, *, free: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from sparse_bo.core.evidence import Learned, learn
+from sparse_bo.core.evidence import NOISES, Learned, learn
 from sparse_bo.core.stationary import RADIAL
 from sparse_bo.domains import Box
 from sparse_bo.policies.persistence import KEPT
@@ -33,6 +33,10 @@ CHOOSE_AGAIN = 1.25
 """Kernel and warping are chosen anew whenever the data has grown by this factor."""
 FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
 """Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
+
+EXACT_NOISE = 1e-6
+"""Largest noise variance, in units of the scale, of a model of exact observations: what is not noise is for the kernel to
+explain."""
 
 
 ROUNDING = 1e-7
@@ -87,7 +91,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     return torch.cat([first, rest[:near], spread]).sort().values
 
 
-def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion | None) -> FittedRegion:
+def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion | None, exact: bool = False) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`KNOWN`.
 
     Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping).
@@ -97,7 +101,9 @@ def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion 
         y: ``n``, finite.
         centre: ``d``, of the region.
         before: The model before; learning starts from its hyper-parameters.
+        exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
     """
+    noise = EXACT_NOISE if exact else NOISES[1]
     rows = known_rows(X, y, centre=centre, lengthscales=None if before is None else before.learned.lengthscales, most=KNOWN)
     U, v = X[rows], y[rows]
     ell = None if before is None else before.learned.lengthscales
@@ -105,9 +111,16 @@ def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion 
     with one_thread():
         kept = None if before is None or len(y) >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and kept is not None:
-            learned = learn(U[part], kept(v[part]), kernel=before.learned.kernel, start=before.learned, max_steps=STEPS)
+            learned = learn(
+                U[part],
+                kept(v[part]),
+                kernel=before.learned.kernel,
+                start=before.learned,
+                max_steps=STEPS,
+                largest_noise=noise,
+            )
             return FittedRegion(gp=local_gp(U, kept(v), learned), warp=kept, rows=rows, chosen_at=before.chosen_at)
-        chosen, learned = _chosen(U[part], v, part, start=None if before is None else before.learned)
+        chosen, learned = _chosen(U[part], v, part, start=None if before is None else before.learned, noise=noise)
         return FittedRegion(gp=local_gp(U, chosen(v), learned), warp=chosen, rows=rows, chosen_at=len(y))
 
 
@@ -121,14 +134,14 @@ def refitted_region(X: Tensor, y: Tensor, *, learned: Learned, kind: str, rows: 
     return FittedRegion(gp=gp, warp=again, rows=rows, chosen_at=chosen_at)
 
 
-def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None) -> tuple[Warp, Learned]:
+def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
     """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
     best: tuple[float, Warp, Learned] | None = None
     steps = FIRST_STEPS if start is None else CHOICE_STEPS
     for candidate in warps(v):
         t, slope = candidate(v[part]), float(candidate.log_slope(v[part]).sum())
         for kernel in RADIAL:
-            learned = learn(U, t, kernel=kernel, start=start, max_steps=steps)
+            learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise)
             if best is None or learned.evidence + slope > best[0]:
                 best = learned.evidence + slope, candidate, learned
     assert best is not None
