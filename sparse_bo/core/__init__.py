@@ -5,7 +5,9 @@
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
 - :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
 - :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
+- :mod:`~sparse_bo.core.stationary_likelihood`: the exact log-likelihood with one of them, gradient in closed form;
 - :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
+- :mod:`~sparse_bo.core.descent`: minimisation of few numbers within bounds from a known curvature;
 - :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
 - :mod:`~sparse_bo.core.likelihood`: the exact log-likelihood of merged pulls, and its derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
@@ -24,6 +26,7 @@
 from sparse_bo.core import (
     chunking,
     decoupled,
+    descent,
     diagnostics,
     diversity,
     dtc,
@@ -38,6 +41,7 @@ from sparse_bo.core import (
     shapes,
     spectrum,
     stationary,
+    stationary_likelihood,
     sums,
     woodbury,
 )
@@ -45,6 +49,7 @@ from sparse_bo.core import (
 __all__ = [
     "chunking",
     "decoupled",
+    "descent",
     "diagnostics",
     "diversity",
     "dtc",
@@ -59,6 +64,7 @@ __all__ = [
     "shapes",
     "spectrum",
     "stationary",
+    "stationary_likelihood",
     "sums",
     "woodbury",
 ]
