@@ -11,6 +11,7 @@
 - :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
 - :mod:`~sparse_bo.core.likelihood`: the exact log-likelihood of merged pulls, and its derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
+- :mod:`~sparse_bo.core.normal_equations`: sums of outer products of many rows, whitened row by row or once;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
@@ -35,6 +36,7 @@ from sparse_bo.core import (
     leverage,
     likelihood,
     linalg,
+    normal_equations,
     nystrom,
     pivoted,
     quadrature,
@@ -58,6 +60,7 @@ __all__ = [
     "leverage",
     "likelihood",
     "linalg",
+    "normal_equations",
     "nystrom",
     "pivoted",
     "quadrature",

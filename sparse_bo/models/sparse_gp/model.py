@@ -40,7 +40,7 @@ from sparse_bo.models.sparse_gp.selection import (
     uniform_rows,
     warn_if_far,
 )
-from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce
+from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce, say_of_dictionary
 from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
 
@@ -61,6 +61,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
 
     prediction_strategy: PosteriorCache | None
     _learning: tuple[Tensor, Tensor | None] | None
+    _unexplained: float | None = None
     _prior_of_modules = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
 
@@ -253,7 +254,11 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
             return (nothing if chosen.rows is None else chosen.rows), chosen.points
         if n <= size:
             return torch.arange(n, device=X.device), None
-        return default_rows(self.prior_kernel, X, noise, size=size, generator=generator), None
+        default = default_rows(self.prior_kernel, X, noise, size=size, generator=generator)
+        if cap is None and default.unexplained is not None:
+            self.__dict__["_unexplained"] = default.unexplained
+            say_of_dictionary(n, len(default.rows), default.unexplained)
+        return default.rows, None
 
     def _learning_dictionary(self, x: Tensor, strategy: Strategy) -> tuple[Tensor | None, Tensor]:
         """Return the rows and points that hyper-parameters are learned from; chosen once per fit."""
@@ -277,6 +282,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
     def _clear_cache(self) -> None:
         self.prediction_strategy = None
         self.__dict__["_learning"] = None
+        self.__dict__["_unexplained"] = None
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> DictionaryPosterior:
         """Convert data and parameters. BoTorch calls ``.to`` before every analytic acquisition value: then nothing changes."""
