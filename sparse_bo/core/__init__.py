@@ -5,10 +5,13 @@
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
 - :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
 - :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
+- :mod:`~sparse_bo.core.stationary_likelihood`: the exact log-likelihood with one of them, gradient in closed form;
 - :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
+- :mod:`~sparse_bo.core.descent`: minimisation of few numbers within bounds from a known curvature;
 - :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
 - :mod:`~sparse_bo.core.likelihood`: the exact log-likelihood of merged pulls, and its derivatives;
 - :mod:`~sparse_bo.core.woodbury`: exact, DTC and variational log-likelihoods of rows of data, summed block by block;
+- :mod:`~sparse_bo.core.normal_equations`: sums of outer products of many rows, whitened row by row or once;
 - :mod:`~sparse_bo.core.leverage`: effective dimension, inclusion probabilities;
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
@@ -24,6 +27,7 @@
 from sparse_bo.core import (
     chunking,
     decoupled,
+    descent,
     diagnostics,
     diversity,
     dtc,
@@ -32,12 +36,14 @@ from sparse_bo.core import (
     leverage,
     likelihood,
     linalg,
+    normal_equations,
     nystrom,
     pivoted,
     quadrature,
     shapes,
     spectrum,
     stationary,
+    stationary_likelihood,
     sums,
     woodbury,
 )
@@ -45,6 +51,7 @@ from sparse_bo.core import (
 __all__ = [
     "chunking",
     "decoupled",
+    "descent",
     "diagnostics",
     "diversity",
     "dtc",
@@ -53,12 +60,14 @@ __all__ = [
     "leverage",
     "likelihood",
     "linalg",
+    "normal_equations",
     "nystrom",
     "pivoted",
     "quadrature",
     "shapes",
     "spectrum",
     "stationary",
+    "stationary_likelihood",
     "sums",
     "woodbury",
 ]

@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sparse_bo.core.stationary import RADIAL, squared_distances
+from sparse_bo.core.stationary import RADIAL, half_spread, squared_distances
 
 SCALE_SHAPE, SCALE_RATE = 1.0, 1.0
 """Of the inverse-gamma prior of s: it keeps s off zero, and its upper tail is heavy."""
@@ -130,8 +130,7 @@ def _density(theta: Tensor, X: Tensor, y: Tensor, kernel: str) -> _Density | Non
     W = torch.addr(-inverse, weights, weights, alpha=1.0 / scale)
     M = W * radial.slope
     gradient = torch.empty_like(theta)
-    # ½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)² by input, without the n x n differences of each
-    gradient[:d] = (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0) - pull
+    gradient[:d] = half_spread(Z, M) - pull
     gradient[d] = 0.5 * noise * W.diagonal().sum() - loud / NOISE_SPREAD
     return _Density(value, gradient, mean, scale) if math.isfinite(value) else None
 

@@ -46,3 +46,15 @@ def squared_distances(A: Tensor, B: Tensor) -> Tensor:
     A, B = A - centre, B - centre
     squares = A.square().sum(dim=-1, keepdim=True) + B.square().sum(dim=-1)
     return torch.addmm(squares, A, B.T, alpha=-2.0).clamp_min(0.0)
+
+
+def half_spread(Z: Tensor, M: Tensor) -> Tensor:
+    """Return ``½ Σᵢⱼ Mᵢⱼ (zᵢ − zⱼ)²`` by input, ``d``, without the ``n x n`` differences of each. O(n² d).
+
+    With ``M = W ∘ slope`` it is the derivative by ``log ℓ`` of what has the derivative ``½ W`` by the entries of the matrix.
+
+    Args:
+        Z: ``n x d`` scaled points.
+        M: ``n x n``, symmetric.
+    """
+    return (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0)

@@ -128,9 +128,13 @@ def _joined(kind: type[Sum] | type[Product], parts: list[Structure | None]) -> S
 
 
 def _plain(kernel: Kernel) -> bool:
+    return not len(kernel.batch_shape) and untouched(kernel)
+
+
+def untouched(kernel: Kernel) -> bool:
     """Return whether nothing was attached to a kernel that would change what its class does."""
     hooks = kernel._forward_hooks or kernel._forward_pre_hooks
-    return not hooks and not len(kernel.batch_shape) and not {"forward", "covar_dist", "__call__"} & vars(kernel).keys()
+    return not hooks and not {"forward", "covar_dist", "__call__"} & vars(kernel).keys()
 
 
 def _same(inner: Tensor | None, outer: Tensor | None) -> bool:

@@ -21,6 +21,7 @@ from sparse_bo.dictionary import Sampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.models.sparse_gp.cross_validation import answer_for_sparse_models, left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
+from sparse_bo.models.sparse_gp.fitting import LikelihoodFit
 from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
@@ -39,7 +40,7 @@ from sparse_bo.models.sparse_gp.selection import (
     uniform_rows,
     warn_if_far,
 )
-from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce
+from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce, say_of_dictionary
 from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior
 
@@ -51,7 +52,7 @@ LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
 
-class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, ExactGP):  # type: ignore[misc]  # the base class ships no types
+class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, LikelihoodFit, ExactGP):  # type: ignore[misc]  # the base class ships no types
     """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
     It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
@@ -60,6 +61,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
 
     prediction_strategy: PosteriorCache | None
     _learning: tuple[Tensor, Tensor | None] | None
+    _unexplained: float | None = None
     _prior_of_modules = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
 
@@ -132,11 +134,11 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         (x,) = args
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         n = x.shape[-2]
-        strategy = self._strategy(n)
+        strategy = self._strategy(n) if self._stage is None else "subset"
         if strategy == "exact":
             return super().__call__(x, **kwargs)
         x = self.transform_inputs(x)
-        rows, points = self._learning_dictionary(x, strategy)
+        rows, points = self._learning_dictionary(x, strategy) if self._stage is None else (self._stage, x[..., self._stage, :])
         covariance = TrainingCovariance(x, points, kernel=self.prior_kernel, strategy=strategy, rows=rows)
         return TrainingPrior(self.prior_mean(x), covariance)
 
@@ -252,15 +254,18 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
             return (nothing if chosen.rows is None else chosen.rows), chosen.points
         if n <= size:
             return torch.arange(n, device=X.device), None
-        return default_rows(self.prior_kernel, X, noise, size=size, generator=generator), None
+        default = default_rows(self.prior_kernel, X, noise, size=size, generator=generator)
+        if cap is None and default.unexplained is not None:
+            self.__dict__["_unexplained"] = default.unexplained
+            say_of_dictionary(n, len(default.rows), default.unexplained)
+        return default.rows, None
 
     def _learning_dictionary(self, x: Tensor, strategy: Strategy) -> tuple[Tensor | None, Tensor]:
         """Return the rows and points that hyper-parameters are learned from; chosen once per fit."""
         if self._learning is None:
             n = x.shape[-2]
-            generator = torch.Generator().manual_seed(self._seed)
             if strategy == "subset":
-                self._learning = (uniform_rows(n, SUBSET_POINTS, generator=generator, device=x.device), None)
+                self._learning = (self._subset_rows(n, x.device), None)
             else:
                 with torch.no_grad():
                     assert self.train_targets is not None
@@ -269,9 +274,15 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         rows, points = self._learning
         return rows, self._dictionary_points_in(x, rows, points)
 
+    def _subset_rows(self, n: int, device: torch.device) -> Tensor:
+        """Return the rows that ``fit="subset"`` learns from."""
+        generator = torch.Generator().manual_seed(self._seed)
+        return uniform_rows(n, SUBSET_POINTS, generator=generator, device=device)
+
     def _clear_cache(self) -> None:
         self.prediction_strategy = None
         self.__dict__["_learning"] = None
+        self.__dict__["_unexplained"] = None
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> DictionaryPosterior:
         """Convert data and parameters. BoTorch calls ``.to`` before every analytic acquisition value: then nothing changes."""

@@ -16,7 +16,14 @@ from sparse_bo.core import dtc
 from sparse_bo.core.sums import group_sums
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
 from sparse_bo.errors import DictionaryWarning
-from sparse_bo.models.sparse_gp.representation import PriorKernel, fit_dtc, kernel_diagonal, kernel_matrix, sweep
+from sparse_bo.models.sparse_gp.representation import (
+    PriorKernel,
+    dictionary_factor,
+    fit_dtc,
+    kernel_diagonal,
+    kernel_matrix,
+    sweep,
+)
 from sparse_bo.validation import check_indices, check_points
 
 PILOT_POINTS = 256
@@ -31,6 +38,16 @@ OVERSAMPLING = 8.0
 
 MAX_DICTIONARY = 4096
 """The default policy never chooses more points; up to so many training points the default model is the exact GP."""
+
+NEED = 0.1
+"""The default dictionary ends where what it leaves unexplained of the variance of a point is, on average over the data, at most
+this share of the noise variance: more points would change predictions of observations by less than 5 % of their sd."""
+
+FIRST_SIZE = 512
+"""The first size at which that is looked at; then at twice as many, and so on."""
+
+JUDGED_BY = 1024
+"""Rows of the data that it is averaged over."""
 
 PLANNED_WORK = 2e12
 """``n m²`` over all batch elements: 10⁵ points with the largest dictionary, a minute on two cores."""
@@ -222,13 +239,22 @@ def uniform_rows(n: int, size: int, *, generator: torch.Generator, device: torch
     return torch.randperm(n, generator=generator, device="cpu")[:size].sort().values.to(device)
 
 
-def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> Tensor:
-    """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n).
+class DefaultRows(NamedTuple):
+    """The rows of a default dictionary."""
+
+    rows: Tensor
+    """``m`` rows, ascending."""
+    unexplained: float | None
+    """What they leave of the prior variance at the data, on average, in units of the noise variance; ``None``: all inputs."""
+
+
+def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, generator: torch.Generator) -> DefaultRows:
+    """Choose at most ``size`` rows by leverage-score sampling with the current kernel. O(n p² + n log n + m³).
 
     A uniform pilot gives leverages; the size is ``OVERSAMPLING`` times the effective dimension they show, within
     ``[SMALLEST_DICTIONARY, size]``; that many distinct inputs are drawn without replacement, with weights
     ``min(1, count · leverage)``, by exponential races (Efraimidis & Spirakis 2006). Draws a permutation and one uniform
-    number per distinct input.
+    number per distinct input. Of these, those that won the races first are kept, as many as :data:`NEED` asks for.
 
     Args:
         kernel: The prior covariance.
@@ -238,12 +264,12 @@ def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, ge
         generator: A CPU generator, the only source of randomness.
 
     Returns:
-        Rows, ascending; all distinct inputs if there are at most ``size``.
+        All distinct inputs if there are at most ``size``.
     """
     distinct = _distinct(X)
     a = len(distinct.rows)
     if a <= size:
-        return distinct.rows
+        return DefaultRows(distinct.rows, None)
     pilot = distinct.rows[uniform_rows(a, min(PILOT_POINTS, size), generator=generator, device=X.device)]
     posterior = _pilot(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
     scores = distinct.counts * posterior.leverages[distinct.rows]
@@ -252,7 +278,37 @@ def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, ge
     wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
     draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
     races = draws.log() / weights
-    return distinct.rows[races.topk(min(size, wanted)).indices].sort().values
+    order = distinct.rows[races.topk(min(size, wanted)).indices]  # the winner first: every beginning is such a sample
+    needed = _needed(kernel, X, noise, order)
+    return DefaultRows(order[: needed.size].sort().values, needed.unexplained)
+
+
+class _Needed(NamedTuple):
+    size: int
+    unexplained: float
+
+
+def _needed(kernel: PriorKernel, X: Tensor, noise: Tensor, order: Tensor) -> _Needed:
+    """Return how many of the first points of a dictionary are needed, and what they leave unexplained. O(m³ + m² rows).
+
+    A Cholesky factor explains point by point: ``k(x,x) − Σ_{j ≤ m} z_j(x)²`` is what the first m points leave.
+    """
+    some = torch.linspace(0, X.shape[-2] - 1, min(JUDGED_BY, X.shape[-2]), device=X.device).long()
+    wide, size = X[..., some, :].double(), 0
+    with torch.no_grad():
+        variance, level = kernel_diagonal(kernel, wide).double(), noise[..., some].double()
+        while size < len(order):
+            size = min(max(2 * size, FIRST_SIZE), len(order))
+            points = X[..., order[:size], :].double()
+            factor = dictionary_factor(kernel, points)
+            squares = factor.features(kernel_matrix(kernel, points, wide).double()).square()  # batch_shape x rows x m
+            left = ((variance.unsqueeze(-1) - squares.cumsum(dim=-1)).clamp_min(0.0) / level.unsqueeze(-1)).mean(dim=-2)
+            shares = left.reshape(-1, left.shape[-1]).mean(dim=0)
+            enough = (shares[SMALLEST_DICTIONARY - 1 :] <= NEED).nonzero() if factor.triangular else shares.new_empty(0)
+            if len(enough):
+                needed = SMALLEST_DICTIONARY + int(enough[0])
+                return _Needed(needed, float(shares[needed - 1]))
+    return _Needed(len(order), float(shares[-1]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,19 @@ def announce(kind: str, n: int, *, learned_from: int | None, cap: int | None) ->
         )
 
 
+def say_of_dictionary(n: int, m: int, unexplained: float) -> None:
+    """Log what a default dictionary leaves unexplained.
+
+    Args:
+        n: The number of training points.
+        m: That of dictionary points.
+        unexplained: What they leave of the prior variance, in units of the noise variance.
+    """
+    _LOGGER.info(
+        "dictionary of %s of %s points: leaves %.2g of the noise variance unexplained", f"{m:,}", f"{n:,}", unexplained
+    )
+
+
 def certificate_of(
     kernel: PriorKernel, X: Tensor, dictionary: Tensor, noise: Tensor, *, steps: int, failure_probability: float, seed: int
 ) -> Certificate:
@@ -139,7 +152,9 @@ class Sparsity:
             return "m chosen at the next posterior"
         representation = cache.representation
         added = 0 if representation.extension is None else representation.extension.points.shape[-2]
-        return f"m={representation.points.shape[-2] + added}"
+        said = f"m={representation.points.shape[-2] + added}"
+        left = self._unexplained
+        return said if left is None else f"{said} (leaves {left:.2g} of the noise variance unexplained)"
 
     def _said_of_certificate(self: Any) -> str:
         cache = self.prediction_strategy

@@ -17,7 +17,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.core.stationary_likelihood import stationary_log_likelihood
 from sparse_bo.core.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
+from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,
     dictionary_factor,
@@ -82,8 +84,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         residuals = residuals.expand(broadcast_shapes(residuals.shape, noise.shape))
         try:
             if self.strategy == "subset":
-                covariance = kernel_matrix(self.kernel, self.points, self.points) + torch.diag_embed(noise[..., self.rows])
-                subset = gaussian_log_likelihood(covariance, residuals[..., self.rows])
+                subset = self._of_points(residuals[..., self.rows], noise[..., self.rows])
                 return subset * (self.shape[-1] / self.points.shape[-2])
             factor = dictionary_factor(self.kernel, self.points)
             sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
@@ -91,6 +92,16 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
             return from_sums(sums).to(self.dtype)
         except ValueError as error:  # what BoTorch's fitting loop knows how to retry
             raise NotPSDError(str(error)) from error
+
+    def _of_points(self, residuals: Tensor, noise: Tensor) -> Tensor:
+        """Return the exact log-likelihood of the points, ``batch_shape``, in closed form where the kernel has one. O(m³)."""
+        parts = None if self.points.requires_grad else stationary_parts(self.kernel)
+        if parts is not None:
+            return stationary_log_likelihood(
+                self.points, parts.lengthscales, parts.variance, noise, residuals, kernel=parts.name
+            )
+        covariance = kernel_matrix(self.kernel, self.points, self.points) + torch.diag_embed(noise)
+        return gaussian_log_likelihood(covariance, residuals)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""

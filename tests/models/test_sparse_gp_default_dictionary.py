@@ -1,0 +1,78 @@
+"""The default dictionary: as many points as predictions need, within the cap; and how a model says so."""
+
+import logging
+
+import pytest
+import torch
+
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import representation, selection
+
+N = 300
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 5)
+    monkeypatch.setattr(selection, "FIRST_SIZE", 8)
+    monkeypatch.setattr(selection, "OVERSAMPLING", 1e6)
+
+
+def made(lengthscale, noise=0.1, **options):
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(N, 2, generator=g, dtype=torch.float64)
+    Y = torch.sin(5 * X.sum(dim=-1, keepdim=True)) + 0.1 * torch.randn(N, 1, generator=g, dtype=torch.float64)
+    model = SparseGP(X, Y, **options)
+    model.covar_module.lengthscale = lengthscale
+    model.likelihood.noise = noise
+    return model
+
+
+def unexplained(model):
+    """Return what the dictionary leaves of the variance at the data, in units of the noise, densely."""
+    X, rows = model.train_inputs[0], model.dictionary.indices
+    K = model.covar_module(X).to_dense().detach()
+    left = (K - K[:, rows] @ torch.linalg.inv(K[rows][:, rows]) @ K[rows]).diagonal()
+    return float(left.mean() / model.likelihood.noise.item())
+
+
+def test_smooth_functions_need_few_points_and_rough_ones_the_cap():
+    smooth, rough = made(0.8, max_dictionary=60), made(0.05, max_dictionary=60)
+    assert smooth.dictionary.m < 30
+    assert unexplained(smooth) <= selection.NEED
+    assert rough.dictionary.m == 60
+    assert unexplained(rough) > selection.NEED
+
+
+def test_the_last_point_was_needed_and_the_noise_decides():
+    model = made(0.4, max_dictionary=100)
+    m = model.dictionary.m
+    assert m < 100
+    fewer = made(0.4, max_dictionary=m - 1)
+    assert unexplained(model) <= selection.NEED < unexplained(fewer)
+    assert made(0.4, noise=0.001, max_dictionary=100).dictionary.m > m
+
+
+def test_repr_and_log_say_what_is_left(caplog):
+    model = made(0.4, max_dictionary=100)
+    with caplog.at_level(logging.INFO, logger="sparse_bo"):
+        m = model.dictionary.m
+    said = f"m={m} (leaves {unexplained(model):.2g} of the noise variance unexplained)"
+    assert said in repr(model)
+    assert f"dictionary of {m} of {N} points: leaves" in caplog.text
+    model.likelihood.noise = 0.2
+    assert "unexplained" not in repr(model)
+    assert "unexplained" not in repr(made(0.4, dictionary=torch.arange(7)))
+
+
+def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
+    T = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for allowed in (0.0, 1e9):
+        monkeypatch.setattr(representation, "WHITENED_ONCE", allowed)
+        monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 2**13)  # several blocks
+        with torch.no_grad():
+            posterior = made(0.2, dictionary=torch.arange(30)).posterior(T)
+            found.append((posterior.mean, posterior.variance))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-7, atol=1e-9)
+    assert not torch.equal(found[0][0], found[1][0])  # two ways

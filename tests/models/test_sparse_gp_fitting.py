@@ -1,0 +1,124 @@
+"""fit_gpytorch_mll on sparse models: the optimum of BoTorch's search in fewer likelihoods, and users' own optimisers."""
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from gpytorch.kernels import MaternKernel, RQKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import fitting
+from sparse_bo.models.sparse_gp import model as sparse_gp
+from sparse_bo.models.sparse_gp.closed_form import stationary_parts
+
+N = 80
+
+
+def data(outputs=1):
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(N, 2, generator=g, dtype=torch.float64)
+    Y = torch.stack([torch.sin(6 * X[:, 0]), torch.cos(5 * X[:, 1])], dim=-1)[:, :outputs]
+    return X, Y + 0.1 * torch.randn(N, outputs, generator=g, dtype=torch.float64)
+
+
+def objective(model):
+    """Log-likelihood per point, with priors, of all that the model learns from."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    mll.train()
+    with torch.no_grad():
+        return float(mll(model(*model.train_inputs), model.train_targets, *model.train_inputs).sum())
+
+
+def fitted(model, **options):
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(fitting, "COARSE_POINTS", 20)
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 60)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("fit", ["exact", "subset"])
+def test_the_optimum_is_that_of_botorchs_search(fit, outputs):
+    X, Y = data(outputs)
+    ours = fitted(SparseGP(X, Y, fit=fit))
+    theirs = fitted(SparseGP(X, Y, fit=fit), optimizer=fit_gpytorch_mll_scipy)
+    worth = fitting.GAIN / 60 if fit == "subset" else 1e-6
+    assert objective(ours) >= objective(theirs) - 2 * outputs * worth
+
+
+def test_learning_exactly_ends_where_single_task_gp_does():
+    X, Y = data()
+    ours, theirs = fitted(SparseGP(X, Y, fit="exact")), fitted(SingleTaskGP(X, Y))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.posterior(X[:9]).mean, theirs.posterior(X[:9]).mean, atol=3e-3, rtol=0)
+    assert objective(ours) >= objective(theirs) - 1e-6
+
+
+def test_few_likelihoods_are_of_all_points(monkeypatch):
+    sizes = []
+    of_points = sparse_gp.TrainingCovariance.log_likelihood
+    monkeypatch.setattr(
+        sparse_gp.TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(len(self.rows)), of_points(self, r))[1]
+    )
+    fitted(SparseGP(*data(), fit="subset"))
+    assert set(sizes) == {20, 60}
+    assert sizes.count(60) <= 15
+    sizes.clear()
+    fitted(SparseGP(*data(), fit="subset"), optimizer=fit_gpytorch_mll_scipy)
+    assert set(sizes) == {60}
+
+
+def test_few_data_are_searched_once(monkeypatch):
+    monkeypatch.setattr(fitting, "COARSE_POINTS", 50)
+    monkeypatch.setattr(fitting, "descend", lambda *args, **kwargs: pytest.fail("there is no first search"))
+    fitted(SparseGP(*data(), fit="exact"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "known"),
+    [
+        (lambda: ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)), True),
+        (lambda: ScaleKernel(RQKernel()), False),
+        (lambda: MaternKernel(nu=2.5, ard_num_dims=1, active_dims=[1]), False),
+    ],
+)
+def test_any_kernel_is_learned_the_same_way(kernel, known):
+    X, Y = data()
+    model = SparseGP(X, Y, covar_module=kernel().double(), fit="subset")
+    assert (stationary_parts(model.covar_module) is not None) == known
+    before = objective(model)
+    assert objective(fitted(model)) > before + 0.1
+
+
+def test_users_optimizers_and_options_are_obeyed():
+    X, Y = data()
+    steps = []
+    model = SparseGP(X, Y, fit="exact")
+    counted = {"callback": lambda parameters, result: steps.append(result.step), "options": {"maxiter": 3}}
+    fitted(model, optimizer_kwargs=counted)
+    assert steps == [1, 2, 3]
+    few = fitted(SparseGP(X, Y, fit="subset"), optimizer_kwargs={"options": {"maxiter": 1}})
+    assert objective(few) < objective(fitted(SparseGP(X, Y, fit="subset"))) - 1e-3
+    adam = fitted(SparseGP(X, Y, fit="subset"), optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 2})
+    assert objective(adam) < objective(few)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # BoTorch advises against float32
+def test_a_fit_in_single_precision_ends():
+    X, Y = data()
+    model = SparseGP(X.float(), Y.float(), fit="subset")
+    before = objective(model)
+    assert objective(fitted(model)) > before
+
+
+def test_fitting_leaves_the_training_prior_as_it_was():
+    model = fitted(SparseGP(*data(), fit="exact"))
+    model.train()
+    assert model(*model.train_inputs).covariance_matrix.shape == (N, N)
+    assert model._stage is None
