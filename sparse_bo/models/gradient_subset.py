@@ -133,6 +133,8 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
 
     O(n M²) time, O(n M) memory.
     """
+    if len(forced) == size:
+        return forced
     model.eval()
     inputs = model.transform_inputs(X)
     covariance, _ = _prior_of(model)

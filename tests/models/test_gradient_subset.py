@@ -209,6 +209,13 @@ def test_where_nothing_is_left_to_explain_the_newest_rows_fill_the_subset(device
     assert gradient_subset(gp, X[rows], Y[rows], size=8, initial=2, gradient="nystrom").tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("gradient", ["column", "scalar", "nystrom"])
+def test_a_subset_of_the_kept_rows_alone(gradient):
+    X, Y = _data()
+    got = gradient_subset(_model(X, Y), X, Y, size=5, initial=3, newest=2, gradient=gradient, perturbation=0.0)
+    assert got.tolist() == [0, 1, 2, 12, 13]
+
+
 def test_among_equal_signs_the_oldest_stay(device):
     """Eq. 3's cosines are ±1: beyond the balance of signs the paper leaves the choice open."""
     X, Y = _data(n=20, device=device)
