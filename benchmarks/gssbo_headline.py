@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gssbo_figures import METHODS, run_one, upgrade
+from gssbo_figures import COLUMNS, COLUMNS_ALL, LEARNINGS, METHODS, NYSTROM, NYSTROM_ALL, RANDOM, WARM, run_one, upgrade
 from harness.experiment import Block, Experiment, Job, Option, Picture, Table
 from harness.records import Record, most, newest
 from harness.runner import main
@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from sparse_bo.problems.synthetic import synthetic
 
-WARM = "GP-UCB, warm start"
-SHOWN = (WARM, "GSSBO, all known", "GSSBO", "RSSBO")
+RUN = (WARM, NYSTROM, NYSTROM_ALL, RANDOM)
 """What is run; beside the first, the rounds of the standard loop are timed."""
+SHOWN = (*RUN, COLUMNS_ALL, COLUMNS)
 FIXED = {"problem": "hartmann6", "buffer": "model", "slowdown": 4.0}
 
 
@@ -33,7 +33,8 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     where = {"device": chosen.device, "folder": chosen.folder}
     for seed in chosen.seeds:
         for method in chosen.methods:
-            key = {**FIXED, "initial": chosen.initial, "method": method, "budget": chosen.budget, "seed": seed}
+            key = {**FIXED, "initial": chosen.initial, "learning": chosen.learning, "method": method}
+            key |= {"budget": chosen.budget, "seed": seed}
             every = chosen.every if method == WARM else None
             run = partial(run_one, **key, **where, standard_every=every)
             yield Job({"part": "run", **key, **({"standard": True} if every else {})}, run)
@@ -45,10 +46,10 @@ Runs = dict[tuple[Any, ...], Record]
 def runs_of(records: list[Record]) -> Runs:
     """Return the newest run of each method and seed, at the size that most runs with the standard loop have."""
     found = [r for r in records if r["part"] == "run" and all(r[name] == value for name, value in FIXED.items())]
-    with_standard = most([r for r in found if r["standard"]], "budget", "initial")
+    with_standard = most([r for r in found if r["standard"]], "budget", "initial", "learning")
     if not with_standard:
         return {}
-    size = {k: with_standard[0][k] for k in ("budget", "initial")}
+    size = {k: with_standard[0][k] for k in ("budget", "initial", "learning")}
     chosen = [r for r in found if size.items() <= r.items() and r["method"] in SHOWN and (r["standard"] or r["method"] != WARM)]
     return dict(sorted(newest(chosen, "method", "seed").items(), key=lambda item: (item[0][1], SHOWN.index(item[0][0]))))
 
@@ -67,9 +68,9 @@ def page(records: list[Record]) -> Iterator[Block]:
     if not runs:
         yield "No run with the standard loop timed beside it yet."
         return
-    budget = next(iter(runs.values()))["budget"]
-    subsets = {r["subset"] for (method, _), r in runs.items() if method == "GSSBO"}
-    yield f"{budget:,} evaluations, {next(iter(runs.values()))['initial']} of them initial; M = {', '.join(map(str, subsets))}."
+    budget, initial, learning = (next(iter(runs.values()))[name] for name in ("budget", "initial", "learning"))
+    subsets = {r["subset"] for (method, _), r in runs.items() if method != WARM}
+    yield f"{budget:,} evaluations, {initial} of them initial; M = {', '.join(map(str, subsets))}; {LEARNINGS[learning]}."
     for seed in sorted({seed for _, seed in runs}):
         yield f"### Seed {seed}"
         yield table({method: r for (method, s), r in runs.items() if s == seed}, budget)
@@ -101,12 +102,13 @@ def headline(records: list[Record]) -> str:
     """Return regret beside GP-UCB's and time beside the standard loop's, over the seeds."""
     runs = runs_of(records)
     told = []
-    for method, name in (("GSSBO, all known", '`condition_on="all"`'), ("GSSBO", "the paper's rule")):
+    for method in (name for name in SHOWN if name != WARM):
         seeds = [seed for m, seed in runs if m == method and (WARM, seed) in runs]
         pairs = [(runs[method, seed], runs[WARM, seed]) for seed in seeds]
         regret = " and ".join(f"{r['regret'][-1] / warm['regret'][-1]:.2f}" for r, warm in pairs)
         share = " and ".join(share_of(r, warm) for r, warm in pairs)
-        told.append(f"{name}: {regret} times GP-UCB's regret in {share} of the standard loop's time")
+        if pairs:
+            told.append(f"{method}: {regret} times GP-UCB's regret in {share} of the standard loop's time")
     return "; ".join(told) or "no run with the standard loop yet"
 
 
@@ -141,12 +143,13 @@ Processor seconds. *Warm start*: a fit starts from the last hyper-parameters; al
 loop* (everything learned anew from BoTorch's initial values every round) is not run: its rounds (fit and maximised
 acquisition function) are really done on GP-UCB's data at the marks of the figure, in turn with GP-UCB's own, and
 integrated. Its regret is therefore taken to be that of GP-UCB with warm start. The [other figures](gssbo_figures.md) say
-what the methods are.
+what the methods are, and what hyper-parameters are learned by.
 
-- *The paper's rule forgets what is left out*, and UCB goes back to where it was: once the buffer is full its regret can
-  grow away from GP-UCB's, while a random subset is worse. How much depends on the seed.
-- *With `condition_on="all"`* the subset only proposes hyper-parameters and all observations decide and predict: nothing is
-  forgotten, and the factorisation of all data is paid for.
+- *What is kept matters, and so does what is forgotten.* The subset of *gradient columns* is ours, neither Eq. 3 nor App. A.1 of
+  the paper; chosen from the last subset, what is dropped never returns, UCB goes back to where it was, and the regret can grow
+  away from GP-UCB's. The [table of rules](gssbo_rules.md) has more seeds and the other rules, Nyström columns first.
+- *With all known* (`condition_on="all"`) the subset only proposes hyper-parameters and all observations decide and predict:
+  nothing is forgotten, and the factorisation of all data is paid for.
 - *Most of the time is saved by the warm start*, which GP-UCB can have as well; beside that the subset saves more as n
   grows.
 - Where regret goes on growing slowly, it is the distance between the local maximum found and the global one.
@@ -158,7 +161,8 @@ what the methods are.
         "budget": Option("evaluations of a run", 1_000, 60, 6),
         "initial": Option("initial points", 20, None, 4),
         "every": Option("time the standard loop every so many points", 50, 20, 6),
-        "methods": Option("methods", SHOWN, choices=SHOWN),
+        "learning": Option("of hyper-parameters", "likelihood", choices=tuple(LEARNINGS), parse=str),
+        "methods": Option("methods", RUN, choices=SHOWN),
     },
     seeds=(2, 1, 1),
     records="gssbo_figures",

@@ -278,12 +278,14 @@ loop*, which fits anew from the initial parameters every round: its rounds are t
     page=page,
     headline=headline,
     options={
-        "budget": Option("evaluations of a run", 80, 40, 14),
-        "initial": Option("initial points", 20, 15, 6),
+        "budget": Option("evaluations of a run", 80, 40, 11),
+        "initial": Option("initial points", 20, 15, 8),
         "buffer": Option("M", 40, 25, 9),
         "every": Option("time the standard loop every so many points", 20, 10, 4),
         "problem": Option("problem", "hartmann6", parse=str),
-        "learnings": Option("how hyper-parameters are learned", tuple(LEARNINGS), choices=tuple(LEARNINGS)),
+        "learnings": Option(
+            "how hyper-parameters are learned", tuple(LEARNINGS), None, ("likelihood",), choices=tuple(LEARNINGS)
+        ),
         "rules": Option("what is kept", tuple(RULES), choices=tuple(RULES)),
     },
     seeds=(10, 2, 1),

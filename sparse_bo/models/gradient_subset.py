@@ -1,4 +1,4 @@
-"""GSSBO's selection as one function from a model and data to indices: by gradients, or by Nyström columns."""
+"""GSSBO's selection as one function from a model and data to indices: by Nyström columns, or by gradients."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def gradient_subset(
     size: int,
     initial: int = 0,
     newest: int = 1,
-    gradient: Gradient = "column",
+    gradient: Gradient = "nystrom",
     pool: Tensor | None = None,
     perturbation: float = 0.01,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Choose which observations a GP is fitted to: those that differ most from each other (GSSBO §4, Alg. 1).
 
-    Kept in any case are the first ``initial`` and the last ``newest`` observations; the others are added one by one, each the
-    one whose gradient has the smallest summed cosine to the gradients of those already in (the greedy form of Eq. 1).
-    Gradients are those of the log likelihood in the observations (Eq. 3), in the model's own standardised units.
+    Kept in any case are the first ``initial`` and the last ``newest`` observations; the others are added one by one.
 
-    What a gradient is decides what is kept. As numbers (Eq. 3 as printed) all cosines are ±1: signs are balanced, and ties
-    decide the rest. As columns ``K_y⁻¹ e_i``, which is our reading and neither Eq. 3 nor App. A.1, near neighbours have
-    opposite columns and attract each other. App. A.1 argues that the rule equals the greedy choice of Nyström columns; that
-    choice is ``gradient="nystrom"``: each row the one of largest prior variance given those already in (pivoted Cholesky).
+    By default each is the one of largest prior variance given those already in (pivoted Cholesky): the greedy choice of
+    Nyström columns, which App. A.1 says the paper's rule equals, and on which its theorems rest. The rule itself adds the one
+    whose gradient has the smallest summed cosine to the gradients of those already in (the greedy form of Eq. 1), gradients
+    being those of the log likelihood in the observations (Eq. 3), in the model's own standardised units. What a gradient is
+    then decides what is kept. As numbers (Eq. 3 as printed) all cosines are ±1: signs are balanced, and ties decide the rest.
+    As columns ``K_y⁻¹ e_i``, which is our reading and neither Eq. 3 nor App. A.1, near neighbours have opposite columns and
+    attract each other.
 
     The gradients of all n observations need ``K_y⁻¹`` over all of them; ``"nystrom"`` needs one kernel column for each row
     chosen, O(n M²) exactly, with or without ``pool``. Without ``pool`` it has Woodbury's form on the m points
@@ -59,11 +60,11 @@ def gradient_subset(
         size: M, how many to choose; with n ≤ M all are.
         initial: n₀, the number of rows at the start that always stay.
         newest: How many of the last observations are kept; those the model has not seen yet.
-        gradient: ``"column"``: the gradient of an observation is its column ``K_y⁻¹ e_i``; ``"scalar"``: the number ``g_i`` of
-            Eq. 3 (the literal rule), the oldest of those that tie; ``"nystrom"``: no gradient, the greedy Nyström choice.
+        gradient: ``"nystrom"``: the greedy Nyström choice, without gradients; ``"scalar"``: the number ``g_i`` of Eq. 3 (the
+            literal rule), the oldest of those that tie; ``"column"``: the column ``K_y⁻¹ e_i`` (our reading).
         pool: Choose only among these rows (distinct; it must contain the kept ones). Default: all.
         perturbation: Variance σ_d² of the Gaussian noise added to the gradients (§4.3); 0 for none. Not used by ``"nystrom"``.
-        generator: CPU generator. Needed if gradients are perturbed.
+        generator: CPU generator. Needed if gradients are perturbed, so not by ``"nystrom"``.
 
     Returns:
         ``min(M, n)`` row indices, ascending (int64).
@@ -74,7 +75,7 @@ def gradient_subset(
             fewer than M rows, or a needed generator is missing.
 
     Example:
-        >>> subset = gradient_subset(model, X, Y, size=100, initial=20, generator=generator)
+        >>> subset = gradient_subset(model, X, Y, size=100, initial=20)
         >>> model = SingleTaskGP(X[subset], Y[subset])
     """
     X, y = _checked_data(X, Y)
@@ -133,6 +134,8 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
 
     O(n M²) time, O(n M) memory.
     """
+    if len(forced) == size:
+        return forced
     model.eval()
     inputs = model.transform_inputs(X)
     covariance, _ = _prior_of(model)

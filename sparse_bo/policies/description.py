@@ -26,9 +26,9 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.i
 HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")
 """Where the values are that a description may name: names outlive the files that they are in."""
 
-RENAMED: Mapping[str, Mapping[str, str]] = {
-    policy: {"fit": "fitter"} for policy in ("BoTorchUCB", "GSSBO", "RSSBO", "SparseUCB", "VecchiaUCB", "SGPTS", "QFFTS")
-}
+_WITH_SURROGATES = ("BoTorchUCB", "GSSBO", "RSSBO", "SparseUCB", "VecchiaUCB", "SGPTS", "QFFTS")
+
+RENAMED: Mapping[str, Mapping[str, str]] = {policy: {"fit": "fitter"} for policy in _WITH_SURROGATES}
 """Fields by class that older journals describe under another name: ``{class: {name there: name now}}``.
 
 ``fitter``: a function that fits a model; ``fit`` is the likelihood's name where a ``SparseGP`` has it.
@@ -36,6 +36,9 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 
 Description = Any
 """What ``json`` takes."""
+
+ADDED: Mapping[str, Mapping[str, Description]] = {policy: {"learning": "map"} for policy in _WITH_SURROGATES}
+"""Fields by class that older journals lack, with what was done before there was a choice: ``{class: {name: value}}``."""
 
 REPLACED: Mapping[str, Mapping[str, Description]] = {"sweep_dtype": {"tf32": {"dtype": "torch.float32"}}}
 """Values by field that older journals describe and that there are no more, with what does the same now.
@@ -114,7 +117,8 @@ def up_to_date(description: Description) -> Description:
     kind = parts["value"].rpartition(":")[2]  # early versions wrote module:name
     names = RENAMED.get(kind, {})
     fields_now = {names.get(name, name): part for name, part in parts["fields"].items()}
-    return {"value": kind, "fields": {name: _replaced(name, part) for name, part in fields_now.items()}}
+    replaced = {name: _replaced(name, part) for name, part in fields_now.items()}
+    return {"value": kind, "fields": {**ADDED.get(kind, {}), **replaced}}
 
 
 def _replaced(name: str, part: Description) -> Description:

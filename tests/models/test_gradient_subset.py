@@ -42,7 +42,7 @@ def test_the_literal_rule_when_the_model_knows_all_data(model, device):
     while len(chosen) < 8:
         rest = [j for j in range(14) if j not in chosen]
         chosen.append(min(rest, key=lambda j: sum(float(columns[j] @ columns[i]) for i in chosen)))
-    got = gradient_subset(gp, X, Y, size=8, initial=3, perturbation=0.0)
+    got = gradient_subset(gp, X, Y, size=8, initial=3, perturbation=0.0, gradient="column")
     assert got.tolist() == sorted(chosen)
 
 
@@ -59,7 +59,7 @@ def test_woodbury_on_the_last_subset_is_the_rule_with_its_low_rank_kernel(device
     while len(chosen) < 7:
         rest = [j for j in range(14) if j not in chosen]
         chosen.append(min(rest, key=lambda j: sum(float(columns[j] @ columns[i]) for i in chosen)))
-    assert gradient_subset(gp, X, Y, size=7, initial=2, perturbation=0.0).tolist() == sorted(chosen)
+    assert gradient_subset(gp, X, Y, size=7, initial=2, perturbation=0.0, gradient="column").tolist() == sorted(chosen)
 
 
 def test_a_sparse_model_ranks_by_its_dictionary(device):
@@ -68,8 +68,8 @@ def test_a_sparse_model_ranks_by_its_dictionary(device):
     whole, few = _model(X, Y, SparseGP, dictionary=rows), _model(X[rows], Y[rows])
     few.input_transform = whole.input_transform
     assert (
-        gradient_subset(whole, X, Y, size=7, perturbation=0.0).tolist()
-        == gradient_subset(few, X, Y, size=7, perturbation=0.0).tolist()
+        gradient_subset(whole, X, Y, size=7, perturbation=0.0, gradient="column").tolist()
+        == gradient_subset(few, X, Y, size=7, perturbation=0.0, gradient="column").tolist()
     )
 
 
@@ -90,12 +90,12 @@ def test_a_pool_is_exact_over_its_rows_alone(device):
     X, Y = _data(device=device)
     pool = torch.tensor([0, 2, 3, 5, 7, 11, 13], device=device)
     gp = _model(X[:6], Y[:6])
-    got = gradient_subset(gp, X, Y, size=5, initial=1, pool=pool, perturbation=0.0)
+    got = gradient_subset(gp, X, Y, size=5, initial=1, pool=pool, perturbation=0.0, gradient="column")
     assert set(got.tolist()) <= set(pool.tolist())
     # the same as the rule on these rows, under a model that knows them all, with the hyper-parameters of gp
     full = _model(X[pool], Y[pool])
     full.input_transform = gp.input_transform
-    alone = gradient_subset(full, X[pool], Y[pool], size=5, initial=1, perturbation=0.0)
+    alone = gradient_subset(full, X[pool], Y[pool], size=5, initial=1, perturbation=0.0, gradient="column")
     assert got.tolist() == pool[alone].tolist()
 
 
@@ -121,21 +121,24 @@ def test_kept_rows_are_in_and_draws_decide_the_rest(gradient, device):
 def test_scaling_the_outputs_changes_nothing(device):
     X, Y = _data(device=device)
     one, other = _model(X, Y), _model(X, 1000.0 * Y - 5.0)
-    first = gradient_subset(one, X, Y, size=8, perturbation=0.01, generator=torch.Generator().manual_seed(0))
-    second = gradient_subset(other, X, 1000.0 * Y - 5.0, size=8, perturbation=0.01, generator=torch.Generator().manual_seed(0))
-    assert first.tolist() == second.tolist()
+    for gradient in ("nystrom", "scalar", "column"):
+        options = {"size": 8, "perturbation": 0.01, "gradient": gradient}
+        first = gradient_subset(one, X, Y, **options, generator=torch.Generator().manual_seed(0))
+        second = gradient_subset(other, X, 1000.0 * Y - 5.0, **options, generator=torch.Generator().manual_seed(0))
+        assert first.tolist() == second.tolist()
 
 
 def test_repeated_observations_are_no_trouble(device):
     X, Y = _data(device=device)
     X, Y = X.repeat(3, 1), Y.repeat(3, 1)
-    got = gradient_subset(_model(X[:20], Y[:20]), X, Y, size=16, perturbation=0.0)
+    got = gradient_subset(_model(X[:20], Y[:20]), X, Y, size=16, perturbation=0.0, gradient="column")
     assert len(set(got.tolist())) == 16
 
 
 def test_few_observations_are_all_chosen():
     X, Y = _data(n=5)
-    assert gradient_subset(_model(X, Y), X, Y.squeeze(-1), size=9, perturbation=0.0).tolist() == [0, 1, 2, 3, 4]
+    got = gradient_subset(_model(X, Y), X, Y.squeeze(-1), size=9)
+    assert got.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_bad_input(generator):
@@ -143,7 +146,15 @@ def test_bad_input(generator):
     gp = _model(X, Y)
 
     def choose(**changes):
-        arguments = {"model": gp, "X": X, "Y": Y, "size": 8, "initial": 2, "generator": generator} | changes
+        arguments = {
+            "model": gp,
+            "X": X,
+            "Y": Y,
+            "size": 8,
+            "initial": 2,
+            "generator": generator,
+            "gradient": "column",
+        } | changes
         return gradient_subset(arguments.pop("model"), arguments.pop("X"), arguments.pop("Y"), **arguments)
 
     for changes, message in [
@@ -207,6 +218,13 @@ def test_where_nothing_is_left_to_explain_the_newest_rows_fill_the_subset(device
     rows = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4], device=device)
     gp = _model(X, Y)
     assert gradient_subset(gp, X[rows], Y[rows], size=8, initial=2, gradient="nystrom").tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("gradient", ["column", "scalar", "nystrom"])
+def test_a_subset_of_the_kept_rows_alone(gradient):
+    X, Y = _data()
+    got = gradient_subset(_model(X, Y), X, Y, size=5, initial=3, newest=2, gradient=gradient, perturbation=0.0)
+    assert got.tolist() == [0, 1, 2, 12, 13]
 
 
 def test_among_equal_signs_the_oldest_stay(device):

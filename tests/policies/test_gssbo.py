@@ -19,6 +19,7 @@ from sparse_bo.policies.botorch.proposers import Search
 from sparse_bo.policies.botorch.subsets import Buffer, FixedSize, RandomRows, random_subset
 from sparse_bo.policies.botorch.surrogate_loop import surrogate_loop
 from sparse_bo.policies.botorch.surrogate_models import matern_gp, sparse_matern_gp
+from sparse_bo.policies.description import describe, fingerprint, rebuild
 from sparse_bo.policies.protocol import Wait
 from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
@@ -81,7 +82,7 @@ def test_a_round_chooses_by_the_public_function_from_the_model_before():
 
 
 def test_the_buffer_pool_holds_only_the_last_subset_and_the_newest():
-    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, fitter=keep_parameters), bounds=box(), seed=0)
+    loop = AskTell(policy=GSSBO(**SMALL, buffer=8, pool="buffer", fitter=keep_parameters), bounds=box(), seed=0)
     subsets = []
     loop.run(bowl, 13, callback=lambda loop, row: subsets.append(loop.state.subset))
     for before, after in pairwise(subsets[4:]):
@@ -396,6 +397,17 @@ def test_a_run_conditioned_on_all_can_be_resumed_from_its_journal(tmp_path):
     with AskTell.resume(tmp_path / "run.db") as again:
         assert again.policy.condition_on == "all"
         assert again.run(bowl, 1).history.points == reference
+
+
+def test_an_older_description_without_learning_and_with_another_default_rule_is_rebuilt():
+    """Before there was a choice of learning, hyper-parameters had priors; subsets were of gradient columns."""
+    older = describe(GSSBO(**SMALL, buffer=6, gradient="column"))
+    assert older["fields"].pop("learning") == "map"
+    assert fingerprint(older) == fingerprint(describe(GSSBO(**SMALL, buffer=6, gradient="column")))
+    rebuilt = rebuild(older)
+    assert (rebuilt.gradient, rebuilt.pool, rebuilt.learning) == ("column", None, "map")
+    fill = rebuilt.on(Box(box())).subset.fill
+    assert fill.pool == "buffer"
 
 
 def test_conditioned_on_all_the_surrogate_must_take_rows():

@@ -73,24 +73,39 @@ class BufferSettings(SurrogateSettings):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GSSBO(BufferSettings):
-    """Bayesian optimisation on the observations whose gradients are most diverse (GSSBO, Wei et al. 2025, Algorithm 1).
+    """Bayesian optimisation on a bounded number of observations that differ most from each other (GSSBO, Wei et al. 2025).
 
-    Up to M observations it is the plain method. Beyond, the surrogate is fitted to M of them: the ``initial_design`` first,
-    the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A round then costs O(M³) (with ``pool="all"`` or
-    ``gradient="nystrom"`` O(M³ + n M²)), instead of O(n³). Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
+    Algorithm 1: up to M observations it is the plain method. Beyond, the surrogate is fitted to M of them: the
+    ``initial_design`` first, the newest batch, and the others by :func:`sparse_bo.gradient_subset`. A fit then costs O(M³) per
+    step instead of O(n³), the choice O(n M²) per round. Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
+
+    *Our choices*, where the paper says less, or something else:
+
+    - The rule is the greedy choice of Nyström columns, ``gradient="nystrom"``: what App. A.1 says the paper's rule equals (its
+      proof fails, but the error bounds are those of this choice). On Hartmann-6 it keeps GP-UCB's regret and the other rules
+      do not; ``benchmarks/results/gssbo_rules.md`` has the comparison.
+    - ``gradient="scalar"`` is Eq. 1 with Eq. 3 as printed. All its cosines are ±1, so ties decide: the oldest stay.
+    - ``gradient="column"`` takes columns ``K_y⁻¹ e_i`` for gradients. It is ours, neither Eq. 3 nor App. A.1: signed cosines of
+      columns attract near neighbours. It was the default, among the last subset (``pool="buffer"``).
+    - The model of the round before, with its hyper-parameters, chooses the subset of the next.
+    - ``learning="map"`` by default: BoTorch's priors and no output scale. The paper's is ``learning="likelihood"``.
+    - M by a cost model instead of the clock, so that runs repeat; ``buffer="clock"`` is the paper's.
+    - UCB with 2 standard deviations. The width of Thm 5.2 is :class:`sparse_bo.widths.GSSBOTheory`.
+    - A fit starts from the last hyper-parameters (``warm_start``); the box is the unit cube, outputs are standardised.
+    - Perturbations lie in the range of the features, not in ``R^n`` (the same in a rotated basis where these have full rank).
 
     Attributes:
-        gradient: ``"column"``, ``"scalar"`` or ``"nystrom"``, see :func:`sparse_bo.gradient_subset`.
-        pool: ``"buffer"``: choose among the last subset and the newest observations, with the exact kernel matrix, O(M³): what
-            is dropped never returns; ``"exact"``: among all, as Algorithm 1 does, with the exact kernel matrix, one Cholesky
-            factorisation of O(n³) per round beside the tens of a fit (``gradient="nystrom"``: O(n M²)); ``"all"``: among all,
-            with its low-rank form on what the last model knew: the last subset, O(n M²), or with ``condition_on="all"``
-            everything, O(n³) and exact. Default: ``"exact"`` with ``gradient="nystrom"``; otherwise ``"buffer"``, or ``"all"``
-            with ``condition_on="all"``.
-        perturbation: Variance σ_d² of the noise on the gradients.
+        gradient: ``"nystrom"``, ``"scalar"`` or ``"column"``, see :func:`sparse_bo.gradient_subset`.
+        pool: ``"exact"``: choose among all observations, as Algorithm 1 does, with the exact kernel matrix: O(n M²) for
+            ``"nystrom"``, one Cholesky factorisation of O(n³) per round for the others, beside the tens of a fit; ``"buffer"``:
+            among the last subset and the newest observations, O(M³): what is dropped never returns; ``"all"``: among all, for
+            gradients with their low-rank form on what the last model knew: the last subset, O(n M²), or with
+            ``condition_on="all"`` everything, O(n³) and exact. Default: ``"exact"`` with ``"nystrom"``; for gradients what it
+            was when they were the default, ``"buffer"``, or ``"all"`` with ``condition_on="all"``.
+        perturbation: Variance σ_d² of the noise on the gradients; not used by ``"nystrom"``.
     """
 
-    gradient: Gradient = "column"
+    gradient: Gradient = "nystrom"
     pool: Pool | None = None
     perturbation: float = 0.01
 
