@@ -115,9 +115,9 @@ class StoredColumns:
         """Whether the storage was given up when memory ran out: then the columns have to be evaluated anew."""
         return self.storage.gone
 
-    def part(self, arms: slice) -> Tensor:
-        """Return ``k(D, arms)`` of some arms in a row, ``m x n``. O(m n)."""
-        return self.storage.rows[:, arms].index_select(0, self.slots)
+    def part(self, arms: slice, *, out: Tensor | None = None) -> Tensor:
+        """Return ``k(D, arms)`` of some arms in a row, ``m x n``, in ``out`` if it is given. O(m n)."""
+        return torch.index_select(self.storage.rows[:, arms], 0, self.slots, out=out)
 
     def some(self, arms: Tensor) -> Tensor:
         """Return ``k(D, arms)`` of a few arms (``q``), ``m x q``. O(m q)."""

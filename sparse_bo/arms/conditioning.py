@@ -19,52 +19,82 @@ from sparse_bo.core.linalg import safe_cholesky
 
 @dataclass(frozen=True, eq=False)
 class FixedDictionary:
-    """The paper's update (BBKB Alg. 1, lines 6–8): ``V ← V + z zᵀ``, dictionary and residual unchanged."""
+    """The paper's update (BBKB Alg. 1, lines 6–8): ``V ← V + z zᵀ``, dictionary and residual unchanged.
+
+    With ``e(x) = A⁻¹u(x)`` and ``E`` the rows ``√count · e`` of the picks, Woodbury leaves ``e(x)ᵀe(x') − v(x)ᵀv(x')``,
+    ``v(x) = L⁻¹E e(x)``, where ``L Lᵀ = I + E Eᵀ``: grown by block with what the block has computed, no factorisation of size
+    r. ``A`` is the identity until more picks are held than there are features; then they become a new ``A``.
+    """
 
     posterior: ArmPosterior
-    gram: Tensor | None
-    """``r x r``: ``I + Σ u uᵀ`` over the picks; ``None`` before the first."""
+    root: Tensor | None
+    """``r x r`` lower: ``A``; ``None`` for the identity."""
+    rows: Tensor
+    """``p x r``: ``E``."""
+    factor: Tensor
+    """``p x p`` lower: ``L``."""
 
     def block(self, indices: Tensor) -> Block:
-        """O(b r² + r³ + b² r)."""
-        residual, embedding, solved = self._solve(indices)
-        covariance = solved.T @ solved
-        covariance.diagonal().copy_(solved.square().sum(dim=0))  # to the last bit what leverages() gives
-        return Block(covariance, residual, residual + embedding.square().sum(dim=-1), embedding)
+        """O(b r² + b r (p + b) + p² b)."""
+        residual, start, embedding, columns = self._solve(indices)
+        covariance = embedding @ embedding.T - columns.T @ columns
+        covariance.diagonal().copy_(_left(embedding, columns))  # to the last bit what leverages() gives
+        return Block(covariance, residual, start, torch.cat([embedding, columns.T], dim=1))
 
     def leverages(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """O(b r² + r³)."""
-        residual, _, solved = self._solve(indices)
-        return solved.square().sum(dim=0), residual
+        """O(b r² + b r p + p² b)."""
+        residual, _, embedding, columns = self._solve(indices)
+        return _left(embedding, columns), residual
 
-    def _solve(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _solve(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return residuals, leverages at the start (``b`` each), ``e`` (``b x r``) and ``v`` (``p x b``) of some arms."""
+        residual, embedding = self._at_start(indices)
+        start = residual + embedding.square().sum(dim=-1)
+        if self.root is not None:
+            embedding = torch.linalg.solve_triangular(self.root, embedding.T, upper=False).T
+        columns = self.rows @ embedding.T
+        if len(columns):
+            columns = torch.linalg.solve_triangular(self.factor, columns, upper=False)
+        return residual, start, embedding, columns
+
+    def _at_start(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return residuals (``b``) and ``u`` (``b x r``) of some arms."""
         features, embedding = _embed(self.posterior, indices)
         prior = self.posterior.prior
-        residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
-        if self.gram is None:
-            return residual, embedding, embedding.T
-        return residual, embedding, torch.linalg.solve_triangular(safe_cholesky(self.gram).factor, embedding.T, upper=False)
+        return dtc.residual(features, prior.prior_variance[indices]) / prior.regularization, embedding
 
     def start(self, indices: Tensor) -> Tensor:
         """O(b r²)."""
-        features, embedding = _embed(self.posterior, indices)
-        prior = self.posterior.prior
-        residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
+        residual, embedding = self._at_start(indices)
         return residual + embedding.square().sum(dim=-1)
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> FixedDictionary:
-        """O(q r²)."""
-        return self._added(block.embedding[positions], counts)
+        """O(q p + q³); once in r picks O(r³)."""
+        scale, (held, r) = counts.sqrt().unsqueeze(-1), self.rows.shape
+        taken = block.embedding[positions] * scale
+        rows = torch.cat([self.rows, taken[:, :r]])
+        if len(rows) > r:
+            return self._renewed(rows)
+        eye = torch.eye(len(positions), dtype=scale.dtype, device=scale.device)
+        # The identity and something positive semi-definite: nothing here can fail, so nobody waits to hear that it did not.
+        corner = torch.linalg.cholesky_ex(eye + scale * block.covariance[positions][:, positions] * scale.T).L
+        factor = self.factor.new_zeros(len(rows), len(rows))
+        factor[:held, :held], factor[held:, :held], factor[held:, held:] = self.factor, taken[:, r:], corner
+        return replace(self, rows=rows, factor=factor)
+
+    def _renewed(self, rows: Tensor) -> FixedDictionary:
+        """Return the same with all picks, ``rows``, in a new ``A``. O(p r² + r³)."""
+        eye = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+        root = safe_cholesky(eye + rows.T @ rows).factor
+        root = root if self.root is None else self.root @ root
+        return replace(self, root=root, rows=rows[:0], factor=self.factor[:0, :0])
 
     def given(self, indices: Tensor, counts: Tensor) -> FixedDictionary:
-        """O(p r²)."""
-        return self._added(_embed(self.posterior, indices)[1], counts)
-
-    def _added(self, rows: Tensor, counts: Tensor) -> FixedDictionary:
-        gram = self.gram
-        if gram is None:
-            gram = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-        return replace(self, gram=gram + (rows * counts.unsqueeze(-1)).T @ rows)
+        """O(p r² + p² r), for more picks than features O(p r² + r³)."""
+        if len(indices) <= self.rows.shape[-1]:
+            return self.absorb(indices, self.block(indices), torch.arange(len(indices), device=indices.device), counts)
+        _, _, embedding, _ = self._solve(indices)
+        return self._renewed(torch.cat([self.rows, embedding * counts.sqrt().unsqueeze(-1)]))
 
     def start_covariance(self, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """``z(x)ᵀB⁻¹z(q)/λ = k_D(x)ᵀ P B⁻¹ z(q)/λ``. O(m r q)."""
@@ -134,6 +164,11 @@ class Process:
         return state.factor.lift(shrunk) / prior.regularization, prior.arms[indices]
 
 
+def _left(embedding: Tensor, columns: Tensor) -> Tensor:
+    """Return the reducible leverages, ``b``, of arms with embeddings ``b x r`` after the picks behind ``columns`` (``p x b``)."""
+    return (embedding.square().sum(dim=-1) - columns.square().sum(dim=0)).clamp_min(0.0)
+
+
 def _reduced(start: Tensor, columns: Tensor) -> Tensor:
     """Return the leverages left after the picks behind ``columns`` (``p x b``), ``b``."""
     return (start - columns.square().sum(dim=0)).clamp_min(0.0)
@@ -146,7 +181,8 @@ def conditioner_of(posterior: ArmPosterior, in_batch: InBatch) -> Conditioner:
 
 def fixed_dictionary(posterior: ArmPosterior) -> FixedDictionary:
     """Return the fixed-dictionary conditioner with no picks."""
-    return FixedDictionary(posterior, None)
+    like, r = posterior.observed_leverages, posterior.state.factor.rank
+    return FixedDictionary(posterior, None, like.new_zeros(0, r), like.new_zeros(0, 0))
 
 
 def process(posterior: ArmPosterior) -> Process:
@@ -158,7 +194,9 @@ def process(posterior: ArmPosterior) -> Process:
 def _embed(posterior: ArmPosterior, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features ``z`` and ``u = L_B⁻¹ z/√λ`` of some arms, each ``b x r``."""
     features = posterior.state.factor.features(posterior.kernel_rows(indices))
-    return features, dtc.whitened(posterior.state, features) / posterior.prior.regularization**0.5
+    fit = posterior.fit
+    solved = features @ fit.form.inverse_root.T if fit.exact.one_product else dtc.whitened(fit.state, features)
+    return features, solved / fit.prior.regularization**0.5
 
 
 def _start_covariance(posterior: ArmPosterior, rows: Tensor, cols: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core import dtc
+from sparse_bo.kernels import add_squares
 
 PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 """Of the one large matrix product of a sweep, by name, from the most to the least accurate."""
@@ -30,6 +31,8 @@ class Evaluator(Protocol):
 
     step: int
     """Rows of the largest temporary beside the kernel block."""
+    one_product: bool
+    """Whether the one-product form is accurate enough for this posterior, and products in place of solves with it."""
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
         """Return the moments of n points.
@@ -69,15 +72,32 @@ _RELATIVE = 1e-3
 class _OneProduct:
     """The one-product form in float64."""
 
+    one_product = True
+
     def __init__(self, form: dtc.OneProduct) -> None:
         self.form, self.step = form, form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        return Moments(*self.form.moments(K_DX, prior_variance), None)
+        """Do what :meth:`sparse_bo.core.dtc.OneProduct.moments` does, without gradients and without new memory."""
+        columns, step, n = self.form.columns, self.step, K_DX.shape[-1]
+        m = len(columns)
+        work = K_DX.new_empty((step + 1) * n)  # written again by every block, so that it stays in the cache
+        explained = torch.zeros_like(prior_variance)
+        for start in range(0, m, step):
+            last = start + step >= m
+            rows, stop = min(start + step, m), columns.shape[-1] if last else start + step
+            product = work[: (stop - start) * n].view(stop - start, n)
+            torch.mm(columns[:rows, start:stop].T, K_DX[:rows], out=product)
+            if last:
+                means, product = product[-1] + self.form.prior_mean, product[:-1]
+            add_squares(product, explained)
+        return Moments(means, torch.sub(prior_variance, explained, out=explained).clamp_min_(0.0), None)
 
 
 class _TwoTerms:
     """The two-term form in float64: twice the work, accurate for tiny λ."""
+
+    one_product = False
 
     def __init__(self, state: dtc.DTC, form: dtc.OneProduct) -> None:
         self.state, self.step = state, form.step
@@ -104,6 +124,8 @@ class _LowPrecision:
     Torch may be set to round the factors of float32 products further (:func:`float32_products`). That is a setting of the
     process, which other threads multiply by too: it is left as it is, and the bound is that of what is set.
     """
+
+    one_product = True
 
     def __init__(self, form: dtc.OneProduct) -> None:
         self.form, self.step = form, form.step

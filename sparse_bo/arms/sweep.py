@@ -18,6 +18,12 @@ from sparse_bo.kernels import CovarianceFunction
 _PRODUCT_BYTES = 2**20
 """On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
 
+_DEVICE_TILE_BYTES = 2**25
+"""On a GPU, a tile and its product stay in the cache that all its processors share (50 MB on an H100 or H200), so that neither
+is written to memory before it is used."""
+_DEVICE_TILE_ROWS = 8192
+"""Fewer arms would leave processors idle in a product: 128 x 128 numbers keep one busy."""
+
 _PRODUCT_BLOCKS = 3
 """Blocks of the size of a kernel block that a sweep holds while it computes with one: in the two-term form the block, the
 features and what they are solved for."""
@@ -40,7 +46,7 @@ def block_count(covariance: CovarianceFunction) -> int:
 
 
 def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
-    """Return how many arms to evaluate at a time: as many as the budget allows, on a CPU no more than its cache holds.
+    """Return how many arms to evaluate at a time: as many as the budget allows, no more than the processor's cache holds.
 
     Args:
         prior: The prior over the arms, with the memory budget.
@@ -54,7 +60,7 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     rows = chunk_rows(prior.arms.shape[0], bytes_per_row=per_row, memory_bytes=prior.memory_bytes)
     if prior.arms.device.type == "cpu":
         return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
-    return rows
+    return min(rows, max(_DEVICE_TILE_BYTES // (8 * (m + step)), _DEVICE_TILE_ROWS))
 
 
 def kernel_chunks(
@@ -62,17 +68,23 @@ def kernel_chunks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, k(D, arms[rows]))``, ``m x rows`` blocks that together cover all arms within the budget.
 
+    Each block is written over the one before: nothing of size ``m x a`` is made.
+
     Args:
         prior: The prior over the arms, with the memory budget.
         dictionary: The m points of the dictionary.
         stored: The dictionary's kernel columns, if they are known.
         step: The rows of the product that is made of one chunk.
     """
-    for part in row_slices(prior.arms.shape[0], chunk=sweep_rows(prior, m=dictionary.m, step=step)):
+    m, rows = dictionary.m, sweep_rows(prior, m=dictionary.m, step=step)
+    tile = dictionary.points.new_empty(m * rows)
+    for part in row_slices(prior.arms.shape[0], chunk=rows):
+        width = part.stop - part.start
+        block = tile[: m * width].view(m, width)
         if stored is not None:
-            yield part, stored.part(part)
+            yield part, stored.part(part, out=block)
         else:
-            yield part, prior.covariance.cross(dictionary.points, prior.arms[part])
+            yield part, prior.covariance.cross(dictionary.points, prior.arms[part], out=block)
 
 
 def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> Sweep:

@@ -14,8 +14,18 @@ T = TypeVar("T")
 
 DEFAULT_MEMORY_BYTES = 256 * 2**20
 """Bytes that the temporary blocks of one sweep may take, unless the caller says otherwise."""
+DEVICE_SHARE = 0.25
+"""Of a GPU's free memory: what a budget is by default. It is granted twice, to tiles and to what is kept, and while kept
+columns grow the old ones are there beside the new."""
 LEAST_MEMORY_BYTES = 2**20
 """The smallest budget: smaller blocks only cost calls."""
+
+
+def default_memory_bytes(device: torch.device) -> int:
+    """Return the budget of whoever has not said otherwise: a share of what is free on a GPU, elsewhere a fixed one."""
+    if device.type != "cuda":
+        return DEFAULT_MEMORY_BYTES
+    return max(int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]), LEAST_MEMORY_BYTES)
 
 
 def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:

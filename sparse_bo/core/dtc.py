@@ -70,6 +70,9 @@ class OneProduct:
 
     columns: Tensor
     """``batch_shape x m x (r + 1)``: ``[R, α]``."""
+    inverse_root: Tensor
+    """``batch_shape x r x r``: ``L_B⁻¹``, to multiply with instead of solving where this form is accurate enough: its norm is
+    at most 1, so that costs ``√(tr B)`` units of round-off, less than :func:`one_product_error`."""
     prior_mean: float | Tensor
     triangular: bool = False
     """Whether ``R`` is upper triangular (r = m): then almost half of the product is spared."""
@@ -219,7 +222,7 @@ def one_product(state: DTC) -> OneProduct:
     shrinkage = (1.0 + one_product_error(state)) * eye - inverse_root.mT @ inverse_root
     upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
     columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
-    return OneProduct(columns, state.prior_mean, state.factor.triangular)
+    return OneProduct(columns, inverse_root, state.prior_mean, state.factor.triangular)
 
 
 def left_out(state: DTC, features: Tensor, residuals: Tensor, noise: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
         distinct: Arms pulled.
         generator: CPU generator.
     """
-    most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.memory_bytes, device=arms.device)
+    most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.sweep_budget(arms.device), device=arms.device)
     few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (max(most // 8, 1), most))
     span = max(most - max(most // 8, 1), 1)
 
@@ -168,7 +168,7 @@ def _operations(
         fitted, grown = fit_arms(prior, observations, dictionary, columns)
         return arm_posterior(fitted, width=2.0, stop_rule=stop_rule), grown
 
-    cold = KernelColumns(policy.memory_bytes)
+    cold = KernelColumns(policy.sweep_budget(arms.device))
     posterior, warm = resparsified(cold)
 
     def pick() -> None:
@@ -193,7 +193,7 @@ def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
         prior_mean=policy.prior_mean or 0.0,
         regularization=policy.regularization,
         sweep_dtype=policy.sweep_dtype,
-        memory_bytes=policy.memory_bytes,
+        memory_bytes=policy.sweep_budget(arms.device),
     )
 
 

@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo.arms.sweep import block_count
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.domains import Arms
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
@@ -28,8 +28,6 @@ from sparse_bo.validation import check_count, check_positive
 
 LEAST_BYTES = 2**20
 """The smallest budget of a sweep."""
-GPU_BYTES = 2**32
-"""Budget of a sweep's blocks on a GPU, where memory allows: small blocks leave it idle."""
 SHARE = 0.8
 """Of the free memory that a plan may use."""
 
@@ -51,9 +49,10 @@ def plan(
 
     Dictionary size and batches come from pilots: the policy itself on prior draws over a sample of at most 2,048 arms. The
     seconds of a sweep, a kernel column and a pick are measured on this machine with that dictionary size. If the run would
-    not fit, first tiles are made smaller, then the dictionary is capped; for the time, first the precision of the sweep is
-    lowered on a GPU, then the dictionary is capped. Every such step is in ``notes``. Takes up to about ``pilot_seconds`` and
-    a few sweeps over at most 2¹⁸ arms (on a GPU 2²⁰).
+    not fit, first tiles are made smaller, then the dictionary is capped; for the time, the dictionary is capped. Every such
+    step is in ``notes``. The precision of the sweep stays as it is: a float32 sweep's bounds are wider than the leverages from
+    dictionaries of some hundred points on, and then nearly every arm is computed again in float64. Takes up to about
+    ``pilot_seconds`` and a few sweeps over at most 2¹⁸ arms (on a GPU 2²⁰).
 
     Args:
         arms: The arm set, or how many arms there will be (taken to be uniform in the unit cube).
@@ -176,10 +175,12 @@ def _default_kernel(arms: ArmSet) -> Kernel:
 
 def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
     policy = request.policy
-    if request.device.type != "cpu" and policy.memory_bytes == DEFAULT_MEMORY_BYTES:
-        policy = replace(policy, memory_bytes=max(min(GPU_BYTES, request.available // 8), LEAST_BYTES))
-        return policy, [f"a GPU works in larger blocks: memory_bytes set to {bytes_text(policy.memory_bytes)}"]
-    return policy, []
+    if policy.memory_bytes is not None:
+        return policy, []
+    if request.device.type == "cpu":
+        return replace(policy, memory_bytes=DEFAULT_MEMORY_BYTES), []
+    budget = max(int(DEVICE_SHARE * request.available), LEAST_BYTES)
+    return replace(policy, memory_bytes=budget), [f"a share of the GPU's memory: memory_bytes set to {bytes_text(budget)}"]
 
 
 def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[Growth, float]:
@@ -216,7 +217,8 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
     cap = getattr(policy, "max_dictionary", None)
     m = min(growth.dictionary_size, cap or math.inf)
     lazy = isinstance(request.arms, LazyArms) and request.held
-    streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=policy.memory_bytes), LazyArms)
+    memory_bytes = policy.sweep_budget(request.device)
+    streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=memory_bytes), LazyArms)
     kernel = policy.covar_module
     assert kernel is not None
     items = costs.memory(
@@ -225,7 +227,7 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
         m=math.ceil(m),
         n=math.ceil(growth.distinct),
         columns=math.ceil(1.5 * m),
-        memory_bytes=policy.memory_bytes,
+        memory_bytes=memory_bytes,
         streamed=streamed,
         device=request.device,
         held=request.held and not lazy,
@@ -236,20 +238,22 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
 
 def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: list[str]) -> tuple[UCBPolicy, list[str], bool]:
     """Make tiles smaller, then cap the dictionary, until the run fits into memory."""
-    start, m = policy.memory_bytes, math.ceil(growth.dictionary_size)
+    start, m = policy.sweep_budget(request.device), math.ceil(growth.dictionary_size)
 
     def too_much() -> bool:
         return sum(_memory(request, policy, growth)[0].values()) > request.available
 
-    while too_much() and policy.memory_bytes // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
-        policy = replace(policy, memory_bytes=policy.memory_bytes // 2)
-    if policy.memory_bytes != start:
-        notes = [*notes, f"smaller tiles: memory_bytes lowered from {bytes_text(start)} to {bytes_text(policy.memory_bytes)}"]
+    budget = start
+    while too_much() and budget // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
+        budget //= 2
+        policy = replace(policy, memory_bytes=budget)
+    if budget != start:
+        notes = [*notes, f"smaller tiles: memory_bytes lowered from {bytes_text(start)} to {bytes_text(budget)}"]
     cap = m
     while too_much() and cap > 64:
         cap = max(cap // 2, 64)
         policy = _capped(policy, cap)
-        policy = replace(policy, memory_bytes=min(policy.memory_bytes, max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * cap)))
+        policy = replace(policy, memory_bytes=min(budget, max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * cap)))
     if cap != m:
         notes = [*notes, _cap_note(cap, m)]
     fits = not too_much()
@@ -269,12 +273,11 @@ def _fit_time(
     per_pick: float,
     generator: torch.Generator,
 ) -> Plan:
-    """Time the operations; lower the precision, then cap the dictionary, until the run takes no longer than it may."""
+    """Time the operations; cap the dictionary until the run takes no longer than it may."""
     arms: ArmSet = request.arms
     if not _memory(request, policy, growth)[1]:
-        rows = costs.timed_rows(
-            request.count, m=round(growth.mean_size), memory_bytes=policy.memory_bytes, device=request.device
-        )
+        memory_bytes = policy.sweep_budget(request.device)
+        rows = costs.timed_rows(request.count, m=round(growth.mean_size), memory_bytes=memory_bytes, device=request.device)
         arms = _sample(request, rows, generator)
     size = math.ceil(growth.dictionary_size)
 
@@ -286,10 +289,7 @@ def _fit_time(
     made = forecast(policy)
     while request.seconds is not None and made.seconds > request.seconds:
         cap = policy.max_dictionary or size if isinstance(policy, (BBKB, BKB)) else 0
-        if request.device.type != "cpu" and policy.sweep_dtype == torch.float64:
-            policy = replace(policy, sweep_dtype=torch.float32)
-            notes = [*notes, "lower precision: sweeps in float32 (picks stay exact)"]
-        elif cap > 64:
+        if cap > 64:
             policy = _capped(policy, max(cap // 2, 64))
             notes = [*(note for note in notes if "capped" not in note), _cap_note(max(cap // 2, 64), size)]
         else:

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.core.chunking import default_memory_bytes
 from sparse_bo.priors import Prior
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 
@@ -91,7 +91,8 @@ class SweepSettings:
         sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm whose
             error interval reaches the best is recomputed in float64). Where torch is set to multiply float32 matrices in TF32
             or bfloat16, that is what is done, and the intervals are wider.
-        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. A lazy arm set
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps. ``None``:
+            256 MiB on the CPU, a quarter of what is free on a GPU when the run begins. A lazy arm set
             (:class:`sparse_bo.MemmapArms`, :class:`sparse_bo.ProductGrid`) that does not fit into it is streamed by policies
             that can: swept tile by tile, with only the arms kept that can still win.
 
@@ -101,9 +102,14 @@ class SweepSettings:
     """
 
     sweep_dtype: torch.dtype = torch.float64
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("memory_bytes", self.memory_bytes, minimum=2**20)
+        if self.memory_bytes is not None:
+            check_count("memory_bytes", self.memory_bytes, minimum=2**20)
         if self.sweep_dtype not in PRECISIONS.values():
             raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype!r}")
+
+    def sweep_budget(self, device: torch.device) -> int:
+        """Return ``memory_bytes``, or what it is on a device where it was not said."""
+        return default_memory_bytes(device) if self.memory_bytes is None else self.memory_bytes

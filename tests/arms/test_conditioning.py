@@ -107,3 +107,19 @@ def test_process_picks_reduce_what_fixed_picks_cannot() -> None:
     index = torch.tensor([arm])
     assert float(sum(after["process"].leverages(index))) <= 1 / 50
     assert float(sum(after["fixed"].leverages(index))) > 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_picks_than_features(kind: str, problem: Problem) -> None:
+    """Block by block, given at once, and both: whatever a conditioner keeps of its picks, they are all in it."""
+    device = problem.y.device
+    posterior, every = problem.posterior(), torch.arange(20, device=device)
+    expected = problem.dense().leverages_after([*range(20), *range(12), 3], kind)
+    by_block = KINDS[kind](posterior)
+    for start in (0, 4, 8, 12, 16):
+        by_block = _absorb(by_block, list(range(start, start + 4)), [0, 1, 2, 3], device)
+    at_once = KINDS[kind](posterior).given(every, torch.ones(20, dtype=torch.float64, device=device))
+    for conditioner in (by_block, at_once):
+        conditioner = _absorb(conditioner, list(range(12)), list(range(12)), device)
+        conditioner = conditioner.given(torch.tensor([3], device=device), torch.ones(1, dtype=torch.float64, device=device))
+        torch.testing.assert_close(sum(conditioner.leverages(every)), expected, rtol=0, atol=CLOSE)

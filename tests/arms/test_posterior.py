@@ -93,7 +93,7 @@ def test_the_memory_budget_changes_nothing(external, sweep_dtype, device):
 
 def test_kernel_chunks_cover_all_arms(device):
     p = random_problem(5, device=device).with_prior(memory_bytes=FEW_ROWS)
-    parts, blocks = zip(*p.posterior().kernel_chunks(), strict=True)
+    parts, blocks = zip(*((part, K_DX.clone()) for part, K_DX in p.posterior().kernel_chunks()), strict=True)
     assert [i for part in parts for i in range(20)[part]] == list(range(20))
     _close(torch.cat(blocks, dim=1), p.dense().K_DA)
 

@@ -110,14 +110,14 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             failure_probability=self.failure_probability,
             doubles_norm=self.on_contradiction == "double",
             sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.sweep_budget(domain.device),
         )
 
     def _source_and_width(self, domain: Domain) -> tuple[CandidateSource[Any], BatchWidth]:
         width = named_width(self.width, self, bias=self.bias)
         if isinstance(domain, Box):
             return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
-        return ArmSource(Arms(arms_of(domain, policy=self.name, memory_bytes=self.memory_bytes))), width
+        return ArmSource(Arms(arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device)))), width
 
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:

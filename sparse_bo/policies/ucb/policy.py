@@ -80,7 +80,8 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         Raises:
             ValueError: If a setting does not fit the arms.
         """
-        points = in_memory(domain.points, memory_bytes=self.memory_bytes)
+        memory_bytes = self.sweep_budget(domain.device)
+        points = in_memory(domain.points, memory_bytes=memory_bytes)
         return ArmUCB(
             domain=domain if points is domain.points else Arms(points),
             parts=self.parts,
@@ -88,7 +89,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             design_size=self._design_size(domain),
             max_batch_size=self.max_batch_size,
             sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=memory_bytes,
         )
 
     def on_box(self, domain: Box) -> BoxUCB:
