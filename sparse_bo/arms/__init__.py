@@ -11,7 +11,7 @@ from sparse_bo.arms.fit import ArmFit, arm_fit
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior, prior_variances
-from sparse_bo.arms.resparsification import Fitted, arm_posterior, fit_arms
+from sparse_bo.arms.resparsification import Fitted, arm_posterior, fit_arms, posterior_over_part
 from sparse_bo.arms.sharded import ShardedFit, ShardedPosterior, posterior_here
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import StreamedPosterior, streamed_posterior
@@ -36,6 +36,7 @@ __all__ = [
     "in_memory_posterior",
     "pick_batch",
     "posterior_here",
+    "posterior_over_part",
     "prior_variances",
     "streamed_posterior",
 ]

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
 from sparse_bo.arms.columns import KernelColumns
-from sparse_bo.arms.posterior import in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior
+from sparse_bo.arms.resparsification import arm_posterior, fit_arms
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.domains import ShardedArms
 from sparse_bo.observations import Observations, add_observations, no_observations
 
 SWEEP_SHARE = 8
@@ -70,33 +71,36 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
     arms touched per pick.
 
     Args:
-        prior: Kernel, λ and precision, over arms in memory; its mean plays no part.
+        prior: Kernel, λ and precision, over arms in memory, or in shards that are; its mean plays no part.
         q: The number of picks, ≥ 1.
         resampling: The sampler of dictionaries, and when it draws a new one.
         generator: A CPU generator; only the sampler draws from it.
     """
     prior = replace(prior, prior_mean=0.0)
-    arms, variances = prior.in_memory
+    arms = prior.arms
     observations = no_observations(arms)
     columns = KernelColumns(prior.memory_bytes)
-    first = variances.argmax().unsqueeze(0)
-    dictionary = Dictionary(arms[first], arms.new_ones(1), first)  # without data any dictionary gives the prior
+    first = _first(prior)
+    X = arms[first]
+    dictionary = Dictionary(X, X.new_ones(1), first)  # without data any dictionary gives the prior
     picks: list[Tensor] = []
     left, drawn = q, 0
     while left > 0:
-        posterior, columns = in_memory_posterior(prior, observations, dictionary, columns)
+        fitted, columns = fit_arms(prior, observations, dictionary, columns)
         room = _room(resampling, observations, dictionary, done=q - left)
+        stop_rule = _NEVER if room else StopRule("global", resampling.ratio_threshold)
+        posterior = arm_posterior(fitted, width=1.0, stop_rule=stop_rule)
         batch = pick_batch(
             posterior,
             width=1.0,
-            stop_rule=_NEVER if room else StopRule("global", resampling.ratio_threshold),
+            stop_rule=stop_rule,
             in_batch="process",
             max_q=min(left, LONGEST_STRETCH, room or left),
-            max_rechecked=len(arms) // SWEEP_SHARE,
+            max_rechecked=arms.shape[0] // SWEEP_SHARE,
         )
         picks.append(batch.indices)
         left -= len(batch.indices)
-        observations = add_observations(observations, arms, batch.indices, torch.zeros_like(arms[batch.indices, 0]))
+        observations = add_observations(observations, arms, batch.indices, X.new_zeros(len(batch.indices)))
         candidates = candidates_of(
             observations,
             posterior.leverages_at(observations.arm_indices),
@@ -106,6 +110,18 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
         dictionary = resampling.sampler(q - left).sample(candidates, generator=generator)
         drawn += 1
     return Design(torch.cat(picks), observations, dictionary, _spans(dictionary, observations), drawn)
+
+
+def _first(prior: ArmPrior) -> Tensor:
+    """Return the arm of the highest prior variance, the first on ties, as one index."""
+    variances = prior.here.in_memory[1]
+    if not isinstance(prior.arms, ShardedArms):
+        return variances.argmax().unsqueeze(0)
+    mine = float(variances.max()) if len(variances) else -math.inf
+    highest = [told[0] for told in prior.arms.group.numbers("the highest prior variance", [mine])]
+    place = int(variances.argmax()) if len(variances) else 0
+    places = prior.arms.group.numbers("the highest prior variance", [place + prior.arms.start])
+    return torch.tensor([int(places[highest.index(max(highest))][0])], device=prior.arms.device)
 
 
 _NEVER = StopRule("global", math.inf)

@@ -59,3 +59,21 @@ def arm_posterior(fitted: Fitted, *, width: float, stop_rule: StopRule) -> ArmPo
     if isinstance(fitted, ShardedFit):
         return sharded_posterior(fitted, width=width, stop_rule=stop_rule)
     return streamed_posterior(fitted, width=width, stop_rule=stop_rule) if isinstance(fitted, ArmFit) else fitted
+
+
+def posterior_over_part(prior: ArmPrior, observations: Observations, dictionary: Dictionary) -> InMemoryPosterior:
+    """Return the posterior over the arms that this process holds, fitted to all that was observed. O(n m² + a m (d + r)).
+
+    Args:
+        prior: The prior over the arms: in memory, or in shards that are.
+        observations: What was observed of arms (with indices).
+        dictionary: The m ≥ 1 points that span the approximation.
+
+    Raises:
+        ValueError: If the arms are streamed.
+    """
+    fitted, _ = fit_arms(prior, observations, dictionary, KernelColumns(prior.memory_bytes))
+    found = fitted.local if isinstance(fitted, ShardedFit) else fitted
+    if not isinstance(found, InMemoryPosterior):
+        raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
+    return found

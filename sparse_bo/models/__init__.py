@@ -6,10 +6,12 @@ from sparse_bo.models.row_fit import fit_to_rows
 from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
 from sparse_bo.models.sparse_gp.multi_fidelity import SparseMultiFidelityGP
 from sparse_bo.models.sparse_gp.multi_task import SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.sharded import ShardedSparseGP
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.vecchia import VecchiaGP
 
 __all__ = [
+    "ShardedSparseGP",
     "SparseGP",
     "SparseMixedGP",
     "SparseMultiFidelityGP",

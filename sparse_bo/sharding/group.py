@@ -70,6 +70,10 @@ class Group(ABC):
     def await_first(self) -> None:
         """Wait, for as long as an evaluation may take, until rank 0 comes to its next step."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        """Models are copied; the ranks they talk to are the same."""
+        return self
+
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
@@ -102,14 +106,20 @@ class Group(ABC):
 
     def objects(self, step: str, value: Any) -> list[Any]:
         """Return the values of all ranks, in order; anything that ``pickle`` takes. Errors as :meth:`exchange`."""
+        if self.size == 1:
+            return [value]
         return [pickle.loads(message) for message in self.exchange(step, pickle.dumps(value))]
 
     def from_first(self, step: str, value: Any = None) -> Any:
         """Return rank 0's value on every rank; those of the others are not looked at. Errors as :meth:`exchange`."""
+        if self.size == 1:
+            return value
         return pickle.loads(self.exchange(step, pickle.dumps(value) if self.leads else b"")[0])
 
     def numbers(self, step: str, values: Sequence[float]) -> list[list[float]]:
         """Return a few numbers of every rank, ``size x n``. One collective. Errors as :meth:`exchange`."""
+        if self.size == 1:
+            return [list(values)]
         layout = struct.Struct(f"<{len(values)}d")
         return [list(layout.unpack(message)) for message in self.exchange(step, layout.pack(*values))]
 
@@ -119,6 +129,8 @@ class Group(ABC):
 
     def tensors(self, step: str, values: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return some tensors of every rank, on the CPU; shapes may differ. Errors as :meth:`exchange`."""
+        if self.size == 1:
+            return [[value.detach().cpu() for value in values]]
         arrays = [value.detach().cpu().numpy() for value in values]
         return [[torch.from_numpy(array.copy()) for array in told] for told in self.objects(step, arrays)]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_bo import BBKB, SBPE, AskTell
 from sparse_bo.domains import ShardedArms
+from sparse_bo.errors import ScheduleComplete
 from sparse_bo.sharding import Group, Processes
 
 
@@ -48,10 +49,13 @@ def sbpe(**settings: Any) -> SBPE:
 
 
 def picks_of(arms: Any, policy: Any, *, rounds: int = 8, most: int = 25) -> list[int]:
-    """Return the picks of a run."""
+    """Return the picks of a run, to the end of a policy that has one."""
     loop, picks = AskTell(arms, policy=policy, seed=1), []
     for _ in range(rounds):
-        batch = loop.ask(most)
+        try:
+            batch = loop.ask(most)
+        except ScheduleComplete:
+            break
         assert batch.indices is not None
         picks += batch.indices.tolist()
         loop.tell(batch.tickets, objective(batch.X))

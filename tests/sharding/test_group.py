@@ -55,7 +55,11 @@ def test_the_others_hear_why_a_rank_failed_and_the_group_is_closed():
             group.exchange("after")
         return str(raised.value)
 
-    assert rehearse(3, script) == ["rank 1 of 3 stopped: OSError: disk gone", "disk gone", "rank 1 of 3 stopped: OSError: disk gone"]
+    assert rehearse(3, script) == [
+        "rank 1 of 3 stopped: OSError: disk gone",
+        "disk gone",
+        "rank 1 of 3 stopped: OSError: disk gone",
+    ]
 
 
 def test_ranks_at_different_steps_find_out():

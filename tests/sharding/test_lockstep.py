@@ -14,7 +14,9 @@ from tests.sharding.builders import bbkb, objective, picks_in, scattered, split
 
 
 def run(group, **how):
-    return maximize(how.pop("objective", objective), arms=split(scattered(), group), policy=bbkb(), seed=3, **{"budget": 40, **how})
+    return maximize(
+        how.pop("objective", objective), arms=split(scattered(), group), policy=bbkb(), seed=3, **{"budget": 40, **how}
+    )
 
 
 def test_the_objective_is_evaluated_once_and_every_rank_has_the_result(tmp_path):
@@ -112,7 +114,9 @@ def test_ranks_of_other_versions_find_out_at_the_start(monkeypatch):
 
     monkeypatch.setattr(sharded_arms, "_about", older)
     outcomes = rehearse(2, lambda group: split(scattered(), group))
-    assert all(isinstance(error, ValueError) and "one version of torch on every rank, got 2.0" in str(error) for error in outcomes)
+    assert all(
+        isinstance(error, ValueError) and "one version of torch on every rank, got 2.0" in str(error) for error in outcomes
+    )
 
 
 def here() -> int:

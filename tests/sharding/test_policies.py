@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from sparse_bo import BBKB, BKB, AskTell, ProductGrid
 from sparse_bo.arms import gathering
+from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.domains import ShardedArms
 from sparse_bo.policies.posterior import PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
 from sparse_bo.sharding import Counted, rehearse
-from tests.sharding.builders import bbkb, kernel, objective, picks_of, scattered, split
+from tests.sharding.builders import bbkb, kernel, objective, picks_of, sbpe, scattered, split
 
 GIVEN = {"covar_module": kernel(), "regularization": 0.5}
 POLICIES = {
@@ -20,6 +21,8 @@ POLICIES = {
     "bbkb-process": bbkb(in_batch="process"),
     "bbkb-float32": bbkb(sweep_dtype=torch.float32),
     "bbkb-learning": BBKB(),
+    "sbpe": sbpe(),
+    "sbpe-inexact": sbpe(dictionary=LeverageSampler(oversampling=3.0), rkhs_norm=2.0, width="theory"),
     "bkb": BKB(**GIVEN),
     "thompson": SGPTSArms(batch_size=4, **GIVEN),
     "quadrature": QFFTSArms(batch_size=3, **GIVEN),
@@ -32,7 +35,7 @@ def alone(name: str) -> list[int]:
     return picks_of(scattered(), POLICIES[name])
 
 
-FEW = ("bbkb-process", "bbkb-float32", "bbkb-learning", "quadrature", "epsilon-greedy")
+FEW = ("sbpe-inexact", "bbkb-process", "bbkb-float32", "bbkb-learning", "quadrature", "epsilon-greedy")
 """Of these, three ranks are enough: what they share with the others is tried there."""
 
 

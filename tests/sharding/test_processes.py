@@ -37,7 +37,9 @@ def scenario(group, where: str):
         Engine.folded = killed_in_round_8  # of this process alone
     start = time.monotonic()
     try:
-        maximize(objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=Path(where) / "cut.db")
+        maximize(
+            objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=Path(where) / "cut.db"
+        )
     except RankError as error:
         found["lost"], found["seconds"] = str(error), time.monotonic() - start
     return found

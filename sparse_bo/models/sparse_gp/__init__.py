@@ -3,6 +3,7 @@
 from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
 from sparse_bo.models.sparse_gp.multi_fidelity import SparseMultiFidelityGP
 from sparse_bo.models.sparse_gp.multi_task import SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.sharded import ShardedSparseGP
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 
-__all__ = ["SparseGP", "SparseMixedGP", "SparseMultiFidelityGP", "SparseMultiTaskGP"]
+__all__ = ["ShardedSparseGP", "SparseGP", "SparseMixedGP", "SparseMultiFidelityGP", "SparseMultiTaskGP"]

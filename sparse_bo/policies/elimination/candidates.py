@@ -12,6 +12,9 @@ from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior
 from sparse_bo.core import dtc
+from sparse_bo.domains import ArmSet
+from sparse_bo.domains.sharded import group_of
+from sparse_bo.sharding import Group
 
 
 class Marginals(NamedTuple):
@@ -40,13 +43,29 @@ def marginals_at(posterior: InMemoryPosterior, X: Tensor) -> Marginals:
 class BatchCandidates(ABC):
     """What a batch chooses among. Designs, posteriors and observations of the batch know a candidate by its position."""
 
-    points: Tensor
-    """``c x d`` inputs, float64."""
+    points: ArmSet
+    """``c x d`` inputs, float64; over arms in shards those of all ranks."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold them."""
+        return group_of(self.points)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of numbers that belong to the candidates (of a rank: that it holds), the same on every rank."""
+        if self.group.size == 1:
+            return values.max()
+        mine = float(values.max()) if len(values) else -math.inf
+        return values.new_tensor(self.group.largest("the largest of all candidates", [mine])[0])
 
     @property
     @abstractmethod
     def members(self) -> Tensor:
-        """The ``c`` candidates as picks: arms (ascending), or ``c x d`` points."""
+        """The ``c`` candidates as picks: arms (ascending; those that this rank holds), or ``c x d`` points."""
+
+    @abstractmethod
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the candidates at some positions (``q``) among all of them, as picks."""
 
     @abstractmethod
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
@@ -86,6 +105,10 @@ class ArmCandidates(BatchCandidates):
         """See :class:`BatchCandidates`."""
         return self.rows
 
+    def at(self, positions: Tensor) -> Tensor:
+        """See :class:`BatchCandidates`."""
+        return self.rows[positions]
+
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
         """See :class:`BatchCandidates`. O(q log c)."""
         places = torch.searchsorted(self.rows, picks).clamp(max=len(self.rows) - 1)
@@ -115,10 +138,17 @@ class ArmCandidates(BatchCandidates):
 class BoxCandidates(BatchCandidates):
     """Points drawn in a box, that no batch before has eliminated; every batch has its own."""
 
+    points: Tensor
+    """``c x d``, float64."""
+
     @property
     def members(self) -> Tensor:
         """See :class:`BatchCandidates`."""
         return self.points
+
+    def at(self, positions: Tensor) -> Tensor:
+        """See :class:`BatchCandidates`."""
+        return self.members[positions]
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
         """See :class:`BatchCandidates`. O(q · among · d)."""

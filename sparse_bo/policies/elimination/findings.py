@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.domains import ShardedArms
 from sparse_bo.observations import Observations
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
@@ -76,7 +77,7 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
     Returns:
         ``c`` (or ``q``) booleans; never all false over the candidates.
     """
-    best = interval(finding, width).lower.max()
+    best = finding.candidates.largest(interval(finding, width).lower)
     return interval(finding, width, X).upper >= best
 
 
@@ -113,19 +114,23 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
     for finding in findings:
         found = _interval(finding.marginals_of(newest), width.bounds(finding.confidence))
         lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
+    told = newest.candidates.group.objects("contradictions", _worst(newest.candidates, lower, upper))
+    gap, place, low, high, _ = max(told, key=lambda worst: worst[0])
+    if not gap > 1e-9 * max(worst[4] for worst in told):
+        return None
+    estimate, noisy = _noise_check(findings, noise_variance)
+    return Contradiction(where=place, lower=low, upper=high, noisy=noisy, noise_estimate=estimate)
+
+
+def _worst(candidates: BatchCandidates, lower: Tensor, upper: Tensor) -> tuple[float, str, float, float, float]:
+    """Return where the bounds (of the candidates on this rank) miss each other most: gap, place, bounds; and their scale."""
+    if not len(lower):
+        return -math.inf, "", 0.0, 0.0, 0.0
     gap = lower - upper
     worst = int(gap.argmax())
     scale = float(upper.abs().max()) + float(lower.abs().max())
-    if not float(gap[worst]) > 1e-9 * scale:
-        return None
-    estimate, noisy = _noise_check(findings, noise_variance)
-    return Contradiction(
-        where=newest.candidates.place(worst),
-        lower=float(lower[worst]),
-        upper=float(upper[worst]),
-        noisy=noisy,
-        noise_estimate=estimate,
-    )
+    first = candidates.points.start if isinstance(candidates.points, ShardedArms) else 0
+    return float(gap[worst]), candidates.place(first + worst), float(lower[worst]), float(upper[worst]), scale
 
 
 def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, failure_probability: float) -> str:

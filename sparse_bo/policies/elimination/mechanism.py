@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
+from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
 from sparse_bo.arms.design import Resampling, design
+from sparse_bo.domains import ArmSet
 from sparse_bo.errors import ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.learning import learn_prior
@@ -20,6 +21,7 @@ from sparse_bo.policies.elimination.findings import Finding, contradiction, expl
 from sparse_bo.policies.elimination.persistence import freeze_elimination, thaw_elimination
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.regression import certified_ratio
+from sparse_bo.policies.elimination.sharded import ShardedArmSource
 from sparse_bo.policies.elimination.source import CandidateSource, Standing
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
@@ -177,9 +179,9 @@ class Elimination(Mechanism[EliminationState]):
             return replace(state, plan=state.plan.failed(picks)[0])
         return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
 
-    def freeze(self, state: EliminationState) -> Frozen:
-        """See :class:`Mechanism`."""
-        return freeze_elimination(state)
+    def freeze(self, state: EliminationState) -> Frozen | None:
+        """See :class:`Mechanism`; of arms in shards no rank has it all."""
+        return None if isinstance(self.source, ShardedArmSource) else freeze_elimination(state)
 
     def thaw(self, frozen: Frozen) -> EliminationState:
         """See :class:`Mechanism`."""
@@ -213,7 +215,8 @@ class Elimination(Mechanism[EliminationState]):
         q = state.sizes[batch]
         chosen = design(surrogate, q, resampling=self.resampling, generator=generator)
         none = torch.zeros_like(chosen.indices)
-        plan = PlannedBatch(candidates, surrogate, chosen, told=none.bool(), y=candidates.points.new_zeros(q), failures=none)
+        y = torch.zeros(q, dtype=candidates.points.dtype, device=none.device)
+        plan = PlannedBatch(candidates, surrogate, chosen, told=none.bool(), y=y, failures=none)
         failed = None
         if state.failed is not None:
             plan, failed = plan.failed(state.failed)
@@ -235,13 +238,15 @@ class Elimination(Mechanism[EliminationState]):
             if found is not None:
                 message = explain(found, width, noise_variance=noise, failure_probability=self.failure_probability)
         state = replace(state, plan=None, findings=findings, width=width, doublings=doublings, contradiction=message)
-        return state if message is not None else replace(state, survivors=self.source.survivors(findings, width))
+        if message is None:
+            state = replace(state, survivors=self.source.survivors(findings, width))
+        return replace(state, leading=state.found_leading()) if isinstance(self.source, ShardedArmSource) else state
 
     def _finding(self, plan: PlannedBatch, *, number: int) -> Finding:
         """Return what a batch has shown; ``number`` batches were complete before it."""
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
         dictionary = plan.design.dictionary
-        posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
+        posterior = posterior_over_part(surrogate, observations, dictionary)
         # Over all picks, told or not: never below that over the told ones.
         ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(number))
         confidence = BatchConfidence(
@@ -255,15 +260,15 @@ class Elimination(Mechanism[EliminationState]):
         )
         return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
 
-    def _surrogate(self, prior: KnownPrior, points: Tensor) -> ArmPrior:
-        covariance = covariance_function(prior.covar_module, like=points)
+    def _surrogate(self, prior: KnownPrior, points: ArmSet) -> ArmPrior:
+        covariance = covariance_function(prior.covar_module, like=points[:2])
         return ArmPrior(
             arms=points,
             covariance=covariance,
-            prior_variance=covariance.diagonal(points),
+            prior_variance=prior_variances(covariance, points),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
-            repeats=repeated_rows(points),
+            repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
             sweep_dtype=self.sweep_dtype,
             memory_bytes=self.memory_bytes,
         )

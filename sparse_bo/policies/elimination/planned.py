@@ -36,7 +36,7 @@ class PlannedBatch:
     @property
     def picks(self) -> Tensor:
         """``N_i`` arms, or ``N_i x d`` points of a box."""
-        return self.candidates.members[self.design.indices]
+        return self.candidates.at(self.design.indices)
 
     @property
     def complete(self) -> bool:

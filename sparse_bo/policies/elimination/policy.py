@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparse_bo.arms.design import Resampling
-from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.domains import Arms, Box, Domain, ShardedArms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.elimination.batch_width import named_width, norm_of, on_box
 from sparse_bo.policies.elimination.mechanism import Elimination
 from sparse_bo.policies.elimination.schedule import checked_schedule
+from sparse_bo.policies.elimination.sharded import ShardedArmSource
 from sparse_bo.policies.elimination.source import ArmSource, BoxSource, CandidateSource
-from sparse_bo.policies.protocol import arms_of
+from sparse_bo.policies.protocol import held_arms_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
 from sparse_bo.validation import check_choice, check_count, check_positive
 from sparse_bo.widths import BatchWidth, BiasConstant
@@ -117,7 +118,8 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         width = named_width(self.width, self, bias=self.bias)
         if isinstance(domain, Box):
             return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
-        return ArmSource(Arms(arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device)))), width
+        arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
+        return (ShardedArmSource if isinstance(arms, ShardedArms) else ArmSource)(Arms(arms)), width
 
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:

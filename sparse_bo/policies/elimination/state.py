@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparse_bo.domains import ShardedArms
 from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.source import CandidateSource
@@ -17,6 +18,20 @@ from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.priors import KnownPrior
 from sparse_bo.widths import BatchWidth, ConstantWidth
+
+
+class Leading(NamedTuple):
+    """The candidate with the highest posterior mean in the batch with the most results."""
+
+    row: int | None
+    """The arm; ``None`` on a box."""
+    x: Tensor
+    """The point, ``d``."""
+    mean: float
+    """(y)."""
+    leverage: float
+    left: int
+    """Candidates that can still be optimal, on all ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +64,8 @@ class EliminationState:
     """How often F was doubled."""
     failed: Tensor | None = field(default=None, metadata=kept_since(None))
     """What has failed of planned batches since the last result of any, in order: ``plan`` does not hold that yet."""
+    leading: Leading | None = None
+    """The best candidate when the last batch was concluded; ``None``: looked up when it is asked for."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
     round: int = field(default=0, metadata=KEPT)
@@ -71,10 +88,39 @@ class EliminationState:
         """Certified ``ρ = λ_max(K − Q)/λ`` of the last complete batch; ``None`` before the first."""
         return self.findings[-1].confidence.ratio if self.findings else None
 
+    def found_leading(self) -> Leading | None:
+        """Return the candidate of the highest mean in the batch with the most results; asked on every rank alike. O(c)."""
+        best = self.best
+        if best is None:
+            return None
+        alive = self.source.alive(best, self.width, self.survivors)
+        posterior, candidates = best.posterior, best.candidates
+        first = candidates.points.start if isinstance(candidates.points, ShardedArms) else 0
+        group = candidates.group
+        if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
+            seen = best.observations.arm_indices - first
+            succeeded = torch.zeros_like(alive)
+            succeeded[seen[(seen >= 0) & (seen < len(alive))]] = True
+            some = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]
+            alive = alive & succeeded if some else succeeded
+        count = len(posterior.means) if self.survivors is None else len(self.survivors)
+        mine: Leading | None = None
+        if bool(alive.any()):
+            place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
+            x = candidates.points[first + place] if group.size == 1 else candidates.points.part[place]
+            mine = Leading(
+                candidates.row(first + place), x, float(posterior.means[place]), float(posterior.leverages[place]), count
+            )
+        told = group.objects("the leading candidate", (mine, count))
+        leading: Leading = max((other for other, _ in told if other is not None), key=lambda other: other.mean)
+        return leading._replace(left=sum(here for _, here in told))
+
     def describe(self) -> str:
         """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95"."""
         total, what = self.source.counted(self.findings)
         left = total if self.survivors is None else len(self.survivors)
+        if self.leading is not None and self.survivors is not None:
+            left = self.leading.left
         if self.contradiction is not None:
             return f"{left:,} of {total:,} {what} before the results contradicted the bounds"
         if isinstance(self.width, ConstantWidth):
@@ -109,20 +155,15 @@ class EliminationState:
                 best_observed_mean=observed.mean,
                 best_observed_count=observed.pulls,
             )
-        posterior, factor = best.posterior, best.posterior.state.factor
-        alive = self.source.alive(best, self.width, self.survivors)
-        if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
-            succeeded = torch.zeros_like(alive)
-            succeeded[best.observations.arm_indices] = True
-            alive = alive & succeeded if bool((alive & succeeded).any()) else succeeded
-        position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
+        factor, leading = best.posterior.state.factor, self.leading or self.found_leading()
+        assert leading is not None
         newest = self.findings[-1]
-        scale = posterior.prior.regularization**0.5
+        scale = best.posterior.prior.regularization**0.5
         return Report(
-            best_index=best.candidates.row(position),
-            best_x=best.candidates.points[position],
-            best_mean=float(posterior.means[position]),
-            best_sd=float(posterior.leverages[position]) ** 0.5 * scale,
+            best_index=leading.row,
+            best_x=leading.x,
+            best_mean=leading.mean,
+            best_sd=leading.leverage**0.5 * scale,
             best_observed_index=observed.row,
             best_observed_x=observed.x,
             best_observed_mean=observed.mean,

@@ -1,0 +1,192 @@
+"""Sums, rows and choices over data that is spread over ranks: what a sparse posterior and its likelihoods need of all rows.
+
+A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. What travels are sums of size m² and a few
+rows: O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.core.woodbury import LowRankSums
+from sparse_bo.models.sparse_gp.representation import (
+    PriorKernel,
+    dictionary_factor,
+    kernel_diagonal,
+    kernel_matrix,
+    row_sums,
+    sweep,
+)
+from sparse_bo.models.sparse_gp.selection import OVERSAMPLING, PILOT_POINTS, SMALLEST_DICTIONARY, uniform_rows
+from sparse_bo.sharding import Group
+
+
+class Rows:
+    """Where the rows of a data set lie. A value."""
+
+    def __init__(self, group: Group, here: int) -> None:
+        """Tell every rank how many rows the others hold.
+
+        Args:
+            group: The ranks.
+            here: Rows of this one.
+
+        Raises:
+            RankError: If a rank has failed or is lost.
+        """
+        self.group = group
+        counts = [int(told[0]) for told in group.numbers("counting rows", [here])]
+        self.starts = [0, *accumulate(counts)]
+
+    @property
+    def total(self) -> int:
+        """Number n of rows on all ranks."""
+        return self.starts[-1]
+
+    @property
+    def start(self) -> int:
+        """Number of this rank's first row."""
+        return self.starts[self.group.rank]
+
+    @property
+    def here(self) -> slice:
+        """Numbers of this rank's rows."""
+        return slice(self.start, self.starts[self.group.rank + 1])
+
+    def gathered(self, numbers: Tensor, *columns: Tensor) -> list[Tensor]:
+        """Return some rows (``q`` numbers, ascending) of every tensor, ``q x …``, on every rank. Two collectives."""
+        mine = numbers - self.start
+        mine = mine[(mine >= 0) & (mine < self.here.stop - self.start)]
+        told = self.group.tensors("gathering rows", [column.detach()[mine] for column in columns])
+        return [torch.cat([part[place] for part in told]).to(column) for place, column in enumerate(columns)]
+
+
+def sums_of_all(rows: Rows, sums: LowRankSums) -> LowRankSums:
+    """Return the sums over the rows of all ranks, the same everywhere. Two collectives, O(r²) bytes; no gradients."""
+    parts = [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
+    return LowRankSums(*rows.group.total("sums over rows", parts), rows.total)
+
+
+class _Total(torch.autograd.Function):
+    """Sums over all ranks of sums over local rows, as a function of parameters that every rank has.
+
+    The derivative by a parameter is the sum of every rank's share: the backward pass computes this rank's sums once more, with
+    gradients, and adds the shares up. So every rank ends with the same gradient, that of all rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, local: Callable[[], Sequence[Tensor]], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.local = group, local
+        ctx.save_for_backward(*parameters)
+        with torch.no_grad():
+            return tuple(group.total("sums over rows", list(local())))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            sums = ctx.local()
+            shares = torch.autograd.grad(sums, parameters, gradients, allow_unused=True)
+        filled = [torch.zeros_like(p) if share is None else share for p, share in zip(parameters, shares, strict=True)]
+        return None, None, *ctx.group.total("gradients", filled)
+
+
+def differentiable_sums(rows: Rows, local: Callable[[], LowRankSums], parameters: Sequence[Tensor]) -> LowRankSums:
+    """Return the sums over the rows of all ranks, with gradients by the parameters. Two collectives, two more for the gradient.
+
+    Args:
+        rows: Where the rows lie.
+        local: Returns this rank's sums, computed from the parameters as they are.
+        parameters: Of the model, the same on every rank; those that require gradients.
+    """
+
+    def parts() -> list[Tensor]:
+        sums = local()
+        return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
+
+    total: tuple[Tensor, ...] = _Total.apply(rows.group, parts, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
+    return LowRankSums(*total, rows.total)
+
+
+def fit_of_all(rows: Rows, kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
+    """Fit the DTC posterior over a dictionary to the rows of all ranks, the same everywhere. O(n_r m² + m³) a rank.
+
+    Args:
+        rows: Where the rows lie.
+        kernel: The prior covariance.
+        points: ``m x d``, the dictionary, transformed.
+        X: ``n_r x d``, this rank's inputs, transformed.
+        residuals: ``n_r``: targets less the prior mean.
+        noise: ``n_r`` noise variances.
+
+    Raises:
+        ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
+    """
+    factor = dictionary_factor(kernel, points)
+    with rows.group.shielded("sums over rows"):
+        local = row_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
+        precision = float((1.0 / noise).max())
+    sums = sums_of_all(rows, local)
+    largest = rows.group.largest("the largest precision", [precision])[0]
+    gram = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device) + sums.gram
+    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0, gram.new_tensor(largest))
+
+
+def chosen_points(
+    rows: Rows, kernel: PriorKernel, X: Tensor, raw: Tensor, noise: Tensor, *, size: int, generator: torch.Generator
+) -> Tensor:
+    """Choose a dictionary of at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
+
+    The law of :func:`sparse_bo.models.sparse_gp.selection.default_rows`: every rank computes the leverages of its own rows from
+    a pilot that all of them share, and runs the exponential races with the numbers that belong to its rows; the winners of all
+    ranks meet. Rows that repeat are not merged before, but a point enters once. Draws on every rank what one process draws.
+
+    Args:
+        rows: Where the rows lie.
+        kernel: The prior covariance.
+        X: ``n_r x d``, transformed.
+        raw: ``n_r x d``, in the user's units.
+        noise: ``n_r`` noise variances (y²).
+        size: At most so many points, ≥ 1.
+        generator: A CPU generator in the same state on every rank.
+
+    Returns:
+        ``m x d`` points in the user's units, the same on every rank.
+    """
+    n = rows.total
+    numbers = uniform_rows(n, min(PILOT_POINTS, size), generator=generator, device=X.device)
+    (pilot,) = rows.gathered(numbers, X)
+    state = fit_of_all(rows, kernel, pilot, X, residuals=torch.zeros_like(noise), noise=noise)
+    with rows.group.shielded("leverages"):
+        weights = _leverages(state, kernel, pilot, X, noise).clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+    (dimension,) = rows.group.total("leverages", [weights.sum()])
+    wanted = min(size, max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * float(dimension))))
+    draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
+    races = draws.log() / weights
+    first = races.topk(min(wanted, len(races)))
+    told = rows.group.tensors("choosing a dictionary", [first.values, first.indices + rows.start, raw[first.indices]])
+    values, indices, points = (torch.cat([part[place] for part in told]) for place in range(3))
+    winners = values.topk(min(wanted, len(values))).indices
+    winners = winners[indices[winners].argsort()]
+    _, group = torch.unique(points[winners], dim=0, return_inverse=True)
+    leading = torch.zeros_like(group, dtype=torch.bool)
+    leading[group.new_tensor([int((group == g).nonzero()[0]) for g in range(int(group.max()) + 1)])] = True
+    return points[winners][leading].to(raw)
+
+
+def _leverages(state: dtc.DTC, kernel: PriorKernel, pilot: Tensor, X: Tensor, noise: Tensor) -> Tensor:
+    """Return the posterior variance over noise of this rank's rows, ``n_r``. O(n_r p²)."""
+    parts = []
+    for some in sweep(pilot, X):
+        wide = X[some].double()
+        features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
+        parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[some].double())
+    return torch.cat(parts)

@@ -1,0 +1,173 @@
+"""A sparse model of data over ranks is that of one process with all of it."""
+
+import warnings
+
+import pytest
+import torch
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.input import Normalize
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo import SparseGP
+from sparse_bo.errors import RankError
+from sparse_bo.models import ShardedSparseGP
+from sparse_bo.sharding import Counted, rehearse
+
+AGREES = {"rtol": 1e-10, "atol": 1e-10}
+CUTS = [0, 100, 330, 500]
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.rand(500, 3, generator=GENERATOR, dtype=torch.float64)
+Y = torch.sin(6.0 * X[:, :1]) + X[:, 1:2] ** 2 + 0.1 * torch.randn(500, 1, generator=GENERATOR, dtype=torch.float64)
+TEST = torch.rand(20, 3, generator=GENERATOR, dtype=torch.float64)
+
+
+def part(group) -> slice:
+    return slice(CUTS[group.rank], CUTS[group.rank + 1])
+
+
+def sharded(group, **options):
+    return ShardedSparseGP(X[part(group)], Y[part(group)], group=group, **options)
+
+
+def posterior(model):
+    model.eval()
+    found = model.posterior(TEST)
+    return found.mean.detach(), found.variance.detach()
+
+
+def objective(model):
+    """Return the learning objective and its gradients."""
+    model.train()
+    value = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
+    value.backward()
+    return value.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+OPTIONS = {
+    "leverages": {"max_dictionary": 280},
+    "points": {"dictionary": X[::7]},
+    "all rows": {},
+    "normalised": {
+        "max_dictionary": 280,
+        "input_transform": Normalize(3, bounds=torch.tensor([[0.0, -1.0, 0.0], [2.0, 1.0, 1.0]]).double()),
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_posterior_is_that_of_one_process(name):
+    expected = posterior(SparseGP(X, Y, **OPTIONS[name]))
+    for found in rehearse(3, lambda group: posterior(sharded(group, **OPTIONS[name]))):
+        torch.testing.assert_close(found, expected, **AGREES)
+
+
+def test_known_noise_is_that_of_every_row():
+    noise = 0.01 + 0.1 * X[:, :1]
+    expected = posterior(SparseGP(X, Y, noise, max_dictionary=280))
+
+    def script(group):
+        some = part(group)
+        return posterior(ShardedSparseGP(X[some], Y[some], noise[some], group=group, max_dictionary=280))
+
+    for found in rehearse(3, script):
+        torch.testing.assert_close(found, expected, **AGREES)
+
+
+@pytest.mark.parametrize("fit", ["subset", "dtc", "vfe", "exact"])
+def test_likelihoods_and_gradients_are_those_of_one_process(fit):
+    expected = objective(SparseGP(X, Y, max_dictionary=60, fit=fit))
+    outcomes = rehearse(3, lambda group: objective(sharded(group, max_dictionary=60, fit=fit)))
+    for found in outcomes:
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert outcomes[0][1].equal(outcomes[2][1])
+
+
+def test_what_is_learned_is_what_one_process_learns():
+    def learned(model):
+        options = {"optimizer_kwargs": {"options": {"maxiter": 4}}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizationWarning)  # four steps are not all
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+        return posterior(model)
+
+    expected = learned(SparseGP(X, Y, max_dictionary=60, fit="vfe"))
+    for found in rehearse(3, lambda group: learned(sharded(group, max_dictionary=60, fit="vfe"))):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_after_the_first_posterior_nobody_is_asked():
+    def script(group):
+        counted = Counted(group)
+        model = sharded(counted, max_dictionary=280)
+        model.eval()
+        model.representation()
+        before = counted.traffic.collectives
+        value = qLogExpectedImprovement(model, best_f=0.5)(TEST[:3])
+        fantasy = model.condition_on_observations(TEST[:2], Y[:2])
+        fantasy.posterior(TEST)
+        return counted.traffic.collectives - before, float(value)
+
+    outcomes = rehearse(3, script)
+    assert [calls for calls, _ in outcomes] == [0, 0, 0]
+    assert outcomes[0][1] == outcomes[2][1]
+
+
+def test_bytes_grow_with_the_dictionary_and_not_with_the_data():
+    def spent(rows):
+        def script(group):
+            counted = Counted(group)
+            model = ShardedSparseGP(X[:rows], Y[:rows], group=counted, dictionary=X[:20])
+            model.eval()
+            before = counted.traffic.bytes
+            model.representation()
+            return counted.traffic.bytes - before
+
+        return rehearse(2, script)
+
+    assert spent(100) == spent(500)
+    assert spent(100)[0] < 8 * 20 * 20 + 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda group: {"train_X": X[: 10 * group.rank], "train_Y": Y[: 10 * group.rank]}, ValueError, "on rank 0"),
+        (lambda group: {"train_X": X[:9, : 1 + group.rank], "train_Y": Y[:9]}, ValueError, "got .* on rank 1"),
+        (lambda group: {"train_X": X[:9], "train_Y": Y[:9].expand(9, 2)}, ValueError, "n x 1"),
+        (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "seed": group.rank}, ValueError, "got .* on rank 1"),
+        (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "input_transform": Normalize(3)}, UnsupportedError, "bounds="),
+        (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "dictionary": torch.arange(3)}, UnsupportedError, "got rows"),
+    ],
+    ids=["no rows", "widths", "outputs", "seeds", "learning transform", "rows as dictionary"],
+)
+def test_data_that_make_no_set_are_an_error_on_every_rank(change, error, message):
+    def script(group):
+        with pytest.raises(error, match=message):
+            ShardedSparseGP(**change(group), group=group)
+        return True
+
+    assert rehearse(2, script) == [True, True]
+
+
+def test_what_needs_all_data_in_one_place_says_so():
+    def script(group):
+        model = sharded(group, max_dictionary=280)
+        for call in (model.leave_one_out, model.certify):
+            with pytest.raises(UnsupportedError, match="in one place"):
+                call()
+        return True
+
+    assert rehearse(3, script) == [True] * 3
+
+
+def test_a_rank_that_goes_is_an_error_on_the_others():
+    def script(group):
+        model = sharded(group, max_dictionary=280)
+        return None if group.rank == 1 else posterior(model)
+
+    outcomes = rehearse(3, script)
+    assert isinstance(outcomes[0], RankError)
+    assert isinstance(outcomes[2], RankError)
