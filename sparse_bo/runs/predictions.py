@@ -23,7 +23,7 @@ from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import domain_of, policy_of
 
-REPLAYED_SECONDS = 15.0
+REPLAYED_SECONDS = 60.0
 """A run is computed again as a whole if its model took at most so many."""
 
 
