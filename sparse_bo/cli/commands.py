@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import typer
 
-from sparse_bo.cli.console import console, refused, say
+from sparse_bo.cli.console import complain, console, refused, say
 from sparse_bo.cli.finish import finish, save
 from sparse_bo.cli.inputs import (
     INPUT_ERRORS,
@@ -42,7 +42,9 @@ from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import Goal, chosen_policy
-from sparse_bo.runs.records import about_of, read_run
+from sparse_bo.runs.page import facts_of_journal, run_page
+from sparse_bo.runs.records import Recorded, about_of, read_run
+from sparse_bo.runs.result import write_page
 from sparse_bo.sharding import Group
 from sparse_bo.validation import check_choice
 
@@ -312,7 +314,33 @@ def report(settings: ReportSettings) -> None:
     except INPUT_ERRORS as error:
         raise refused(error) from error
     console.print(recorded_summary(storage, recorded, problem))
-    if recorded.history.rows:
+    if settings.html is not None:
+        _write_html(settings.html, storage, problem, recorded)
+    elif recorded.history.rows:
         regret = None if problem is None else problem.regret_of(recorded.history).tolist()
         if not save(recorded.history, regret, out=settings.out, name=storage.stem, storage=storage):
             raise typer.Exit(1)
+
+
+def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded: Recorded) -> None:
+    """Write the page of a run.
+
+    Raises:
+        typer.Exit: With 2 if the journal cannot be read, with 1 if the page cannot be written.
+    """
+    made = recorded.about["notes"].get("problem")
+    try:
+        if path.resolve() == storage.resolve():
+            raise ValueError(f"--html {path} is the journal itself; name another file")
+        regret = None if problem is None or not recorded.history.rows else problem.regret_of(recorded.history)
+        arms = None if "arms" not in recorded.about or "space" in recorded.about else _arms_of(made, None)
+        facts = facts_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist())
+        page = run_page(facts)
+    except INPUT_ERRORS as error:
+        raise refused(error) from error
+    try:
+        write_page(path, page)
+    except OSError as error:
+        complain("error", f"could not write {path}: {error.strerror or error}; choose another --html")
+        raise typer.Exit(1) from error
+    say(f"page     {path}")

@@ -148,4 +148,7 @@ class ReportSettings:
     """``report``."""
 
     storage: Annotated[Path, typer.Argument(help="Journal of `run --storage`, or of AskTell(storage=...).")]
+    html: Annotated[
+        Path | None, option(RUN, "Write one page of HTML there, in place of figure and history: everything about the run.")
+    ] = None
     out: Annotated[Path, option(RUN, f"Folder for the figure and the history (default {OUT}).")] = OUT

@@ -409,8 +409,7 @@ class AskTell:
 
     def _result_of(self, engine: Engine) -> Result:
         history = History(tuple(engine.rows), run_info(self._about))
-        space = self._domain.space if isinstance(self._domain, SpaceArms | SpaceBox) else None
-        return Result(engine.state.report(), history, engine.state, self._domain.dtype, space)
+        return Result(engine.state.report(), history, engine.state, self._domain.dtype, self._domain)
 
     def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
         """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""

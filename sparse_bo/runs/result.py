@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Space
+from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Result:
     """The best arms or points of a run, and how it went."""
 
-    report: Report
+    summary: Report
     """What the state says: all that the properties below give, and the size of the model."""
     history: History
     """One row per batch."""
@@ -32,23 +32,28 @@ class Result:
     """The state at the end: observations, posterior or model, width."""
     dtype: torch.dtype = torch.float64
     """The user's, of the points."""
-    space: Space | None = None
-    """Of the named parameters, if the run has such."""
+    domain: Domain | None = None
+    """Where was searched."""
+
+    @property
+    def space(self) -> Space | None:
+        """Of the named parameters, if the run has such."""
+        return self.domain.space if isinstance(self.domain, SpaceArms | SpaceBox) else None
 
     @property
     def best_index(self) -> int | None:
         """Arm with the highest posterior mean (without a model: mean observation); ``None`` without data, or on a box."""
-        return self.report.best_index
+        return self.summary.best_index
 
     @property
     def best_x(self) -> Tensor | None:
         """That arm, ``d``; on a box, the evaluated point with the highest posterior mean; ``None`` without data."""
-        return None if self.report.best_x is None else self.report.best_x.to(self.dtype)
+        return None if self.summary.best_x is None else self.summary.best_x.to(self.dtype)
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
         """What :attr:`best_x` stands for by name; ``None`` without data, or without a space of named parameters."""
-        return self._named(self.report.best_x)
+        return self._named(self.summary.best_x)
 
     def _named(self, x: Tensor | None) -> dict[str, Any] | None:
         return None if x is None or self.space is None else self.space.decode(x.unsqueeze(0))[0]
@@ -56,37 +61,37 @@ class Result:
     @property
     def best_mean(self) -> float | None:
         """Its posterior mean (mean observation)."""
-        return self.report.best_mean
+        return self.summary.best_mean
 
     @property
     def best_sd(self) -> float | None:
         """Posterior standard deviation of the objective there; ``None`` without a model."""
-        return self.report.best_sd
+        return self.summary.best_sd
 
     @property
     def best_observed_index(self) -> int | None:
         """Arm with the highest mean observation (a lucky arm seen once can win: prefer ``best_index`` under noise)."""
-        return self.report.best_observed_index
+        return self.summary.best_observed_index
 
     @property
     def best_observed_x(self) -> Tensor | None:
         """That arm, ``d``; on a box, the point with the highest observation."""
-        return None if self.report.best_observed_x is None else self.report.best_observed_x.to(self.dtype)
+        return None if self.summary.best_observed_x is None else self.summary.best_observed_x.to(self.dtype)
 
     @property
     def best_observed_parameters(self) -> dict[str, Any] | None:
         """What :attr:`best_observed_x` stands for by name; ``None`` without data, or without a space."""
-        return self._named(self.report.best_observed_x)
+        return self._named(self.summary.best_observed_x)
 
     @property
     def best_observed_mean(self) -> float | None:
         """Mean of its observations."""
-        return self.report.best_observed_mean
+        return self.summary.best_observed_mean
 
     @property
     def best_observed_count(self) -> int | None:
         """Number of its observations."""
-        return self.report.best_observed_count
+        return self.summary.best_observed_count
 
     @property
     def survivors(self) -> Tensor | None:
@@ -94,7 +99,7 @@ class Result:
 
         ``EliminationState.describe`` says how sure that is.
         """
-        return self.report.survivors
+        return self.summary.survivors
 
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
@@ -116,6 +121,48 @@ class Result:
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+    def report(self, path: str | Path | None = None, *, regret: Sequence[float] | None = None) -> str:
+        """Return the run as one page of HTML: best point, warnings, progress, inputs, slices of the posterior, time, settings.
+
+        It needs no network and runs no script. Its calibration needs predictions from before the results, which a journal has:
+        ``python -m sparse_bo report run.db --html out.html``.
+
+        Args:
+            path: Also write it there; an existing file is replaced once all is written.
+            regret: Of every evaluation in order, where the truth is known.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        from sparse_bo.runs.page import facts_of_result, run_page
+
+        page = run_page(facts_of_result(self, regret=regret))
+        if path is not None:
+            write_page(path, page)
+        return page
+
+    def _repr_html_(self) -> str:
+        """Return the best point and a table of the run, for notebooks."""
+        from sparse_bo.runs.page.notebook import result_card
+
+        return result_card(self)
+
+
+def write_page(path: str | Path, page: str) -> None:
+    """Write a page; an existing file is replaced only once all is written.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(page, encoding="utf-8", errors="backslashreplace")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def make_row(

@@ -1,0 +1,161 @@
+"""What a state's model says of inputs, and how results compare with what was said before they came."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparse_bo.dictionary import Certificate
+from sparse_bo.domains import ArmSet, Domain
+from sparse_bo.errors import ResumeWarning
+from sparse_bo.journal import Journal
+from sparse_bo.policies import BanditState, Mechanism, Proposal, State, Wait
+from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.protocol import Frozen
+from sparse_bo.policies.region.state import RegionState
+from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.recorder import Recorder
+from sparse_bo.runs.records import domain_of, policy_of
+
+REPLAYED_SECONDS = 60.0
+"""A run is computed again as a whole if its model took at most so many."""
+
+
+class Said(NamedTuple):
+    """What a model says of the objective at n inputs."""
+
+    mean: Tensor
+    """``n`` (y)."""
+    sd: Tensor
+    """``n`` standard deviations of the objective itself, without noise (y)."""
+
+
+class Replayed(NamedTuple):
+    """A recorded run, computed again."""
+
+    domain: Domain
+    state: State
+    """At the end of the journal."""
+    certificate: Certificate | None
+    residuals: list[float]
+    """(result − mean predicted before it) / predicted standard deviation of a result, in order; of the results that
+    were computed again."""
+    differing: list[str]
+    """Warnings of picks that, made again, differ from those recorded."""
+
+
+def said_of(state: State, picks: Tensor) -> Said | None:
+    """Return what a state's model says of picks (``n`` arms, or ``n x d`` points); ``None`` without a model."""
+    if isinstance(state, BanditState) and state.posterior is not None:
+        posterior = state.posterior
+        variance = posterior.leverages_at(picks) * posterior.prior.regularization
+        return Said(posterior.means_at(picks).double(), variance.clamp_min(0.0).sqrt())
+    if isinstance(state, RegionState) and state.fitted is not None:
+        at, bend = state.fitted.gp.moments(state.box.to_unit(picks)), state.fitted.warp.inverse
+        spread = at.variance.sqrt()
+        return Said(bend(at.mean), 0.5 * (bend(at.mean + spread) - bend(at.mean - spread)))
+    if isinstance(state, BoxState) and state.model is not None:
+        mean, variance = state.predicted(picks)
+        return Said(mean.detach().flatten(), variance.detach().flatten().clamp_min(0.0).sqrt())
+    return None
+
+
+def residuals_of(state: State, picks: Tensor, y: Tensor) -> Tensor | None:
+    """Return results' standardised residuals (``n``) under a state without them; ``None`` without a model or its noise.
+
+    A trust region's are those of its warped observations, which is what its model is normal in.
+    """
+    if isinstance(state, RegionState) and state.fitted is not None:
+        fitted = state.fitted
+        at = fitted.gp.moments(state.box.to_unit(picks))
+        return (fitted.warp(y) - at.mean) / (at.variance + fitted.gp.noise_variance).sqrt()
+    said = said_of(state, picks)
+    if said is None:
+        return None
+    if isinstance(state, BanditState) and state.posterior is not None:
+        noise = float(state.posterior.prior.regularization)
+    else:
+        known = getattr(getattr(state, "fitted", None), "prior", None)
+        if known is None:
+            return None
+        noise = float(known.regularization)
+    return (y - said.mean) / (said.sd.square() + noise).sqrt()
+
+
+class _Watched(Mechanism[Any]):
+    """A mechanism that notes, before it is told results, how they compare with what its model says."""
+
+    def __init__(self, inner: Mechanism[Any]) -> None:
+        self.inner, self.residuals = inner, []
+        self.keeps_batch_open = inner.keeps_batch_open
+
+    residuals: list[float]
+
+    def init(self) -> Any:
+        return self.inner.init()
+
+    def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        return self.inner.ask(state, max_q=max_q, pending=pending, generator=generator)
+
+    def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
+        found = residuals_of(state, picks, y)
+        if found is not None:
+            self.residuals += [z for z in found.tolist() if math.isfinite(z)]
+        return self.inner.tell(state, picks, y, generator=generator)
+
+    def observe(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
+        return self.inner.observe(state, picks, y, generator=generator)
+
+    def fail(self, state: Any, picks: Tensor) -> Any:
+        return self.inner.fail(state, picks)
+
+    def freeze(self, state: Any) -> Frozen | None:
+        return self.inner.freeze(state)
+
+    def thaw(self, frozen: Mapping[str, Any]) -> Any:
+        return self.inner.thaw(frozen)
+
+
+def replayed(path: str | Path, *, arms: ArmSet | None = None) -> Replayed:
+    """Compute a recorded run again, also while it is being written; writes nothing. On the CPU.
+
+    A run whose model took at most :data:`REPLAYED_SECONDS` is computed from its start on, any other from its last snapshot.
+
+    Raises:
+        FileNotFoundError: If there is no journal.
+        StorageError: If the file is no journal, damaged, or of a newer version.
+        ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
+    """
+    journal = Journal.read(path)
+    try:
+        domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
+        engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
+        watched = engine.mechanism = _Watched(engine.mechanism)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", ResumeWarning)
+            if _seconds(journal) <= REPLAYED_SECONDS:
+                for event in journal.events():
+                    engine.redo(event)
+            else:
+                Recorder(journal).replay(engine)
+    finally:
+        journal.close()
+    differing = [str(warning.message) for warning in caught]
+    return Replayed(domain, engine.state, engine.certificate(), watched.residuals, differing)
+
+
+def _seconds(journal: Journal) -> float:
+    """Return how long the model of a run took, the objective excluded."""
+    return sum(
+        float(seconds)
+        for row in journal.leading_rows()[0]
+        for phase, seconds in row.summary.get("seconds", {}).items()
+        if phase != "objective"
+    )

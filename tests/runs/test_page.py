@@ -1,0 +1,290 @@
+"""The page of a run: what is on it, that it is whole, escaped and small, and that a real browser shows it at any width."""
+
+import base64
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bo import AskTell, Choice, Float, Int, maximize
+from sparse_bo.errors import StorageError
+from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.page import Facts, facts_of_journal, facts_of_result, run_page
+from sparse_bo.runs.page.advice import advice_of
+from sparse_bo.runs.page.drawing import Scale, scale_of, thinned
+from sparse_bo.runs.page.markup import element, escaped
+from tests.builders import arms, bbkb, noisy
+
+EVIL = "<script>alert('x')</script>"
+SPACE = {EVIL: Float(1e-3, 1, log=True), "depth & more": Int(1, 9), "kind": Choice("a", '"><img src=x>', "c")}
+BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+VOID = {"meta", "br", "img", "link"}
+
+
+def score(point):
+    if point["depth & more"] == 9:
+        return math.nan
+    return -((math.log10(point[EVIL]) + 1) ** 2) + point["depth & more"] / 9 + (point["kind"] == "a")
+
+
+class Checker(HTMLParser):
+    """Reads a page strictly: every element closed in order; collects tags, ids, links and text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.ids, self.links, self.texts = [], [], [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [given["href"]] if "href" in given else []
+        assert not {"src", "onload", "onclick", "style"} & set(given)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Pages of a run on a space with failures, of one over arms with a certificate, and of their results."""
+    folder = tmp_path_factory.mktemp("pages")
+    on_space = maximize(score, space=SPACE, budget=40, storage=folder / "space.db", policy=None)
+    X = arms(80)
+    loop = AskTell(X, bbkb(), certify_every=2, storage=folder / "arms.db", notes={"who": EVIL})
+    on_arms = loop.run(noisy(X), 60, call_with="indices")
+    loop.close()
+    return {
+        "space": run_page(facts_of_journal(folder / "space.db")),
+        "arms": run_page(facts_of_journal(folder / "arms.db", regret=[0.5] * 60)),
+        "space, of the result": on_space.report(folder / "space.html"),
+        "arms, of the result": on_arms.report(),
+        "card": on_space._repr_html_(),
+    }
+
+
+NAMES = ("space", "arms", "space, of the result", "arms, of the result")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_whole_and_loads_and_runs_nothing(name, pages):
+    page = pages[name]
+    read = Checker(page)
+    assert not {tag for tag, _ in read.tags} & {"script", "img", "link", "iframe", "object", "form", "input"}
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert len(page) < 400_000
+    assert len(set(read.ids)) == len(read.ids)
+    assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
+    assert [given.get("lang") for tag, given in read.tags if tag == "html"] == ["en"]
+    headings = [int(tag[1]) for tag, _ in read.tags if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(headings))
+    figures = [given for tag, given in read.tags if tag == "svg"]
+    assert figures
+    assert all(given["role"] == "img" and len(given["aria-label"]) > 10 for given in figures)
+    assert page.count("<details>") == len(figures)  # a table behind each
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page).lower().replace("nance", "")
+
+
+def test_a_page_tells_of_a_run_on_a_space(pages):
+    text = " ".join(Checker(pages["space"]).texts)
+    sections = ["Best so far", "Warnings", "Progress", "Inputs", "Slices through the best point", "Calibration"]
+    sections += ["Dictionary and certificate", "Where the time went", "Failed evaluations", "Settings and versions"]
+    for expected in [*sections, "95 % interval", "3 named parameters", EVIL, "depth & more", "version of torch"]:
+        assert expected in text
+    assert re.search(r"40 evaluations asked, \d+ told, \d+ failed", text)
+    assert EVIL in " ".join(Checker(pages["card"]).texts)
+
+
+def test_a_page_tells_of_a_run_over_arms(pages):
+    text = " ".join(Checker(pages["arms"]).texts)
+    for expected in ["80 arms with 2 inputs", "Regret per evaluation", "0.5 at the end", "Certificate", "effective dimension"]:
+        assert expected in text
+    assert re.search(r"\d+ results less what the model predicted before them.*\d+% lie within 68 % bounds", text)
+    assert "Standardised residuals" not in " ".join(Checker(pages["arms, of the result"]).texts)
+
+
+def test_residuals_are_normal_where_the_model_is_right(tmp_path):
+    X = arms(200)
+    with AskTell(X, bbkb(), storage=tmp_path / "run.db") as loop:
+        loop.run(noisy(X), 150, call_with="indices")
+    z = facts_of_journal(tmp_path / "run.db").residuals
+    assert len(z) > 100
+    assert abs(z.mean()) < 0.5
+    assert 0.5 < z.std() < 1.6
+
+
+def test_a_running_journal_is_reported_and_left_alone(tmp_path):
+    loop = AskTell(bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), storage=tmp_path / "run.db")
+    page = run_page(facts_of_journal(tmp_path / "run.db"))
+    assert "No result yet." in page
+    batch = loop.ask()
+    loop.tell(batch.tickets[:2], [1.0, math.nan])
+    page = run_page(facts_of_journal(tmp_path / "run.db"))
+    assert f"{len(batch)} evaluations asked, 1 told, 1 failed, {len(batch) - 2} out" in page
+    assert "AskTell.resume(…).reissue()" in page
+    loop.tell(batch.tickets[2:], [0.5] * (len(batch) - 2))
+    loop.close()
+
+
+@pytest.mark.parametrize("damage", ["empty", "foreign", "cut", "other database"])
+def test_what_is_no_journal_is_refused(damage, tmp_path):
+    path = tmp_path / "run.db"
+    if damage == "other database":
+        import sqlite3
+
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE t (x)")
+        connection.close()
+    else:
+        X = arms(30)
+        with AskTell(X, RandomSearch(batch_size=5), storage=path) as loop:
+            loop.run(noisy(X), 10, call_with="indices")
+        whole = path.read_bytes()
+        path.write_bytes({"empty": b"", "foreign": b"PK\3\4 no journal", "cut": whole[: len(whole) // 2]}[damage])
+    with pytest.raises(StorageError, match="journal|damaged|malformed|database"):
+        facts_of_journal(path)
+    with pytest.raises(FileNotFoundError):
+        facts_of_journal(tmp_path / "none.db")
+
+
+def test_arms_that_were_not_kept_leave_a_page_without_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparse_bo.journal.files.STORED_ARMS_BYTES", 10)
+    monkeypatch.setattr("sparse_bo.journal.tables.STORED_ARMS_BYTES", 10, raising=False)
+    X = arms(30)
+    with AskTell(X, RandomSearch(batch_size=5), storage=tmp_path / "run.db") as loop:
+        loop.run(noisy(X), 10, call_with="indices")
+    facts = facts_of_journal(tmp_path / "run.db")
+    assert "pass arms=" in (facts.missing or "")
+    assert "The model could not be computed again" in run_page(facts)
+    assert facts_of_journal(tmp_path / "run.db", arms=X).missing is None
+
+
+def many(n):
+    """A result-like run of n evaluations, one at a time."""
+    g = np.random.default_rng(0)
+    values, points = g.standard_normal(n).tolist(), g.random((n, 3)).tolist()
+    rows = []
+    for i in range(n):
+        what = {"indices": [], "points": [points[i]], "values": [values[i]], "best_mean": values[i]}
+        rows.append(HistoryRow(round=i + 1, pulls=i + 1, seconds={"pick": 1e-3}, **what))
+    return History(rows, {"policy": "random", "seed": 0, "bounds": [[0.0] * 3, [1.0] * 3]})
+
+
+def test_a_page_does_not_grow_with_its_run():
+    class Many:
+        history, domain = many(100_000), None
+
+        class state:
+            report = staticmethod(lambda: None)
+
+    start = time.process_time()
+    page = run_page(facts_of_result(Many()))
+    assert time.process_time() - start < 10.0
+    assert len(page) < 400_000
+    assert "100,000 evaluations asked" in page
+
+
+def facts(**changes):
+    counts = {"history": many(1), "asked": 200, "told": 200, "failed": 0}
+    nothing = {"names": [], "columns": {}, "logs": {}, "best": {}, "slices": [], "differing": []}
+    none = dict.fromkeys(("report", "certificate", "missing", "regret", "source"))
+    drawn = {
+        "values": np.random.default_rng(0).standard_normal(200),
+        "residuals": np.random.default_rng(1).standard_normal(100),
+    }
+    given = {"about": {"policy": "p", "seed": 0}, **counts, **nothing, **none, **drawn}
+    return Facts(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"failed": 100, "told": 100}, "100 of 200 evaluations failed"),
+        ({"failed": 5, "told": 0, "asked": 5}, "No evaluation has succeeded"),
+        ({"asked": 230}, "30 evaluations are out"),
+        ({"missing": "pass arms="}, "could not be computed again: pass arms="),
+        ({"residuals": 3.0 * np.random.default_rng(1).standard_normal(100)}, "too sure"),
+        ({"residuals": 0.2 * np.random.default_rng(1).standard_normal(100)}, "too unsure"),
+        ({"values": np.ones(200)}, "All results are equal"),
+        ({"values": np.r_[9.0, np.zeros(199)]}, "The highest result is number 1 of 200"),
+        ({"about": {"bounds": [[0.0], [1.0]]}, "best": {"x1": 0.999}}, "at the edge of the box in x1"),
+        ({"differing": ["picks differ"]}, "differ from those recorded: picks differ"),
+    ],
+)
+def test_warnings_are_given_where_there_is_reason(changes, expected):
+    given = facts(**changes)
+    if expected is None:
+        given = facts(values=np.r_[np.zeros(150), np.arange(50.0)])
+        assert advice_of(given) == []
+    else:
+        assert [one for one in advice_of(given) if expected in one.what and one.todo.endswith((".", ")"))]
+
+
+def test_markup_escapes_and_numbers_scale():
+    made = element("p", "<b>&\x1b", title='"x"')
+    assert made == '<p title="&quot;x&quot;">&lt;b&gt;&amp;\\x1b</p>'
+    assert escaped(made) == made
+    x, y = thinned(np.arange(1e5), np.sin(np.arange(1e5)), 100)
+    assert len(x) <= 102
+    assert y.max() > 0.999
+    assert Scale(0.0, 10.0, 0, 100).ticks() == [0, 2, 4, 6, 8, 10]
+    assert Scale(1e-5, 1.0, 0, 100, True).ticks() == pytest.approx([1e-5, 1e-3, 1e-1])
+    assert scale_of([np.array([np.nan, np.inf])], 0, 1)(0.5) == pytest.approx(0.5)
+
+
+PROBE = """<!doctype html><meta charset=utf-8><pre id=o></pre>
+<iframe id=f width=WIDTH height=900 style="border:0"></iframe><script>
+const start = performance.now(), f = document.getElementById('f');
+f.srcdoc = new TextDecoder().decode(Uint8Array.from(atob('PAGE'), c => c.charCodeAt(0)));
+f.onload = () => {
+  const d = f.contentDocument, e = d.documentElement, s = f.contentWindow.getComputedStyle(d.body);
+  const heights = [...d.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height);
+  document.getElementById('o').textContent = JSON.stringify({
+    scroll: e.scrollWidth, client: e.clientWidth, ms: performance.now() - start,
+    paper: s.backgroundColor, smallest: Math.min(...heights), text: d.body.innerText.length});
+};
+</script>"""
+
+
+def measured(page, folder, *, width, dark):
+    """Return what a browser says of a page in a frame: overflow, milliseconds until it is shown, colour, smallest text."""
+    inner = base64.b64encode(page.encode()).decode()
+    probe = folder / "probe.html"
+    probe.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", inner), encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    command += ["--virtual-time-budget=20000", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'<pre id="o">(.*?)</pre>', done.stdout, re.DOTALL)
+    return json.loads(html.unescape(found.group(1)))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium")
+@pytest.mark.parametrize("width", [360, 1400])
+def test_a_real_browser_shows_it(width, pages, tmp_path):
+    shown = measured(pages["space"], tmp_path, width=width, dark=width == 360)
+    assert shown["scroll"] <= shown["client"] + 1  # nothing sticks out: tables scroll inside
+    assert shown["text"] > 1000
+    assert shown["ms"] < 2000
+    assert shown["smallest"] > 7
+    assert shown["paper"] == ("rgb(20, 20, 23)" if width == 360 else "rgb(255, 255, 255)")
