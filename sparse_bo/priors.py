@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.kernels import covariance_function
+from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.observations import Observations
 
 UNCENTRED = 10.0
@@ -55,7 +55,9 @@ class KnownPrior(NamedTuple):
     """λ > 0 (y²)."""
 
 
-def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) -> None:
+def warn_if_uncentred(
+    given: Prior, observations: Observations, *, before: int, covariance: CovarianceFunction | None = None
+) -> None:
     """Warn once where a complete prior without a mean meets an objective far from 0: every point then looks unlikely.
 
     Mean 0 is what the papers use and what a complete prior has always meant here, so it stays. Far is
@@ -65,15 +67,19 @@ def warn_if_uncentred(given: Prior, observations: Observations, *, before: int) 
         given: What the user has fixed.
         observations: Those so far.
         before: Pulls at the last call: nothing is said that could have been said then.
+        covariance: Of the given kernel, if there is one already: making it copies the kernel.
 
     Warns:
         NumericalWarning: Says what to pass.
     """
     if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
         return
-    if abs(mean := float(observations.means.mean())) <= UNCENTRED * math.sqrt(given.regularization):
-        return  # whatever the kernel's variance, which takes milliseconds to ask for
-    variance = float(covariance_function(given.covar_module, like=observations.X[:1]).diagonal(observations.X[:1]))
+    mean = float(observations.means.mean())
+    if abs(mean) <= UNCENTRED * math.sqrt(given.regularization):  # whatever the kernel's variance is, which takes milliseconds to ask for
+        return
+    if covariance is None:
+        covariance = covariance_function(given.covar_module, like=observations.X[:1])
+    variance = float(covariance.diagonal(observations.X[:1]))
     limit = UNCENTRED * math.sqrt(variance + given.regularization)
     earlier = observations.anchors[observations.first_pull < before]
     if abs(mean) <= limit or (len(earlier) and abs(float(earlier.mean())) > limit):

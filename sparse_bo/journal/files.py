@@ -232,6 +232,7 @@ def remove(path: Path, *, ends: tuple[str, ...] = ("", "-wal", "-shm", "-journal
 _HINTS = {
     "full": "the disk is full; free some space and try again",
     "readonly": "the file is read-only; change its permissions or work on a copy",
+    "unable to open": "is its disk or folder read-only? Copy it, with its -wal file, to a folder that you may write to",
     "malformed": "the file is damaged; work on a copy, and try `sqlite3 FILE .recover`",
     "not a database": "the file is not a journal, or its beginning is damaged",
     "locking protocol": "its folder is read-only, or on a network disk; copy it with its -wal file, and read the copy",
@@ -240,8 +241,15 @@ _HINTS = {
 }
 
 
+def in_words(error: Exception, path: Path, action: str) -> StorageError:
+    """Return what to raise for an error of SQLite: what it says, and what to do."""
+    text = str(error)
+    hint = next((hint for key, hint in _HINTS.items() if key in text), "nothing was changed")
+    return StorageError(f"cannot {action} {path}: {text}; {hint}")
+
+
 class storage_errors:  # used like a function; a generator in its place costs as much as writing the event
-    """Turn SQLite's errors into :class:`StorageError`, with what to do."""
+    """Turn SQLite's errors into :class:`StorageError`, by :func:`in_words`."""
 
     __slots__ = ("action", "path")
 
@@ -254,6 +262,4 @@ class storage_errors:  # used like a function; a generator in its place costs as
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise the error in words."""
         if isinstance(error, (sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError)):
-            text = str(error)
-            hint = next((hint for key, hint in _HINTS.items() if key in text), "nothing was changed")
-            raise StorageError(f"cannot {self.action} {self.path}: {text}; {hint}") from error
+            raise in_words(error, self.path, self.action) from error

@@ -34,6 +34,7 @@ from sparse_bo.journal.files import (
     check_schema,
     connect,
     existing,
+    in_words,
     locked,
     remove,
     resolved,
@@ -199,6 +200,9 @@ class Journal:
     @property
     def last(self) -> int:
         """Number of the last event, written or queued; −1 if there is none."""
+        at = self._at  # replaced whole, so it can be read without waiting
+        if at.attempt is None:
+            return at.last
         with self._guard:
             return self._settled().last
 
@@ -240,25 +244,29 @@ class Journal:
             log = self._log
             if log is None:
                 raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
-            statements, last = [*log.due(), *at.queue], at.last
-            if event is not None:
+            due, last = log.due(), at.last
+            if event is None:
+                statements = (*due, *at.queue)
+            else:
                 last += 1
-                statements.append(insert_event(last, event))
+                statements = (*due, *at.queue, insert_event(last, event))
             after = _At(last, last, (), None)
             self._at = _At(at.written, at.last, at.queue, after)
             try:
-                with storage_errors(self.path, "write"):
-                    if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
-                        self._cursor.execute(*statements[0])
-                    else:
-                        self._write(statements)
+                if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
+                    self._cursor.execute(*statements[0])
+                else:
+                    self._write(statements)
+            except sqlite3.Error as error:  # here and not by `storage_errors`, which costs more
+                self._settled()
+                raise in_words(error, self.path, "write") from error
             except BaseException:
                 self._settled()
                 raise
             self._at = after
             log.written(size_in_log(statements))
 
-    def _write(self, statements: list[Statement]) -> None:
+    def _write(self, statements: tuple[Statement, ...]) -> None:
         execute = self._cursor.execute
         execute("BEGIN")
         for statement in statements:

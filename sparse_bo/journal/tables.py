@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -74,7 +74,9 @@ class Evaluated(NamedTuple):
 def insert_event(seq: int, event: Event) -> Statement:
     """Return how an event is written under a number."""
     kind, first, max_q, picks, tickets, results = event
-    one, two, three = _blob(picks), _blob(tickets), _blob(results)
+    one = None if picks is None else _bytes(picks)
+    two = None if tickets is None else _bytes(tickets)
+    three = None if results is None else _bytes(results)
     values = (seq, kind, first, max_q, one, two, three, event_checksum(seq, kind, first, max_q, one, two, three))
     return "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
 
@@ -91,17 +93,26 @@ def insert_snapshot(seq: int, data: bytes) -> tuple[Statement, Statement]:
     return ("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (seq, data, crc(data))), (drop, (SNAPSHOTS,))
 
 
-def size_in_log(statements: list[Statement]) -> int:
+def size_in_log(statements: Sequence[Statement]) -> int:
     """Return about how many bytes a transaction adds to the log: two pages for each statement, and its arrays."""
     size = 2 * PAGE_BYTES * len(statements)
     for _, values in statements:
-        size += sum([len(value) for value in values if type(value) is bytes])
+        for value in values:
+            if type(value) is bytes:
+                size += len(value)
     return size
 
 
 def event_checksum(seq: int, kind: str, first: int | None, max_q: int | None, *blobs: bytes | None) -> int:
-    """Return the checksum of an event's record."""
-    return crc(f"{seq},{kind},{first},{max_q}".encode(errors="surrogatepass"), *blobs)
+    """Return the checksum of an event's record; −1, which no record has, if an array is not even bytes."""
+    checksum = zlib.crc32(f"{seq},{kind},{first},{max_q}".encode(errors="surrogatepass"))
+    try:
+        for blob in blobs:
+            if blob is not None:
+                checksum = zlib.crc32(blob, checksum)  # that of all of them joined, without joining them
+    except TypeError:
+        return -1
+    return checksum
 
 
 def crc(*parts: bytes | str | None) -> int:
@@ -123,10 +134,6 @@ def floats(blob: bytes | None) -> NDArray[np.float64] | None:
 
 
 _INTEGER, _FLOAT = np.dtype("<i8"), np.dtype("<f8")
-
-
-def _blob(array: NDArray[Any] | None) -> bytes | None:
-    return None if array is None else _bytes(array)
 
 
 def _bytes(array: NDArray[Any]) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, KernelColumns
+from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet
@@ -17,6 +18,7 @@ from sparse_bo.observations import Observations, no_observations
 from sparse_bo.policies.failures import (
     Failures,
     Refusal,
+    box_correlation,
     doubtful,
     freeze_failures,
     kernel_correlation,
@@ -78,9 +80,10 @@ class BanditState:
     """Where evaluations failed; ``None`` as long as none has."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
-        """Return which arms are better left alone: those backing off, and with a model those among failures.
+        """Return which arms are better left alone: those backing off, and those among failures.
 
-        An arm whose last evaluation succeeded is never refused.
+        An arm whose last evaluation succeeded is never refused. What is near is told by the model's kernel, and before there
+        is one (in a design at random, and for policies without a model) by the distance in the arms' hull, as on a box.
 
         Args:
             pending: Arms without results (``q``); once there are failures, those that have never succeeded are not tried
@@ -104,7 +107,8 @@ class BanditState:
             prior = self.posterior.prior
             correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
         else:
-            return lambda indices: torch.isin(indices, backing_off)
+            hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
+            correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
 
         def refuse(indices: Tensor) -> Tensor:
             refusals = torch.isin(indices, backing_off)

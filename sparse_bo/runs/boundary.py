@@ -33,7 +33,7 @@ class Boundary:
         self._holding = True
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         try:
             for number in HELD:

@@ -71,7 +71,7 @@ class Ahead:
         if self._on_host:
             X = torch.from_numpy(inputs[start - first : stop - first].copy())
             if self.domain.indexed:
-                indices = torch.from_numpy(host.copy())
+                indices = torch.from_numpy(host)  # nobody keeps the array: ledger and journal copy it when it is handed out
         else:
             X = inputs[start - first : stop - first].clone()
             if self.domain.indexed:

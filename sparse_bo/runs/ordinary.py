@@ -19,6 +19,8 @@ def with_gradients(function: F) -> F:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # nearly always; the modes cost 4 µs
+            return function(*args, **kwargs)
         with torch.inference_mode(False), torch.enable_grad():
             return function(*args, **kwargs)
 

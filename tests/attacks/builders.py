@@ -19,17 +19,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from typer.testing import CliRunner
 
 import sparse_bo
-from sparse_bo import AskTell, SparseGP, maximize, optimize_batch
-from sparse_bo.cli.app import app
+from sparse_bo import AskTell, maximize
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.errors import PendingBatchError, ScheduleComplete, StorageError
+from sparse_bo.evaluations import Batch, Workers
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
 from sparse_bo.runs.records import evaluations_of, read_run
@@ -50,7 +48,11 @@ POLICIES: dict[str, dict[str, Any]] = {
     "epsilon-greedy": {"batch_size": 2},
     "random": {"batch_size": 2},
 }
+BOXES: dict[str, dict[str, Any]] = {"random": {"batch_size": 2}, "bbkb": {**KERNEL, "ratio_threshold": 3.0}}
+"""Policies on a box."""
 EVALUATIONS = 24
+FEW_EVALUATIONS = 12
+"""Of a run that is traced line by line."""
 FILES = tuple(str(Path(sparse_bo.__file__).parent / part) for part in ("runs", "journal", "evaluations"))
 
 
@@ -68,25 +70,39 @@ def started(name: str, storage: Path | None = None) -> AskTell:
     return AskTell(arms(), chosen, seed=4, storage=storage)
 
 
-def step(loop: AskTell) -> tuple[int, float] | None:
+def started_on_a_box(name: str, storage: Path | None = None) -> AskTell:
+    chosen = make_policy(name, BOXES[name], problem="gp-draw", budget=EVALUATIONS)
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    return AskTell(bounds=bounds, policy=chosen, seed=4, storage=storage)
+
+
+def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, float] | None:
     """Ask, or tell one result; return what was told. Which of them depends on the loop alone."""
     pending = loop.pending
-    if loop.asked < EVALUATIONS and len(pending) < 4:
+    if loop.asked < budget and len(pending) < 4:
         try:
-            loop.ask(min(1 + loop.asked % 2, EVALUATIONS - loop.asked))
+            loop.ask(min(1 + loop.asked % 2, budget - loop.asked))
         except PendingBatchError:
             pending = loop.pending
         else:
             return None
     ticket = pending[(7 * loop.asked) % len(pending)]
-    y = value(ticket, int(loop.reissue([ticket]).indices))
+    y = valued(loop.reissue([ticket]))
     loop.tell([ticket], [y])
     return ticket, y
 
 
-def finished(loop: AskTell, told: dict[int, float] | None = None) -> AskTell:
-    while loop.asked < EVALUATIONS or loop.pending:
-        done = step(loop)
+def valued(batch: Batch) -> float:
+    """Evaluate one arm or point; an objective for workers too. The same whoever makes it."""
+    (ticket,) = batch.tickets
+    if batch.indices is not None:
+        return value(ticket, int(batch.indices))
+    return math.nan if ticket % 17 == 5 else float(batch.X.sum()) + 0.1 * (ticket * 7919 % 101)
+
+
+def finished(loop: AskTell, told: dict[int, float] | None = None, *, budget: int = EVALUATIONS) -> AskTell:
+    while loop.asked < budget or loop.pending:
+        done = step(loop, budget)
         if done is not None and told is not None:
             told[done[0]] = done[1]
     return loop
@@ -97,43 +113,96 @@ def course(loop: AskTell) -> tuple[Any, ...]:
     return repr([row.indices for row in rows]), repr([row.values for row in rows]), loop.asked, loop.pending
 
 
+class Life(NamedTuple):
+    """How the processes that are killed make a run."""
+
+    name: str
+    start: Callable[[str, Path | None], AskTell]
+    executor: str | None
+    """Where it is evaluated by ``run``; ``None``: by ask and tell of single evaluations."""
+    delays: tuple[float, ...]
+    """A process is killed after a share of one of them (seconds)."""
+
+
+SOON = (0.01, 0.05, 0.2)
+LIVES = (
+    *(Life(name, started, None, SOON) for name in POLICIES),
+    *(Life(name, started_on_a_box, None, SOON) for name in BOXES),
+    *(Life(name, started, "threads", SOON) for name in ("bbkb", "gp-bucb", "sbpe")),
+    Life("random", started_on_a_box, "threads", SOON),
+)
+LIVES_WITH_PROCESSES = tuple(Life("bbkb", started, executor, (0.3, 3.0)) for executor in ("processes", "loky"))
+"""Workers take a second to start: each of these is made after so many of the others."""
+OTHERS_PER_PROCESSES = 60
+
+
 def kills(tries: int, seed: int) -> Counter[str]:
-    """Kill processes at random instants, over every policy; resume, kill again; compare with an uninterrupted run."""
+    """Kill processes at random instants: every policy over arms, boxes, every executor; resume, kill again; compare the end.
+
+    The end is that of a run that nobody disturbed, with the same results.
+    """
     generator, counts = random.Random(seed), Counter[str]()
-    names = list(POLICIES)
+    expected: dict[Life, tuple[Any, ...]] = {}
     with scratch() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = 0
         while counts["tries"] < tries:
-            name = names[run % len(names)]
+            slow, n = run % OTHERS_PER_PROCESSES == OTHERS_PER_PROCESSES - 1, run // OTHERS_PER_PROCESSES
+            life = LIVES_WITH_PROCESSES[n % len(LIVES_WITH_PROCESSES)] if slow else LIVES[run % len(LIVES)]
             storage, log = folder / f"{run}.db", folder / f"{run}.log"
             run += 1
-            expected = course(finished(started(name)))
-            while True:
-                last = counts["tries"] >= tries
-                seconds = None if last else generator.choice([0.01, 0.05, 0.2]) * generator.random()
-                status = _life(name, storage, log, seconds)
+            if life not in expected:
+                expected[life] = course(_made(life.start(life.name, None), None if life.executor is None else "here"))
+            for again in range(12):
+                last = counts["tries"] >= tries or again == 11
+                seconds = None if last else generator.choice(life.delays) * generator.random()
+                status = _life(life, storage, log, seconds)
                 counts["tries"] += status == signal.SIGKILL
-                counts["tracebacks"] += status not in (0, signal.SIGKILL)
+                counts["hangs"] += status == signal.SIGALRM
+                crashed = status not in (0, signal.SIGKILL, signal.SIGALRM)
+                counts["tracebacks"] += crashed
                 counts["lost"] += _missing(storage, log)
                 if status != signal.SIGKILL:
                     break
-            counts["wrong"] += not storage.exists() or course(AskTell.resume(storage)) != expected
+            if crashed or not storage.exists():
+                counts["wrong"] += 1
+                continue
+            with AskTell.resume(storage) as loop:
+                if course(loop) != expected[life]:
+                    counts["wrong"] += 1
+                    counts[f"{life.name}, {life.start.__name__}, {life.executor}: another course"] += 1
     return counts
 
 
-def _life(name: str, storage: Path, log: Path, seconds: float | None) -> int:
+def _made(loop: AskTell, executor: str | None, told: Callable[[int, float], None] = lambda ticket, y: None) -> AskTell:
+    """Bring a run to its end, by single asks and tells or (``"here"``, or an executor's name) by ``run``."""
+    if executor is None:
+        while loop.asked < EVALUATIONS or loop.pending:
+            done = step(loop)
+            if done is not None:
+                told(*done)
+        return loop
+
+    def row_told(loop: AskTell, row: Any) -> None:
+        for ticket, y in zip(loop._engine.row_tickets[-1], row.values, strict=True):
+            told(ticket, y)
+
+    workers = None if executor == "here" else Workers(executor=executor, count=2)
+    left = EVALUATIONS - loop.asked
+    loop.run(valued, left, call_with="batch", vectorized=False, executor=workers, callback=row_told)
+    return loop
+
+
+def _life(life: Life, storage: Path, log: Path, seconds: float | None) -> int:
     """Fork a process that makes or resumes the run; kill it after so many seconds; return its wait status."""
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            loop = AskTell.resume(storage) if storage.exists() else started(name, storage)
+            signal.alarm(120)
+            loop = AskTell.resume(storage) if storage.exists() else life.start(life.name, storage)
             file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            while loop.asked < EVALUATIONS or loop.pending:
-                done = step(loop)
-                if done is not None:
-                    os.write(file, f"{done[0]} {done[1]!r}\n".encode())
+            _made(loop, life.executor, lambda ticket, y: os.write(file, f"{ticket} {y!r}\n".encode()) and None)
             loop.close()
             status = 0
         finally:
@@ -156,6 +225,13 @@ def _missing(storage: Path, log: Path) -> int:
         journal.close()
     there = {t: repr(float(v)) for t, v in enumerate(every.values) if every.known[t]}
     return sum(there.get(int(ticket)) != y for ticket, y in lines)
+
+
+def told_lost(loop: AskTell, told: dict[int, float]) -> int:
+    """Return how many of the results told are not in the history with their value."""
+    rows = zip(loop.history.rows, loop._engine.row_tickets, strict=True)
+    there = {t: repr(v) for row, tickets in rows for t, v in zip(tickets, row.values, strict=True)}
+    return sum(there.get(t) != repr(y) for t, y in told.items())
 
 
 class At:
@@ -205,7 +281,7 @@ def interrupts(tries: int, seed: int) -> Counter[str]:
                     counter = At(10**9, interrupt)
                     loop = started(name, folder / f"{name}-counted.db" if stored else None)
                     with counter:
-                        finished(loop)
+                        finished(loop, budget=FEW_EVALUATIONS)
                     known[key] = course(loop), 10**9 - counter.left
                     loop.close()
                 expected, lines = known[key]
@@ -215,15 +291,13 @@ def interrupts(tries: int, seed: int) -> Counter[str]:
                 counts["tries"] += 1
                 try:
                     with At(generator.randrange(1, lines), strike):
-                        finished(loop, told)
+                        finished(loop, told, budget=FEW_EVALUATIONS)
                 except (KeyboardInterrupt, MemoryError, StorageError):
                     pass
                 except Exception:
                     counts["tracebacks"] += 1
-                counts["wrong"] += course(finished(loop, told)) != expected
-                there = {t: repr(v) for row, tickets in zip(loop.history.rows, loop._engine.row_tickets, strict=True)
-                         for t, v in zip(tickets, row.values, strict=True)}  # fmt: skip
-                counts["lost"] += any(there.get(t) != repr(y) for t, y in told.items())
+                counts["wrong"] += course(finished(loop, told, budget=FEW_EVALUATIONS)) != expected
+                counts["lost"] += told_lost(loop, told) > 0
                 loop.close()
                 if stored:
                     with AskTell.resume(folder / f"{n}.db") as again:
@@ -283,192 +357,6 @@ def _damaged(data: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-def disks(tries: int, seed: int) -> Counter[str]:
-    """Writes that fail (a full disk), one after another, and other writers: nothing told is lost, and each try is named."""
-    generator, counts = random.Random(seed), Counter[str]()
-    with scratch() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = course(finished(started("bbkb")))
-        for n in range(tries):
-            path, told = folder / f"{n}.db", {}
-            loop = started("bbkb", path)
-            connection = loop._recorder.journal._connection
-            pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            connection.execute(f"PRAGMA max_page_count = {pages + generator.randrange(4)}")  # as if no page more fitted
-            counts["tries"] += 1
-            with contextlib.suppress(StorageError):
-                try:
-                    finished(loop, told)
-                except StorageError:
-                    raise
-                except Exception as error:
-                    counts["tracebacks"] += 1
-                    counts[f"{type(error).__name__}: {error}"[:120]] += 1
-            connection.execute("PRAGMA max_page_count = 1000000")
-            counts["wrong"] += course(finished(loop, told)) != expected
-            for _ in range(n % 3):  # a second and a third writer
-                counts["tries"] += 1
-                try:
-                    AskTell.resume(path)
-                except StorageError as error:
-                    counts["wrong"] += "open for writing" not in str(error)
-                else:
-                    counts["wrong"] += 1
-            loop.close()
-            with AskTell.resume(path) as again:
-                there = {t: repr(v) for row, tickets in zip(again.history.rows, again._engine.row_tickets, strict=True)
-                         for t, v in zip(tickets, row.values, strict=True)}  # fmt: skip
-            counts["lost"] += sum(there.get(t) != repr(y) for t, y in told.items())
-    return counts
-
-
-def _odd(generator: random.Random) -> Any:
-    """Return something that nobody should pass, or a little of it."""
-    return generator.choice([
-        None, True, -1, 0, 1, 3, 2**63, 2**70, -(2**70), 0.0, -1.5, 1e-320, 1e308, math.inf, math.nan, "", "x", "²",
-        "[/b]", b"x",
-        [], [1], [[1.0]], (), {}, object(), int, torch.tensor(1.0), torch.zeros(0), torch.zeros(0, 2), torch.zeros(3, 0),
-        torch.zeros(4, 2), torch.rand(5, 2, dtype=torch.float64), torch.full((5, 2), math.nan, dtype=torch.float64),
-        torch.zeros(5, 2, dtype=torch.int64), torch.zeros(5, 2, dtype=torch.complex64), torch.zeros(2, 2, 2), np.zeros((5, 2)),
-        np.int64(3), 3 + 1j, torch.rand(5, 2, dtype=torch.float64).to_sparse(), torch.zeros(5, 2, dtype=torch.float16),
-        torch.full((5, 2), 1e308, dtype=torch.float64), torch.zeros(5, 2, dtype=torch.bool),
-    ])  # fmt: skip
-
-
-def _calls(generator: random.Random) -> dict[str, Callable[[], Any]]:
-    odd = lambda: _odd(generator)  # noqa: E731
-    few = arms()[:5]
-
-    def told() -> None:
-        loop = AskTell(few, RandomSearch(batch_size=2), seed=0)
-        loop.ask()
-        generator.choice([loop.tell, lambda t, y: loop.fail(t), lambda t, y: loop.ask(y), lambda t, y: loop.reissue(t)])(
-            odd(), odd()
-        )
-
-    def maximized() -> None:
-        given: dict[str, Any] = {"arms": few, "budget": 3, "policy": RandomSearch()}
-        names = [
-            "arms",
-            "bounds",
-            "budget",
-            "policy",
-            "seed",
-            "initial",
-            "call_with",
-            "vectorized",
-            "arrays",
-            "executor",
-            "workers",
-        ]
-        for name in generator.sample(names, generator.randrange(1, 3)):
-            given[name] = odd()
-        if isinstance(given["budget"], int) and given["budget"] > 100:
-            given["budget"] = 3
-        maximize(lambda X: [0.5] * len(X), **given)
-
-    def returned() -> None:
-        maximize(lambda X: odd(), arms=few, budget=3, policy=RandomSearch())
-
-    def settings() -> None:
-        names = ["regularization", "width", "ratio_threshold", "prior_mean", "noise_variance", "max_batch_size", "oversampling"]
-        kind = generator.choice([BBKB, GPUCB])
-        maximize(lambda X: [0.5] * len(X), arms=few, budget=3, policy=kind(**{generator.choice(names): odd()}))
-
-    def modelled() -> None:
-        X = few if generator.random() < 0.5 else odd()
-        y = few[:, :1] if generator.random() < 0.3 else odd()
-        SparseGP(X, y).posterior(few)
-
-    def batched() -> None:
-        model = SparseGP(few, few[:, :1].clone())
-        bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-        given: dict[str, Any] = {
-            generator.choice(["ratio_threshold", "max_q", "beta", "choices", "X_pending", "refuse"]): odd()
-        }
-        where = bounds if generator.random() < 0.5 else odd()
-        optimize_batch(model, where, **{"max_q": 1, "num_restarts": 1, "raw_samples": 4, **given})
-
-    return {"tell": told, "maximize": maximized, "objective": returned, "policy": settings, "SparseGP": modelled,
-            "optimize_batch": batched}  # fmt: skip
-
-
-def inputs(tries: int, seed: int) -> Counter[str]:
-    """Generated wrong inputs through ``maximize``, ``AskTell``, policies, ``SparseGP`` and ``optimize_batch``."""
-    generator, counts = random.Random(seed), Counter[str]()
-    calls = _calls(generator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for n in range(tries):
-            name = list(calls)[n % len(calls)]
-            counts["tries"] += 1
-            start = time.process_time()
-            try:
-                calls[name]()
-            except TYPED:
-                pass
-            except Exception as error:
-                if not type(error).__module__.startswith(("sparse_bo", "botorch.exceptions")):
-                    counts["tracebacks"] += 1
-                    counts[f"{name}: {type(error).__name__}: {error}"[:160]] += 1
-            counts["hangs"] += time.process_time() - start > SECONDS
-    return counts
-
-
-def command_line(tries: int, seed: int) -> Counter[str]:
-    """Generated wrong options: one line that says what is wrong, exit code 2, and nothing written; or a run."""
-    generator, counts = random.Random(seed), Counter[str]()
-    numbers = ["--seed", "--budget", "--arms", "--dims", "--noise-sd", "--regularization", "--width", "--ratio-threshold",
-               "--max-batch-size", "--initial-design", "--lengthscale", "--outputscale", "--memory",
-               "--certify-every"]  # fmt: skip
-    texts = [
-        "--policy",
-        "--problem",
-        "--kernel",
-        "--device",
-        "--executor",
-        "--precision",
-        "--dictionary",
-        "--grid",
-        "--arms-file",
-    ]
-    values = [
-        "-1",
-        "0",
-        "1e-300",
-        "1e300",
-        "nan",
-        "inf",
-        "x",
-        "",
-        "²",
-        "[/b]",
-        "18446744073709551615",
-        "1" + "0" * 40,
-        "3",
-        "0.5",
-    ]
-    base = ["run", "--problem", "gp-draw", "--arms", "30", "--dims", "2", "--budget", "3", "--quiet"]
-    with scratch() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for n in range(tries):
-            out = folder / f"out-{n}"
-            name = generator.choice(numbers if generator.random() < 0.7 else texts)
-            given = generator.choice(values)
-            if name in ("--budget", "--arms", "--dims") and given == "18446744073709551615":
-                given = "1" + "0" * 40
-            counts["tries"] += 1
-            start = time.process_time()
-            done = CliRunner().invoke(app, [*base, name, given, "--out", str(out)])
-            crash = done.exception is not None and not isinstance(done.exception, SystemExit)
-            if crash or "Traceback" in done.output or done.exit_code not in (0, 1, 2, 3):
-                counts["tracebacks"] += 1
-                counts[f"{name} {given}: {done.exception!r}"[:160]] += 1
-            counts["wrong"] += done.exit_code == 2 and out.exists()
-            counts["hangs"] += time.process_time() - start > SECONDS
-    return counts
-
-
 def numbers(tries: int, seed: int) -> Counter[str]:
     """Objectives and inputs at the ends of the range of numbers: a finite result with every value kept, or a typed error."""
     generator, counts = random.Random(seed), Counter[str]()
@@ -506,15 +394,3 @@ def numbers(tries: int, seed: int) -> Counter[str]:
                 counts[f"{type(chosen).__name__}, {scale:g}, {offset:g}: {type(error).__name__}: {error}"[:160]] += 1
             counts["hangs"] += time.process_time() - start > SECONDS
     return counts
-
-
-ATTACKS: dict[str, tuple[Callable[[int, int], Counter[str]], int]] = {
-    "kills": (kills, 1_000),
-    "interrupts": (interrupts, 1_000),
-    "damaged journals": (damage, 3_000),
-    "full disks, other writers": (disks, 200),
-    "wrong inputs": (inputs, 500),
-    "wrong options": (command_line, 300),
-    "numeric horrors": (numbers, 300),
-}
-"""Name -> the attack, and its tries in the nightly form."""

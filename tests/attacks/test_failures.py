@@ -78,6 +78,21 @@ def test_arms_that_keep_failing_are_left_alone(name):
     assert float(smooth(result.best_x[None])) > float(smooth(feasible).quantile(0.9))
 
 
+@pytest.mark.parametrize("policy", [RandomSearch(batch_size=5), BBKB(initial_design=100, max_batch_size=5)])
+def test_random_arms_of_a_design_keep_away_from_failing_neighbours(policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FailureWarning)
+        loop = AskTell(ARMS, policy, seed=1)
+        bad = []
+        while len(bad) < 100:
+            batch = loop.ask(5)
+            y = beyond_the_edge(batch.X)
+            loop.tell(batch.tickets, y)
+            bad += y.isnan().tolist()
+    assert loop.state.posterior is None  # all of it was drawn at random
+    assert sum(bad[40:]) < 0.45 * 60  # before: 60 % of it fails, as of all arms
+
+
 @pytest.mark.parametrize(
     ("policy", "budget", "share"), [(BBKB(), 80, 0.5), (BoTorchUCB(num_restarts=2, raw_samples=64), 60, 0.65)]
 )

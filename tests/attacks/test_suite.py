@@ -6,13 +6,15 @@ import sys
 
 import pytest
 
-from tests.attacks.builders import ATTACKS, OUTCOMES
+from tests.attacks.builders import OUTCOMES
+from tests.attacks.every import ATTACKS
 
 SHORT = {
     "kills": 12,
     "interrupts": 12,
     "damaged journals": 40,
-    "full disks, other writers": 4,
+    "full, read-only and slow disks": 4,
+    "full journals, other writers": 4,
     "wrong inputs": 60,
     "wrong options": 25,
     "numeric horrors": 12,

@@ -142,8 +142,8 @@ class ArmUCB(Mechanism[BanditState]):
         told = replace(state, observations=observations, round=state.round + 1, failures=failures)
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
-        warn_if_uncentred(self.given, observations, before=state.pulls)
         surrogate, learned_at = self._surrogate(before, observations, watch, generator)
+        warn_if_uncentred(self.given, observations, before=state.pulls, covariance=surrogate.covariance)
         observations = without_crashes(observations, self.given)
         if before is not None and surrogate is before.posterior.prior:
             columns = before.columns
