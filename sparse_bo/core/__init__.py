@@ -13,7 +13,8 @@
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
-- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time;
+- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time, binomial tails;
+- :mod:`~sparse_bo.core.quadratic`: ``yᵀ(Q + λI)⁻¹y`` of observations, and how large noise alone makes it;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
 - :mod:`~sparse_bo.core.sums`: sums whose terms are added in one order on every device;
@@ -34,6 +35,7 @@ from sparse_bo.core import (
     linalg,
     nystrom,
     pivoted,
+    quadratic,
     quadrature,
     shapes,
     spectrum,
@@ -55,6 +57,7 @@ __all__ = [
     "linalg",
     "nystrom",
     "pivoted",
+    "quadratic",
     "quadrature",
     "shapes",
     "spectrum",

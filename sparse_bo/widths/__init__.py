@@ -6,10 +6,12 @@ from sparse_bo.widths.bounds import (
     BiasConstant,
     Bounds,
     GaussianBounds,
+    RefutableWidth,
     SBPELightTailed,
     SBPEOnBox,
     SBPETheory,
 )
+from sparse_bo.widths.calibration import Calibration
 from sparse_bo.widths.leverage import (
     BBKBAuthors,
     BBKBTheory,
@@ -18,9 +20,11 @@ from sparse_bo.widths.leverage import (
     CalibratedWidth,
     Confidence,
     ConstantWidth,
+    NormWidth,
     Width,
     botorch_beta,
 )
+from sparse_bo.widths.norms import NormEstimate, estimate_rkhs_norm
 
 __all__ = [
     "BBKBAuthors",
@@ -32,12 +36,17 @@ __all__ = [
     "BiasConstant",
     "Bounds",
     "CalibratedWidth",
+    "Calibration",
     "Confidence",
     "ConstantWidth",
     "GaussianBounds",
+    "NormEstimate",
+    "NormWidth",
+    "RefutableWidth",
     "SBPELightTailed",
     "SBPEOnBox",
     "SBPETheory",
     "Width",
     "botorch_beta",
+    "estimate_rkhs_norm",
 ]

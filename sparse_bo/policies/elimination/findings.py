@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior
+from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.observations import Observations
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
@@ -38,6 +40,12 @@ class Finding:
     def marginals(self) -> Marginals:
         """Posterior means and standard deviations of the candidates."""
         return swept(self.posterior)
+
+    @cached_property
+    def form(self) -> QuadraticForm:
+        """The quadratic form of the batch's results. O(n + m³)."""
+        seen, prior = self.observations, self.posterior.prior
+        return quadratic_form(self.posterior.state, means=seen.means, counts=seen.counts, regularization=prior.regularization)
 
     def marginals_of(self, other: Finding) -> Marginals:
         """Return them of another finding's candidates."""
@@ -68,6 +76,31 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
     return Interval(seen.means - half, seen.means + half)
 
 
+def combined(
+    prior: ArmPrior, X: Tensor, seen: Sequence[tuple[Finding, Marginals]], width: BatchWidth, *, variances: Tensor | None = None
+) -> Interval:
+    """Return what the prior and some batches say together of points ``X`` (``n x d``): the intersection of their intervals.
+
+    Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths that know F; that counts as a batch.
+
+    Args:
+        prior: Of mean and kernel.
+        X: The points.
+        seen: Batches with their posteriors there.
+        width: Of the bounds.
+        variances: ``n``, ``k(x, x)`` where it is known.
+    """
+    norm = norm_of(width)
+    if variances is None:
+        variances = prior.covariance.diagonal(X)
+    spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
+    lower, upper = prior.prior_mean - spread, prior.prior_mean + spread
+    for finding, marginals in seen:
+        found = _interval(marginals, width.bounds(finding.confidence))
+        lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
+    return Interval(lower, upper)
+
+
 def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> Tensor:
     """Return which candidates (or points ``X``) can still be optimal: ``upper ≥ max lower`` over the finding's candidates.
 
@@ -96,8 +129,7 @@ class Contradiction:
 def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_variance: float) -> Contradiction | None:
     """Look for candidates of the newest finding whose intervals from different batches do not meet.
 
-    With probability 1 − δ/2 none exists if the assumptions hold: all bounds hold together. Before any data
-    ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths that know F; that counts as a batch. Without a
+    With probability 1 − δ/2 none exists if the assumptions hold: all bounds hold together. Without a
     contradiction no elimination can empty the active set: the arm of the highest lower bound stays.
 
     Args:
@@ -107,18 +139,14 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
     """
     newest = findings[-1]
     surrogate = newest.posterior.prior
-    norm, variances = norm_of(width), surrogate.in_memory[1]
-    spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
-    lower, upper = surrogate.prior_mean - spread, surrogate.prior_mean + spread
-    for finding in findings:
-        found = _interval(finding.marginals_of(newest), width.bounds(finding.confidence))
-        lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
+    seen = [(finding, finding.marginals_of(newest)) for finding in findings]
+    lower, upper = combined(surrogate, newest.candidates.points, seen, width, variances=surrogate.in_memory[1])
     gap = lower - upper
     worst = int(gap.argmax())
     scale = float(upper.abs().max()) + float(lower.abs().max())
     if not float(gap[worst]) > 1e-9 * scale:
         return None
-    estimate, noisy = _noise_check(findings, noise_variance)
+    estimate, noisy = noise_check(findings, noise_variance)
     return Contradiction(
         where=newest.candidates.place(worst),
         lower=float(lower[worst]),
@@ -152,7 +180,7 @@ def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, f
     )
 
 
-def _noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
+def noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
     """Return the pooled variance of repeats, and whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³)."""
     scatter = freedom = 0.0
     for finding in findings:
