@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell
 from sparse_bo.cli.presets import make_policy as preset
 from sparse_bo.cli.presets import make_problem
 from sparse_bo.dictionary import RecursiveRLSSampler
-from sparse_bo.errors import CertificateWarning
+from sparse_bo.errors import CertificateWarning, ContradictionError
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import max_variance_design
 from sparse_bo.policies.elimination.findings import interval
@@ -187,7 +188,7 @@ def run_table(*, on_refuted: str, budget: int, seed: int, device: torch.device) 
     policy = preset("sbpe", {"on_refuted": on_refuted}, problem="cadata", budget=budget)
     loop = AskTell(problem.arms, policy, seed=seed)
     start = clock()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(ContradictionError):  # the state says so
         warnings.simplefilter("ignore", CertificateWarning)
         loop.run(problem.objective(seed=1000 + seed), budget, call_with="indices")
     seconds = clock() - start
@@ -207,6 +208,7 @@ def run_table(*, on_refuted: str, budget: int, seed: int, device: torch.device) 
         "norm": state.norm,
         "norm_at_least": state.norm_at_least,
         "doublings": state.doublings,
+        "contradicted": state.contradiction is not None,
         "refuted_in_batch": refuted[0] if refuted else None,
         "left": len(state.survivors),
         "best_arms": int(best.sum()),
