@@ -17,6 +17,10 @@ class DictionaryWarning(UserWarning):
     """A dictionary that the user gave is far from all data, so that the posterior over it is nearly the prior."""
 
 
+class CertificateWarning(UserWarning):
+    """Results refute what a policy's bounds promised before them: what was promised, what was seen, and what to do."""
+
+
 class SamplerError(ValueError):
     """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
 

@@ -75,7 +75,7 @@ def warn_if_uncentred(
     if given.covar_module is None or given.regularization is None or given.prior_mean is not None:
         return
     mean = float(observations.means.mean())
-    if abs(mean) <= UNCENTRED * math.sqrt(given.regularization):  # whatever the kernel's variance is, which takes milliseconds to ask for
+    if abs(mean) <= UNCENTRED * math.sqrt(given.regularization):  # whatever k(x, x) is: asking takes milliseconds
         return
     if covariance is None:
         covariance = covariance_function(given.covar_module, like=observations.X[:1])

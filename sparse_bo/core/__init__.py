@@ -16,7 +16,8 @@
 - :mod:`~sparse_bo.core.pivoted`: greedy pivoted Cholesky by columns;
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
-- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time;
+- :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time, binomial tails;
+- :mod:`~sparse_bo.core.quadratic`: ``yᵀ(Q + λI)⁻¹y`` of observations, and how large noise alone makes it;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
 - :mod:`~sparse_bo.core.sums`: sums whose terms are added in one order on every device;
@@ -39,6 +40,7 @@ from sparse_bo.core import (
     normal_equations,
     nystrom,
     pivoted,
+    quadratic,
     quadrature,
     shapes,
     spectrum,
@@ -63,6 +65,7 @@ __all__ = [
     "normal_equations",
     "nystrom",
     "pivoted",
+    "quadratic",
     "quadrature",
     "shapes",
     "spectrum",

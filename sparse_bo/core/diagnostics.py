@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from scipy.special import bdtrc
 from torch import Tensor
 
 from sparse_bo.core.sums import group_sums
+
+
+def binomial_tail(trials: int, least: int, probability: float) -> float:
+    """Return the probability of at least ``least`` successes in so many independent trials, exactly (incomplete beta)."""
+    return 1.0 if least <= 0 else float(bdtrc(least - 1, trials, probability))
 
 
 class Trend(NamedTuple):

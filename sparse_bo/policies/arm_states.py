@@ -57,6 +57,9 @@ class FittedArms:
     error_weight: float = field(metadata=kept_since(0.0))
     """Their weight, see there."""
 
+    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
+    """F in the width where it is estimated; else ``None``."""
+
     @property
     def surprise(self) -> Surprise:
         """The recent one-step-ahead errors."""
@@ -151,6 +154,13 @@ class BanditState:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
 
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`State.standardised_errors`; the noise variance is λ."""
+        if self.posterior is None:
+            return None
+        variances = self.posterior.prior.regularization * (1.0 + self.posterior.leverages_at(picks))
+        return (y - self.posterior.means_at(picks)) / variances.sqrt()
+
     def report(self) -> Report:
         """See :meth:`State.report`. O(a)."""
         observed_index, observed_mean, count = self._best_observed()
@@ -173,6 +183,7 @@ class BanditState:
             jitter=None if posterior is None else posterior.state.factor.jitter,
             effective_dimension=None if posterior is None else posterior.effective_dimension,
             width=self.width,
+            rkhs_norm=None if self.fitted is None else self.fitted.rkhs_norm,
         )
 
     def _best_succeeded(self, posterior: ArmPosterior) -> tuple[int, float, float]:

@@ -113,6 +113,14 @@ class BoxState:
             covariance = posterior.distribution.lazy_covariance_matrix
             return posterior.mean.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`State.standardised_errors`; the noise is that of the model's likelihood."""
+        if self.model is None:
+            return None
+        with torch.no_grad():
+            posterior = self.model.posterior(picks, observation_noise=True)
+            return (y - posterior.mean.squeeze(-1)) / posterior.variance.squeeze(-1).sqrt()
+
     def report(self) -> Report:
         """See :meth:`State.report`; the best point is sought among the evaluated ones. One posterior mean at n points."""
         if not len(self.y):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from gpytorch.kernels import Kernel
@@ -10,7 +11,7 @@ from gpytorch.kernels import Kernel
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.core.chunking import default_memory_bytes
 from sparse_bo.priors import Prior
-from sparse_bo.validation import check_count, check_number, check_positive, check_probability
+from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 
 LEAST, MOST = 1e-30, 1e30
 """Of a regularization (y²): beyond them λ, or what is divided by it, leaves the range of numbers on the way to a posterior."""
@@ -65,6 +66,8 @@ class ConfidenceSettings:
     Attributes:
         noise_variance: ξ² > 0 (y²), the noise in the width or bounds (their variance proxy). ``None``: λ.
         rkhs_norm: F > 0, bound on the RKHS norm of the objective minus the prior mean; the theory's widths need it.
+            ``"estimate"``: what the results so far show of it (:func:`sparse_bo.widths.estimate_rkhs_norm`, its upper limit) —
+            an estimate, with which no theorem holds.
         failure_probability: δ in (0, 1) of the width or bounds.
 
     Raises:
@@ -73,14 +76,31 @@ class ConfidenceSettings:
     """
 
     noise_variance: float | None = None
-    rkhs_norm: float | None = None
+    rkhs_norm: float | Literal["estimate"] | None = None
     failure_probability: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("noise_variance", "rkhs_norm"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+        if self.noise_variance is not None:
+            check_positive("noise_variance", self.noise_variance)
+        if isinstance(self.rkhs_norm, str):
+            check_choice("rkhs_norm", self.rkhs_norm, ("estimate",))
+        elif self.rkhs_norm is not None:
+            check_positive("rkhs_norm", self.rkhs_norm)
         check_probability("failure_probability", self.failure_probability)
+
+
+def unknown_norm(width: str, *, otherwise: str) -> str:
+    """Return the message for a width that needs a norm bound where there is none.
+
+    Args:
+        width: Its name.
+        otherwise: What to use in its place where no norm is known.
+    """
+    return (
+        f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective minus the prior mean), got None. Pass "
+        "a number that you know to hold; or rkhs_norm='estimate' to have one estimated from the results (with which no theorem "
+        f"holds; sparse_bo.widths.estimate_rkhs_norm does it for data of your own); or {otherwise}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

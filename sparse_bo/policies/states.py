@@ -42,6 +42,17 @@ class Summary:
     """``Σ count · leverage`` over what was evaluated."""
     width: float | None = None
     """Multiplier of √leverage in the next batch's scores (y)."""
+    rkhs_norm: float | None = None
+    """F in the width; ``None`` where it has none."""
+    norm_at_least: float | None = None
+    """The objective's RKHS norm is at least this, as the results show; ``None`` where that is not looked at."""
+    coverage: float | None = None
+    """Of the inputs evaluated in the newest complete batch, the share whose mean result lies in the interval that the bounds
+    promised before it, widened by the noise; ``None`` where there are no such bounds."""
+    promised: float | None = None
+    """What they promise: at least this share."""
+    refuted: str | None = None
+    """What refutes the certificate of a policy that eliminates; ``None``: nothing has."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +91,14 @@ class State(Protocol):
 
     def report(self) -> Report:
         """Return the best points and the size of the model."""
+        ...
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """Return how far results ``y`` (``q``) at ``picks`` are from what this state predicts of them.
+
+        Returns:
+            ``q`` errors in predicted standard deviations, noise included; ``None`` without a model.
+        """
         ...
 
 

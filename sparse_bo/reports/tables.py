@@ -16,6 +16,7 @@ from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.reports.text import plain
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit
+from sparse_bo.runs.history import History
 from sparse_bo.runs.records import Recorded
 from sparse_bo.runs.result import Result
 
@@ -51,12 +52,16 @@ def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnPr
             f"{result.best_index} (mean {result.best_mean:.4f}{sd}; true value {true:.4f}, {better} arms are better)"
         )
     state = result.state
-    if isinstance(state, EliminationState) and state.survivors is not None:
-        lines["not eliminated"] = state.describe()
+    if isinstance(state, EliminationState):
+        if state.survivors is not None:
+            lines["not eliminated"] = state.describe()
+        if (held := state.held()) is not None:
+            lines["bounds"] = held
     certificate = loop.certificate()
     if certificate is not None and rows[-1].effective_dimension is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points, effective dimension {rows[-1].effective_dimension:.1f}"
         lines["certificate"] = f"sparse and exact variance differ by at most a factor {certificate.factor:.2f}, anywhere"
+    lines |= _trust(result.history)
     return _table(f"{loop.policy.name} on {problem.name}: {problem.description}", lines)
 
 
@@ -78,7 +83,7 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
         lines["regret"] = _of(problem.regret_of(recorded.history))
     if rows and rows[-1].dictionary_size is not None:
         lines["dictionary"] = f"{rows[-1].dictionary_size} points"
-    return _table(title, lines)
+    return _table(title, lines | _trust(recorded.history))
 
 
 def audit_table(path: Path, audit: Audit) -> Table:
@@ -106,9 +111,10 @@ def audit_table(path: Path, audit: Audit) -> Table:
     lines["calibration"] = (
         "none: no model of which the prior is at hand, or too few inputs"
         if calibration is None
-        else f"of {calibration.points:,} inputs predicted from the others, {calibration.within_68:.0%} are within 68 % bounds "
+        else f"of {calibration.results:,} inputs predicted from the others, {calibration.within_68:.0%} are within 68 % bounds "
         f"and {calibration.within_95:.0%} within 95 %; spread {calibration.spread:.2f} ({_verdict(calibration.spread)})"
     )
+    lines |= _trust(recorded.history)
     drift, kind = audit.drift, "repeated evaluations" if audit.repeated else "leave-one-out errors"
     if drift is None:
         lines["drift"] = "none looked for: too few repeated evaluations, and no predictions"
@@ -118,6 +124,18 @@ def audit_table(path: Path, audit: Audit) -> Table:
             f"{seen}: {kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations, {abs(drift.score):.1f} standard errors"
         )
     return _table(f"audit of {recorded.about['policy']}, seed {recorded.about['seed']}, in {path}", lines)
+
+
+def _trust(history: History) -> dict[str, str]:
+    """Return whether a certificate was refuted, and how the results were spread around what was predicted of them."""
+    lines = {} if history.refuted is None else {"certificate": f"REFUTED: {history.refuted}"}
+    found = history.calibration
+    if found is not None:
+        lines["predicted before"] = (
+            f"of {found.results:,} results, {found.within_68:.0%} are within 68 % bounds and {found.within_95:.0%} within 95 %;"
+            f" spread {found.spread:.2f} ({_verdict(found.spread)})"
+        )
+    return lines
 
 
 def _place(pick: Any) -> str:

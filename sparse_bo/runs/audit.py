@@ -26,24 +26,12 @@ from sparse_bo.policies.ucb.box import BoxUCBState
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import Recorded, domain_of, evaluations_of, policy_of, read_run
+from sparse_bo.widths.calibration import Calibration, calibration
 
 FEWEST, MOST = 8, 2_000
 """Distinct inputs of which leave-one-out predictions are made: at least; and of more, so many spread over them."""
 NEWEST = 100
 """Evaluations whose failures are counted apart."""
-
-
-class Calibration(NamedTuple):
-    """How well the model predicts each observed input from all the others, under its kernel, mean and λ."""
-
-    points: int
-    """Distinct inputs that were predicted."""
-    within_68: float
-    """Share of the means observed within the central 68 % of their prediction."""
-    within_95: float
-    """And within 95 %."""
-    spread: float
-    """Standard deviation of (observed − predicted) / predicted standard deviation: 1 if right, above 1 if too sure."""
 
 
 class Failing(NamedTuple):
@@ -66,7 +54,8 @@ class Audit(NamedTuple):
     certificate: Certificate | None
     """``None`` without a sparse model over arms."""
     calibration: Calibration | None
-    """``None`` without a model whose prior is at hand, or with fewer than eight inputs."""
+    """Of leave-one-out predictions of the distinct inputs, by kernel, mean and λ; ``None`` without a model whose prior is at
+    hand, or with fewer than eight inputs."""
     failing: Failing
     drift: Trend | None
     """Of repeated evaluations of the same inputs (y per evaluation), or, without enough of them, of leave-one-out errors;
@@ -108,7 +97,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
         recorded=recorded,
         state=state,
         certificate=engine.certificate(),
-        calibration=None if predicted is None else _calibration(predicted[0]),
+        calibration=None if predicted is None else calibration(predicted[0]),
         failing=_failing(picks, y),
         drift=drift,
         repeated=repeated,
@@ -175,13 +164,3 @@ def _prior_of(state: State) -> tuple[CovarianceFunction, float, float, Observati
         covariance = covariance_function(known.covar_module, like=state.X)
         return covariance, known.prior_mean, known.regularization, merge_observations(state.X, state.y)
     return None
-
-
-def _calibration(scores: Tensor) -> Calibration:
-    sizes = scores.abs()
-    return Calibration(
-        len(scores),
-        float((sizes <= 0.99446).double().mean()),
-        float((sizes <= 1.95996).double().mean()),
-        float(scores.square().mean().sqrt()),
-    )

@@ -271,10 +271,11 @@ class Engine:
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
         bad = [i for i, v in enumerate(values) if math.isnan(v)]
         generator, start = self._drawing(), time.perf_counter()
-        device = self.domain.device
+        device, errors = self.domain.device, None
         if good:
             y = torch.tensor([values[i] for i in good], dtype=torch.float64, device=device)
             picks = batch.picks[torch.tensor(good, device=device)]
+            errors = self.state.standardised_errors(picks, y)
             state = tell(self.state, picks, y, generator=generator)
         else:
             state = self.state.without_results()
@@ -287,6 +288,7 @@ class Engine:
             points=batch.X.tolist() if batch.indices is None else None,
             values=values,
             rechecked=self._rechecked,
+            errors=errors,
             variance_factor=self._variance_factor(state),
             seconds={**self._effort, **state.seconds},
         )

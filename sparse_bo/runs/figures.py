@@ -78,7 +78,10 @@ def plot_history(history: History, *, regret: Sequence[float] | None = None, bes
         for axis in axes.flat:
             axis.set_xlabel("evaluations")
             axis.set_xlim(left=0)
-        figure.suptitle(_title(history.info), fontsize=11, parse_math=False)  # a "$" in a name is no formula
+        # a "$" in a name is no formula
+        figure.suptitle(
+            _title(history.info) + _refuted(history), fontsize=11, parse_math=False, color=RED if history.refuted else INK
+        )
     return figure
 
 
@@ -96,6 +99,14 @@ def _title(info: Mapping[str, Any]) -> str:
     if "seed" in info:
         parts.append(f"seed {info['seed']}")
     return "   ·   ".join(parts)
+
+
+def _refuted(history: History) -> str:
+    """Return a line of the title that says from when on the certificate is refuted, if it is."""
+    if history.refuted is None:
+        return ""
+    first = next(row for row in history.rows if row.refuted is not None)
+    return f"\nCERTIFICATE REFUTED by the results, after {first.pulls:,} evaluations"
 
 
 def _line(axis: Axes, x: Sequence[float], y: Sequence[float | None], **style: Any) -> None:

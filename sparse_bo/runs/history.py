@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.answers import FAILED
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
+from sparse_bo.widths.calibration import Calibration
 
 SCHEMA = 1
 
@@ -35,6 +37,14 @@ class HistoryRow(Summary):
     """Arms that can still be optimal; ``None`` where nothing is eliminated."""
     rechecked: int = 0
     """Arms whose score was recomputed in float64 while this batch was picked."""
+    predicted: int = 0
+    """Results of this batch that a model had predicted before it."""
+    inside_68: int = 0
+    """Of these, within the central 68 % of their prediction."""
+    inside_95: int = 0
+    """And within 95 %."""
+    error_squares: float = 0.0
+    """Sum of the squares of their standardised errors."""
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` where it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
@@ -44,6 +54,11 @@ class HistoryRow(Summary):
     def batch_size(self) -> int:
         """Evaluations asked in this batch."""
         return len(self.values)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """How the results of this batch were spread around their predictions; ``None`` if there were none."""
+        return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares) if self.predicted else None
 
     @property
     def failed(self) -> int:
@@ -90,6 +105,17 @@ class History:
         if name not in names:
             raise ValueError(f"expected a field of HistoryRow ({', '.join(names)}), got {name!r}")
         return [getattr(row, name) for row in self.rows]
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """How all results were spread around what the model had predicted before their batches; ``None`` without a model."""
+        found = [row.calibration for row in self.rows if row.calibration is not None]
+        return reduce(Calibration.and_also, found) if found else None
+
+    @property
+    def refuted(self) -> str | None:
+        """What refutes the certificate, as the newest row says; ``None``: nothing has, or there is none."""
+        return self.rows[-1].refuted if self.rows else None
 
     @property
     def indices(self) -> list[int]:

@@ -15,6 +15,7 @@ from sparse_bo.policies import Report, State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.widths.calibration import Calibration, calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,6 +102,16 @@ class Result:
         """
         return self.summary.survivors
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """How far the results were from what the model predicted before their batches; ``None`` without a model."""
+        return self.history.calibration
+
+    @property
+    def refuted(self) -> str | None:
+        """What refutes the certificate of a policy that eliminates; ``None``: nothing has, or it has none."""
+        return self.report.refuted
+
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
     ) -> Figure:
@@ -172,11 +183,13 @@ def make_row(
     points: list[list[float]] | None,
     values: list[float],
     rechecked: int,
+    errors: Tensor | None,
     variance_factor: float | None,
     seconds: Mapping[Phase, float],
 ) -> HistoryRow:
-    """Return the history row of a batch, from the state after it."""
+    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
     report = state.report()
+    found = Calibration(0, 0, 0, 0.0) if errors is None else calibration(errors)
     return HistoryRow(
         **{field.name: getattr(report, field.name) for field in fields(Summary)},
         round=state.round,
@@ -186,6 +199,10 @@ def make_row(
         values=values,
         survivors=None if report.survivors is None else len(report.survivors),
         rechecked=rechecked,
+        predicted=found.results,
+        inside_68=found.inside_68,
+        inside_95=found.inside_95,
+        error_squares=found.squares,
         variance_factor=variance_factor,
         seconds=seconds,
     )

@@ -6,10 +6,12 @@ from sparse_bo.widths.bounds import (
     BiasConstant,
     Bounds,
     GaussianBounds,
+    RefutableWidth,
     SBPELightTailed,
     SBPEOnBox,
     SBPETheory,
 )
+from sparse_bo.widths.calibration import Calibration
 from sparse_bo.widths.gp_ucb import (
     GSSBOTheory,
     SrinivasCompact,
@@ -26,9 +28,11 @@ from sparse_bo.widths.leverage import (
     CalibratedWidth,
     Confidence,
     ConstantWidth,
+    NormWidth,
     Width,
     botorch_beta,
 )
+from sparse_bo.widths.norms import NormEstimate, estimate_rkhs_norm
 
 __all__ = [
     "BBKBAuthors",
@@ -40,10 +44,14 @@ __all__ = [
     "BiasConstant",
     "Bounds",
     "CalibratedWidth",
+    "Calibration",
     "Confidence",
     "ConstantWidth",
     "GSSBOTheory",
     "GaussianBounds",
+    "NormEstimate",
+    "NormWidth",
+    "RefutableWidth",
     "SBPELightTailed",
     "SBPEOnBox",
     "SBPETheory",
@@ -54,4 +62,5 @@ __all__ = [
     "SurrogateWidth",
     "Width",
     "botorch_beta",
+    "estimate_rkhs_norm",
 ]

@@ -6,8 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from sparse_bo.core.quadratic import QuadraticForm
 from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
+from sparse_bo.widths.norms import form_at_most, norm_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,19 @@ class BatchWidth(Protocol):
 
     def bounds(self, confidence: BatchConfidence) -> Bounds:
         """Return bounds that hold together for every arm and every batch but for the width's share of δ."""
+        ...
+
+
+@runtime_checkable
+class RefutableWidth(BatchWidth, Protocol):
+    """Bounds that say enough of the noise to be held against results."""
+
+    def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
+        """Return how far (y) the means of ``counts`` results (``n``) are from the objective, but for this share of them."""
+        ...
+
+    def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """Return what the form of a batch's results exceeds with probability ``2 exp(−log_inverse)`` at most; ∞ if unknown."""
         ...
 
 
@@ -88,8 +106,36 @@ class SBPETheory:
 
     def noise(self, confidence: BatchConfidence, log_inverse: float) -> float:
         """Return ``(ξ/τ) √(2 log(1/δ'))``."""
-        variance = confidence.regularization if self.noise_variance is None else self.noise_variance
-        return math.sqrt(2.0 * variance / confidence.regularization * log_inverse)
+        return math.sqrt(2.0 * self.proxy(confidence.regularization) / confidence.regularization * log_inverse)
+
+    def proxy(self, regularization: float) -> float:
+        """Return ξ² (y²)."""
+        return regularization if self.noise_variance is None else self.noise_variance
+
+    def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
+        """See :class:`RefutableWidth`: ``ξ √(2 log(2/share)/c)``."""
+        return (2.0 * self.proxy(regularization) * math.log(2.0 / share) / counts).sqrt()
+
+    def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """See :class:`RefutableWidth` and :mod:`sparse_bo.widths.norms`."""
+        return form_at_most(
+            form,
+            self.rkhs_norm,
+            noise_variance=self.proxy(confidence.regularization),
+            regularization=confidence.regularization,
+            ratio=confidence.ratio,
+            log_inverse=log_inverse,
+        )
+
+    def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """Return the least F that :meth:`form_at_most` does not refute."""
+        return norm_at_least(
+            form,
+            noise_variance=self.proxy(confidence.regularization),
+            regularization=confidence.regularization,
+            ratio=confidence.ratio,
+            log_inverse=log_inverse,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +157,23 @@ class SBPELightTailed(SBPETheory):
 
     def noise(self, confidence: BatchConfidence, log_inverse: float) -> float:
         """Return the second term of ``β(δ')``."""
-        variance = confidence.regularization if self.noise_variance is None else self.noise_variance
-        proxy = max(variance, 2.0 * log_inverse / self.noise_radius**2)
+        proxy = max(self.proxy(confidence.regularization), 2.0 * log_inverse / self.noise_radius**2)
         return math.sqrt(2.0 * proxy / confidence.regularization * log_inverse)
+
+    def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
+        """See :class:`RefutableWidth`: Chernoff's bound at ``h ≤ h₀ c``, the sub-Gaussian one where that is not felt."""
+        log_inverse, proxy = math.log(2.0 / share), self.proxy(regularization)
+        plain = (2.0 * proxy * log_inverse / counts).sqrt()
+        steep = log_inverse / (self.noise_radius * counts) + 0.5 * self.noise_radius * proxy
+        return torch.where(plain <= proxy * self.noise_radius, plain, steep)
+
+    def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """Return infinity: squares of such noise have no exponential moments."""
+        return math.inf
+
+    def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """Return 0, for the same reason."""
+        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +201,18 @@ class SBPEOnBox:
         width = self.theory.multiplier(confidence, per_batch + math.log(2.0) + self.log_discretization(confidence))
         n = confidence.pulls
         return Bounds(width, 2.0 / n + 2.0 * width / math.sqrt(n))
+
+    def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
+        """See :class:`RefutableWidth`."""
+        return self.theory.noise_within(counts, share=share, regularization=regularization)
+
+    def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """See :class:`RefutableWidth`."""
+        return self.theory.form_at_most(form, confidence, log_inverse=log_inverse)
+
+    def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """See :class:`SBPETheory`."""
+        return self.theory.norm_at_least(form, confidence, log_inverse=log_inverse)
 
     def log_discretization(self, confidence: BatchConfidence) -> float:
         """Return ``log Γ``."""
@@ -175,6 +247,19 @@ class GaussianBounds:
         """Return the bounds."""
         log_inverse = math.log(2.0 * confidence.batches * confidence.arms / self.failure_probability)
         return Bounds(math.sqrt(2.0 * variance_factor(confidence.ratio) * log_inverse), 0.0)
+
+    def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
+        """See :class:`RefutableWidth`: the quantile of a normal distribution of variance ``λ/c``."""
+        return math.sqrt(2.0) * torch.erfinv(counts.new_tensor(1.0 - share)) * (regularization / counts).sqrt()
+
+    def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
+        """See :class:`RefutableWidth`: ``(1 + ρ) χ²``.
+
+        The results have the covariance ``K + λI ⪯ (1 + ρ)(Q + λI)``, so their form is at most ``(1 + ρ)`` times a sum of n
+        squares of standard normals, whose tail is Laurent & Massart's (2000).
+        """
+        n = form.size
+        return (1.0 + confidence.ratio) * (n + 2.0 * math.sqrt(n * log_inverse) + 2.0 * log_inverse)
 
 
 def bias_constant(ratio: float, bias: BiasConstant) -> float:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -64,3 +65,47 @@ class Surprise:
         added = float(shares.sum())
         kept = math.exp(-added / MEMORY)
         return Surprise(kept * self.squares + float(shares @ errors.square()), kept * self.weight + added)
+
+
+class Calibration(NamedTuple):
+    """How far results were from their predictions, in predicted standard deviations (noise included). A value; adds up.
+
+    Predictions are those from before a result's batch, or leave-one-out ones: whoever counts says which. Errors of results of
+    one batch are not independent (they have the model's error in common), so this is a description, and no test.
+    """
+
+    results: int
+    """How many were predicted."""
+    inside_68: int
+    """Of these, within the central 68 % of their prediction."""
+    inside_95: int
+    """And within 95 %."""
+    squares: float
+    """Sum of the squared standardised errors."""
+
+    @property
+    def within_68(self) -> float:
+        """Share within the central 68 %."""
+        return self.inside_68 / self.results
+
+    @property
+    def within_95(self) -> float:
+        """Share within the central 95 %."""
+        return self.inside_95 / self.results
+
+    @property
+    def spread(self) -> float:
+        """Root mean square of the standardised errors: 1 if the model is right, above 1 if it is too sure."""
+        return math.sqrt(self.squares / self.results)
+
+    def and_also(self, other: Calibration) -> Calibration:
+        """Return both together."""
+        results, inside_68, inside_95, squares = (mine + theirs for mine, theirs in zip(self, other, strict=True))
+        return Calibration(int(results), int(inside_68), int(inside_95), squares)
+
+
+def calibration(scores: Tensor) -> Calibration:
+    """Return how standardised errors (``n``) are spread."""
+    sizes = scores.abs()
+    inside_68, inside_95 = int((sizes <= 0.99446).sum()), int((sizes <= 1.95996).sum())
+    return Calibration(len(scores), inside_68, inside_95, float(scores.square().sum()))

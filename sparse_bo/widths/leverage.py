@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sparse_bo.validation import check_number, check_positive, check_probability
+from sparse_bo.core.quadratic import QuadraticForm
+from sparse_bo.validation import check_choice, check_number, check_positive, check_probability
 from sparse_bo.widths.bounds import BatchConfidence, Bounds
+from sparse_bo.widths.norms import norm_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Confidence:
     regularization: float
     kappa_squared: float
     ratio_threshold: float
+    rkhs_norm: float | None = None
+    """F as the observations show it; ``None`` where no width asks for it."""
     calibration: float = 1.0
     """By this the model's intervals should be wider, see :mod:`sparse_bo.widths.calibration`."""
 
@@ -121,18 +125,37 @@ class CalibratedWidth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Constants:
-    """F, ξ² (``None``: λ) and δ."""
+class NormWidth:
+    """What the widths with an F have in common: F (``"estimate"``: from the observations), ξ² (``None``: λ) and δ."""
 
-    rkhs_norm: float
+    rkhs_norm: float | Literal["estimate"]
     noise_variance: float | None = None
     failure_probability: float = 0.05
 
     def __post_init__(self) -> None:
-        check_positive("rkhs_norm", self.rkhs_norm)
+        if isinstance(self.rkhs_norm, str):
+            check_choice("rkhs_norm", self.rkhs_norm, ("estimate",))
+        else:
+            check_positive("rkhs_norm", self.rkhs_norm)
         if self.noise_variance is not None:
             check_positive("noise_variance", self.noise_variance)
         check_probability("failure_probability", self.failure_probability)
+
+    def estimated(self, form: QuadraticForm, *, regularization: float) -> float | None:
+        """Return F as observations show it (the upper limit of an estimate); ``None`` if F is given.
+
+        With picks that depend on results, and hyper-parameters that were learned from them, no theorem covers it.
+
+        Args:
+            form: Of the observations.
+            regularization: λ (y²).
+        """
+        if self.rkhs_norm != "estimate":
+            return None
+        noise, delta = self.noise_variance or regularization, self.failure_probability
+        return norm_estimate(
+            form, noise_variance=noise, regularization=regularization, ratio=0.0, failure_probability=delta
+        ).upper
 
     def _noise(self, confidence: Confidence, information: float) -> float:
         """Return ``ξ √(information + log(1/δ))``."""
@@ -140,12 +163,19 @@ class _Constants:
         return math.sqrt(variance * (information + math.log(1.0 / self.failure_probability)))
 
     def _bias(self, confidence: Confidence) -> float:
-        """Return ``√λ F``."""
-        return math.sqrt(confidence.regularization) * self.rkhs_norm
+        """Return ``√λ F``.
+
+        Raises:
+            ValueError: If F is to be estimated and there is no estimate.
+        """
+        norm = confidence.rkhs_norm if isinstance(self.rkhs_norm, str) else self.rkhs_norm
+        if norm is None:
+            raise ValueError("rkhs_norm='estimate' needs Confidence.rkhs_norm, got None; pass NormWidth.estimated(...)")
+        return math.sqrt(confidence.regularization) * norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class BKBTheory(_Constants):
+class BKBTheory(NormWidth):
     """BKB Thm 2: ``2ξ √(α log(κ²t) d_eff + log(1/δ)) + (1 + 1/√(1−ε)) √λ F``, ``α = (1+ε)/(1−ε)``.
 
     Attributes:
@@ -171,7 +201,7 @@ class BKBTheory(_Constants):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BBKBTheory(_Constants):
+class BBKBTheory(NormWidth):
     """BBKB Thm 2: ``C̃ [2ξ √(Σ_s log(1 + 3 leverage_fb(x_s)) + log(1/δ)) + (1+√2) √λ F]``."""
 
     def gains(self, leverages: Tensor) -> Tensor:
@@ -185,7 +215,7 @@ class BBKBTheory(_Constants):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BKBAuthors(_Constants):
+class BKBAuthors(NormWidth):
     """The authors' BKB code: ``√λ F + √(ξ² (log t · d_eff + log(1/δ)))``."""
 
     def gains(self, leverages: Tensor) -> Tensor:
@@ -199,7 +229,7 @@ class BKBAuthors(_Constants):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BBKBAuthors(_Constants):
+class BBKBAuthors(NormWidth):
     """The authors' BBKB code: ``√λ F + √(ξ² (C̃ Σ_s log(1 + leverage_fb(x_s)) + log(1/δ)))``.
 
     Their sum leaves out the first arm, which they pull before the loop; here every pull counts, which makes

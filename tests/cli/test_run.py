@@ -139,3 +139,17 @@ def test_the_end_of_a_method_is_part_of_the_names_of_its_files(tmp_path, monkeyp
         "bench.run-random-seed0.jsonl",
         "bench.run-random-seed0.png",
     ]
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.CertificateWarning")
+def test_a_refuted_certificate_is_said_in_summary_and_report(tmp_path):
+    """F = 0.8 for a draw of variance 1: nothing of norm 0.8 is that large."""
+    wrong = ["--policy", "sbpe", "--rkhs-norm", "0.8", "--width", "tight", "--on-refuted", "stop", "--storage"]
+    done = invoke(*QUICK, "--budget", "120", *wrong, tmp_path / "run.db", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "REFUTED: " in done.output
+    assert "predicted before" in done.output
+    assert "mean results in the intervals promised before" in done.output
+    told = invoke("report", str(tmp_path / "run.db"), "--out", str(tmp_path))
+    assert "REFUTED: " in told.output
+    assert "REFUTED: " in invoke("audit", str(tmp_path / "run.db")).output

@@ -85,12 +85,16 @@ def _true_ratio(X: torch.Tensor, m: int, counts: torch.Tensor, noise: float, len
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
-    ("offset", "lengthscale", "pulls", "noise"), [(0.0, 0.5, 10**6, 0.1), (100.0, 0.25, 10, 0.1), (100.0, 0.25, 10**4, 1e-4)]
+    ("d", "offset", "lengthscale", "pulls", "noise"),
+    [(1, 0.0, 0.5, 10**6, 0.1), (1, 100.0, 0.25, 10, 0.1), (2, 100.0, 0.25, 10**4, 1e-4)],
 )
-def test_the_upper_bound_holds_beyond_round_off(offset, lengthscale, pulls, noise, seed):
-    """Many pulls, inputs far from zero and an ill-conditioned dictionary: the certificate covers what float64 loses."""
+def test_the_upper_bound_holds_beyond_round_off(d, offset, lengthscale, pulls, noise, seed):
+    """Many pulls, inputs far from zero and an ill-conditioned dictionary: the certificate covers what float64 loses.
+
+    Without the kernel's own error (``_kernel_error``) the first case is 0.2 % below the truth at one of the seeds.
+    """
     g = torch.Generator().manual_seed(seed)
-    X = torch.rand(12, 1 + seed % 2, generator=g, dtype=torch.float64) + offset
+    X = torch.rand(12, d, generator=g, dtype=torch.float64) + offset
     counts = torch.randint(1, pulls, (12,), generator=g).double()
     kernel = RBFKernel()
     kernel.lengthscale = lengthscale  # rounded to float32 there, and used as it then is

@@ -113,6 +113,7 @@ def test_a_policy_is_one_and_finds_the_best_arm(policy):
     assert result.state.describe() == f"{left[-1]} of 150 arms can still be optimal at confidence 0.95"
 
 
+@pytest.mark.filterwarnings("ignore:.*raise noise_variance:sparse_bo.errors.CertificateWarning")  # a lie, to eliminate more
 @pytest.mark.parametrize("seed", range(3))
 def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_that_is_left(seed):
     X, member = arms(150, seed=seed), Member(seed)
@@ -522,6 +523,7 @@ class TestBox:
         assert pieces.history.points == whole.history.points
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.CertificateWarning")
 class TestContradiction:
     def test_a_norm_that_is_too_small_is_named(self):
         X, member = arms(150), Member(scale=3.0)
@@ -581,7 +583,7 @@ class TestContradiction:
         ({"horizon": 10.0}, TypeError, "horizon"),
         ({"schedule": (150, 60)}, ValueError, "more than the horizon of 200"),
         ({"rkhs_norm": 0.0}, ValueError, "rkhs_norm > 0"),
-        ({"rkhs_norm": None, "width": "theory"}, ValueError, "needs rkhs_norm="),
+        ({"rkhs_norm": None, "width": "theory"}, ValueError, "or rkhs_norm='estimate' to have one estimated"),
         ({"noise_variance": -1.0}, ValueError, "noise_variance > 0"),
         ({"regularization": 0.0}, ValueError, "regularization > 0"),
         ({"failure_probability": 0.0}, ValueError, "failure_probability in"),
@@ -596,6 +598,10 @@ class TestContradiction:
         ({"initial_design": 0}, ValueError, "initial_design >= 1"),
         ({"on_contradiction": "ignore"}, ValueError, "'raise', 'double'"),
         ({"rkhs_norm": None, "on_contradiction": "double"}, ValueError, "these bounds have none"),
+        ({"on_refuted": "ignore"}, ValueError, "'warn', 'stop', 'widen'"),
+        ({"rkhs_norm": None, "on_refuted": "widen"}, ValueError, "on_refuted='widen' multiplies F, but these bounds have none"),
+        ({"rkhs_norm": "guess"}, ValueError, "rkhs_norm to be one of 'estimate'"),
+        ({"rkhs_norm": "estimate", "width": "gaussian"}, ValueError, "estimates F, but these bounds have none"),
         ({"sweep_dtype": torch.float16}, ValueError, "sweep_dtype"),
         ({"memory_bytes": 10}, ValueError, "memory_bytes >= 1048576"),
     ],

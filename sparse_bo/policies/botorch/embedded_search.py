@@ -42,6 +42,10 @@ class EmbeddedState(BoxState):
         """See :meth:`sparse_bo.policies.states.State.without_results`."""
         return replace(self, round=self.round + 1, seconds={}, inner=self.inner.without_results())
 
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`sparse_bo.policies.states.State.standardised_errors`: the inner policy's."""
+        return self.inner.standardised_errors(self.embedding.preimage(self.to_cube(picks))[0], y)
+
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`; the model is the inner policy's."""
         inner = self.inner.report()

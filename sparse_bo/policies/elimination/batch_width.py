@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparse_bo.policies.settings import ConfidenceSettings
+from sparse_bo.policies.settings import ConfidenceSettings, unknown_norm
 from sparse_bo.validation import check_choice
 from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPEOnBox, SBPETheory
+
+UNESTIMATED = 1.0
+"""F until the first batch is complete, where it is to be estimated: nothing is bounded before, and on a box it only sizes the
+first candidate set."""
 
 
 def named_width(width: BatchWidth | float | str | None, settings: ConfidenceSettings, *, bias: BiasConstant) -> BatchWidth:
@@ -28,9 +32,9 @@ def named_width(width: BatchWidth | float | str | None, settings: ConfidenceSett
         if width == "gaussian":
             return GaussianBounds(failure_probability=settings.failure_probability)
         if settings.rkhs_norm is None:
-            raise ValueError(f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective), got None")
+            raise ValueError(unknown_norm(width, otherwise="width='gaussian' (for draws of the prior)"))
         return SBPETheory(
-            rkhs_norm=settings.rkhs_norm,
+            rkhs_norm=UNESTIMATED if settings.rkhs_norm == "estimate" else settings.rkhs_norm,
             noise_variance=settings.noise_variance,
             failure_probability=settings.failure_probability,
             bias="tight" if width == "tight" else bias,
@@ -49,18 +53,26 @@ def on_box(width: BatchWidth, *, discretization_constant: float) -> BatchWidth:
     return width
 
 
+def theory_of(width: BatchWidth) -> SBPETheory | None:
+    """Return the theory's width, which has an F; ``None`` for others."""
+    theory = width.theory if isinstance(width, SBPEOnBox) else width
+    return theory if isinstance(theory, SBPETheory) else None
+
+
 def norm_of(width: BatchWidth) -> float | None:
     """Return the F of a width that has one."""
-    theory = width.theory if isinstance(width, SBPEOnBox) else width
-    return theory.rkhs_norm if isinstance(theory, SBPETheory) else None
+    theory = theory_of(width)
+    return None if theory is None else theory.rkhs_norm
+
+
+def with_norm(width: BatchWidth, rkhs_norm: float) -> BatchWidth:
+    """Return the width with another F; one without F as it is."""
+    if isinstance(width, SBPEOnBox):
+        return replace(width, theory=replace(width.theory, rkhs_norm=rkhs_norm))
+    return replace(width, rkhs_norm=rkhs_norm) if isinstance(width, SBPETheory) else width
 
 
 def doubled(width: BatchWidth, times: int = 1) -> BatchWidth:
     """Return the width with ``2^times`` the F; one without F as it is."""
-    if isinstance(width, SBPEOnBox):
-        return replace(width, theory=_doubled(width.theory, times))
-    return _doubled(width, times) if isinstance(width, SBPETheory) else width
-
-
-def _doubled(theory: SBPETheory, times: int) -> SBPETheory:
-    return replace(theory, rkhs_norm=theory.rkhs_norm * 2.0**times)
+    norm = norm_of(width)
+    return width if norm is None else with_norm(width, norm * 2.0**times)

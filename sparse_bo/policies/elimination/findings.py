@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import InMemoryPosterior
+from sparse_bo.arms import ArmPrior, InMemoryPosterior
+from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.domains import ShardedArms
 from sparse_bo.observations import Observations
 from sparse_bo.policies.elimination.batch_width import norm_of
@@ -39,6 +41,12 @@ class Finding:
     def marginals(self) -> Marginals:
         """Posterior means and standard deviations of the candidates."""
         return swept(self.posterior)
+
+    @cached_property
+    def form(self) -> QuadraticForm:
+        """The quadratic form of the batch's results. O(n + m³)."""
+        seen, prior = self.observations, self.posterior.prior
+        return quadratic_form(self.posterior.state, means=seen.means, counts=seen.counts, regularization=prior.regularization)
 
     def marginals_of(self, other: Finding) -> Marginals:
         """Return them of another finding's candidates."""
@@ -69,6 +77,26 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
     return Interval(seen.means - half, seen.means + half)
 
 
+def combined(prior: ArmPrior, variances: Tensor, seen: Sequence[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
+    """Return what the prior and some batches say together of ``n`` points: the intersection of their intervals.
+
+    Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths that know F; that counts as a batch.
+
+    Args:
+        prior: Of the objective.
+        variances: ``n``, ``k(x, x)`` of the points.
+        seen: Batches with their posteriors there.
+        width: Of the bounds.
+    """
+    norm = norm_of(width)
+    spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
+    lower, upper = prior.prior_mean - spread, prior.prior_mean + spread
+    for finding, marginals in seen:
+        found = _interval(marginals, width.bounds(finding.confidence))
+        lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
+    return Interval(lower, upper)
+
+
 def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> Tensor:
     """Return which candidates (or points ``X``) can still be optimal: ``upper ≥ max lower`` over the finding's candidates.
 
@@ -97,8 +125,7 @@ class Contradiction:
 def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_variance: float) -> Contradiction | None:
     """Look for candidates of the newest finding whose intervals from different batches do not meet.
 
-    With probability 1 − δ/2 none exists if the assumptions hold: all bounds hold together. Before any data
-    ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths that know F; that counts as a batch. Without a
+    With probability 1 − δ/2 none exists if the assumptions hold: all bounds hold together. Without a
     contradiction no elimination can empty the active set: the arm of the highest lower bound stays.
 
     Args:
@@ -108,17 +135,13 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_varia
     """
     newest = findings[-1]
     surrogate = newest.posterior.prior
-    norm, variances = norm_of(width), surrogate.in_memory[1]
-    spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
-    lower, upper = surrogate.prior_mean - spread, surrogate.prior_mean + spread
-    for finding in findings:
-        found = _interval(finding.marginals_of(newest), width.bounds(finding.confidence))
-        lower, upper = torch.maximum(lower, found.lower), torch.minimum(upper, found.upper)
+    seen = [(finding, finding.marginals_of(newest)) for finding in findings]
+    lower, upper = combined(surrogate, surrogate.in_memory[1], seen, width)
     told = newest.candidates.group.objects("contradictions", _worst(newest.candidates, lower, upper))
     gap, place, low, high, _ = max(told, key=lambda worst: worst[0])
     if not gap > 1e-9 * max(worst[4] for worst in told):
         return None
-    estimate, noisy = _noise_check(findings, noise_variance)
+    estimate, noisy = noise_check(findings, noise_variance)
     return Contradiction(where=place, lower=low, upper=high, noisy=noisy, noise_estimate=estimate)
 
 
@@ -157,7 +180,7 @@ def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, f
     )
 
 
-def _noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
+def noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
     """Return the pooled variance of repeats, and whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³)."""
     scatter = freedom = 0.0
     for finding in findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -12,12 +13,13 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.domains import ArmSet
-from sparse_bo.errors import ContradictionError, ScheduleComplete
+from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
 from sparse_bo.kernels import covariance_function
 from sparse_bo.learning import learn_prior
 from sparse_bo.observations import repeated_rows
-from sparse_bo.policies.elimination.batch_width import doubled
-from sparse_bo.policies.elimination.findings import Finding, contradiction, explain, known
+from sparse_bo.policies.elimination.batch_width import norm_of
+from sparse_bo.policies.elimination.findings import Finding
+from sparse_bo.policies.elimination.judgement import Rules, judgement
 from sparse_bo.policies.elimination.persistence import freeze_elimination, thaw_elimination
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.regression import certified_ratio
@@ -27,10 +29,7 @@ from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.priors import KnownPrior, Prior
-from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
-
-LARGEST_DOUBLINGS = 200
-"""Of F, in search of one that the data do not contradict."""
+from sparse_bo.widths import BatchConfidence, BatchWidth
 
 T = TypeVar("T")
 
@@ -72,9 +71,7 @@ class Elimination(Mechanism[EliminationState]):
         sizes: The batch schedule.
         width: The width of the bounds on this domain, before any doubling of F.
         resampling: Which dictionaries the batches use, and when they take new ones.
-        noise_variance: ξ² (y²) in the check for contradictions; ``None``: λ.
-        failure_probability: δ of the policy.
-        doubles_norm: Whether a contradiction doubles F; otherwise it ends the run.
+        rules: How the bounds are judged by the results.
         sweep_dtype: Precision of the large products while picks are planned; bounds are always float64.
         memory_bytes: Budget of a sweep's temporary blocks, and again of the kernel columns kept between sweeps.
         latest: Remembers the latest plan.
@@ -87,9 +84,7 @@ class Elimination(Mechanism[EliminationState]):
     sizes: tuple[int, ...]
     width: BatchWidth
     resampling: Resampling
-    noise_variance: float | None
-    failure_probability: float
-    doubles_norm: bool
+    rules: Rules
     sweep_dtype: torch.dtype
     memory_bytes: int
     latest: Latest[EliminationState] = field(default_factory=Latest, repr=False)
@@ -103,7 +98,7 @@ class Elimination(Mechanism[EliminationState]):
             source=self.source,
             sizes=self.sizes,
             width=self.width,
-            failure_probability=self.failure_probability,
+            failure_probability=self.rules.failure_probability,
             picks=domain.no_picks,
             y=domain.like.new_empty(0),
             prior=None if self.design_size else self.given.known(),
@@ -209,7 +204,7 @@ class Elimination(Mechanism[EliminationState]):
         if batch == len(state.sizes) or state.contradiction is not None or state.prior is None:
             return state
         generator = torch.Generator().manual_seed(seed + batch)
-        standing = Standing(state.prior, state.findings, state.width, state.survivors, state.sizes)
+        standing = Standing(state.prior, state.eliminating, state.width, state.survivors, state.sizes, batch)
         candidates = self.source.candidates(standing, generator=generator)
         surrogate = self._surrogate(state.prior, candidates.points)
         q = state.sizes[batch]
@@ -226,20 +221,29 @@ class Elimination(Mechanism[EliminationState]):
     def _concluded(self, state: EliminationState, plan: PlannedBatch) -> EliminationState:
         """Bound the objective from the batch's results and eliminate (S-BPE Alg. 1, lines 16–17)."""
         findings = (*state.findings, self._finding(plan, number=len(state.findings)))
-        width, doublings, message = state.width, state.doublings, None
         if not plan.observations.pulls:
             return replace(state, plan=None, findings=findings)
-        if not isinstance(width, ConstantWidth):
-            noise = self.noise_variance or plan.surrogate.regularization
-            found = contradiction(known(findings), width, noise_variance=noise)
-            while found is not None and self.doubles_norm and not found.noisy and doublings < LARGEST_DOUBLINGS:
-                width, doublings = doubled(width), doublings + 1
-                found = contradiction(known(findings), width, noise_variance=noise)
-            if found is not None:
-                message = explain(found, width, noise_variance=noise, failure_probability=self.failure_probability)
-        state = replace(state, plan=None, findings=findings, width=width, doublings=doublings, contradiction=message)
-        if message is None:
-            state = replace(state, survivors=self.source.survivors(findings, width))
+        judged = judgement(findings, state.width, self.rules, doublings=state.doublings, stopped=state.trusted is not None)
+        if judged.said is not None and state.refuted is None:
+            warnings.warn(judged.said, CertificateWarning, stacklevel=2)
+        trusted = state.trusted
+        if trusted is None and judged.refuted is not None and self.rules.on_refuted == "stop":
+            trusted = len(state.findings)
+        state = replace(
+            state,
+            plan=None,
+            findings=findings,
+            width=judged.width,
+            norm=norm_of(judged.width),
+            doublings=judged.doublings,
+            contradiction=judged.contradiction,
+            coverages=judged.evidence.coverages,
+            norm_at_least=judged.evidence.norm_at_least,
+            refuted=judged.refuted or state.refuted,
+            trusted=trusted,
+        )
+        if judged.contradiction is None and trusted is None:
+            state = replace(state, survivors=self.source.survivors(findings, judged.width))
         return replace(state, leading=state.found_leading()) if isinstance(self.source, ShardedArmSource) else state
 
     def _finding(self, plan: PlannedBatch, *, number: int) -> Finding:

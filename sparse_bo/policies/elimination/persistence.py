@@ -13,7 +13,7 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.observations import add_observations, no_observations
-from sparse_bo.policies.elimination.batch_width import doubled
+from sparse_bo.policies.elimination.batch_width import doubled, with_norm
 from sparse_bo.policies.elimination.findings import Finding
 from sparse_bo.policies.elimination.planned import TRIES, PlannedBatch
 from sparse_bo.policies.elimination.source import CandidateSource
@@ -73,7 +73,10 @@ def thaw_elimination(
     source = empty.source
     frozen = on_device(frozen, source.domain.device)
     state = replace(empty, **thaw_fields(EliminationState, frozen))
-    state = replace(state, width=doubled(state.width, state.doublings))
+    if state.norm is None:  # before the first complete batch, for bounds without F, and of early versions
+        state = replace(state, width=doubled(state.width, state.doublings))
+    else:
+        state = replace(state, width=with_norm(state.width, state.norm))
     if "kernel" not in frozen:
         return state
     prior = thaw_prior(frozen, given=given)

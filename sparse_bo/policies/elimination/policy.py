@@ -12,6 +12,7 @@ from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Arms, Box, Domain, ShardedArms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.elimination.batch_width import named_width, norm_of, on_box
+from sparse_bo.policies.elimination.judgement import Rules
 from sparse_bo.policies.elimination.mechanism import Elimination
 from sparse_bo.policies.elimination.schedule import checked_schedule
 from sparse_bo.policies.elimination.sharded import ShardedArmSource
@@ -40,6 +41,10 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             N; none are evaluated where nothing is learned.
         on_contradiction: ``"raise"``: stop when the data contradict an assumption; ``"double"``: double F instead, as long as
             the noise is not to blame, and take back what only the smaller F had eliminated.
+        on_refuted: What to do where results refute what the bounds promised before them (:mod:`.refutation`; a
+            :class:`sparse_bo.errors.CertificateWarning` says what was promised and what was seen): ``"warn"`` and go on;
+            ``"stop"``: eliminate nothing more, and raise for no contradiction; ``"widen"``: multiply F by 2 until the results
+            agree (contradictions too), and take back what only the smaller F had eliminated.
         candidates: Points per batch on a box; ``None``: Γ_n of Cor. 3.7, at most 16,384. Each batch draws a new scrambled Sobol
             set and keeps what no batch before has eliminated.
         discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box.
@@ -55,6 +60,7 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     schedule: Sequence[int] | None = None
     initial_design: int | None = None
     on_contradiction: Literal["raise", "double"] = "raise"
+    on_refuted: Literal["warn", "stop", "widen"] = "warn"
     candidates: int | None = None
     discretization_constant: float = 1.0
 
@@ -84,8 +90,13 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
                 check_count(name, getattr(self, name))
         checked_schedule(self.schedule, self.horizon)
         width = named_width(self.width, self, bias=self.bias)
-        if self.on_contradiction == "double" and norm_of(width) is None:
-            raise ValueError("on_contradiction='double' doubles F, but these bounds have none; pass rkhs_norm=")
+        check_choice("on_refuted", self.on_refuted, ("warn", "stop", "widen"))
+        if norm_of(width) is None:
+            for wish in ("on_contradiction='double'", "on_refuted='widen'"):
+                if wish in (f"on_contradiction={self.on_contradiction!r}", f"on_refuted={self.on_refuted!r}"):
+                    raise ValueError(f"{wish} multiplies F, but these bounds have none; pass rkhs_norm=")
+            if self.rkhs_norm == "estimate":
+                raise ValueError("rkhs_norm='estimate' estimates F, but these bounds have none; use width='theory' or 'tight'")
 
     def on(self, domain: Domain) -> Elimination:
         """See :meth:`sparse_bo.policies.Policy.on`."""
@@ -107,9 +118,13 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             sizes=sizes,
             width=width,
             resampling=self.resampling(len(sizes)),
-            noise_variance=self.noise_variance,
-            failure_probability=self.failure_probability,
-            doubles_norm=self.on_contradiction == "double",
+            rules=Rules(
+                failure_probability=self.failure_probability,
+                noise_variance=self.noise_variance,
+                on_contradiction=self.on_contradiction,
+                on_refuted=self.on_refuted,
+                estimates_norm=self.rkhs_norm == "estimate",
+            ),
             sweep_dtype=self.sweep_dtype,
             memory_bytes=self.sweep_budget(domain.device),
         )

@@ -43,12 +43,15 @@ class Standing(NamedTuple):
 
     prior: KnownPrior
     findings: tuple[Finding, ...]
+    """Those that eliminate."""
     width: BatchWidth
     """Of the bounds, with the F in use."""
     survivors: Tensor | None
     """Of the last batch; ``None`` before there is one."""
     sizes: tuple[int, ...]
     """The batch schedule."""
+    batch: int
+    """Number of the next batch, from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,10 @@ class CandidateSource(ABC, Generic[D]):
     @abstractmethod
     def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q ≥ 1`` picks to learn a prior from, after results ``y`` at ``picks``."""
+
+    def inputs(self, picks: Tensor) -> Tensor:
+        """Return the inputs that picks stand for, ``q x d``."""
+        return self.domain.inputs(picks)
 
     def best_observed(self, picks: Tensor, y: Tensor) -> BestObserved:
         """Return where the mean observation is highest, of at least one."""
@@ -199,7 +206,7 @@ class BoxSource(CandidateSource[Box]):
             return LARGEST_CANDIDATE_SET
         bounds, prior = self.domain.bounds, standing.prior
         confidence = BatchConfidence(
-            pulls=standing.sizes[len(standing.findings)],
+            pulls=standing.sizes[standing.batch],
             batches=len(standing.sizes),
             arms=1,
             dims=self.domain.dims,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import ShardedArms
+from sparse_bo.policies.elimination.candidates import marginals_at
 from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
+from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.elimination.source import CandidateSource
 from sparse_bo.policies.persistence import KEPT, kept_since
 from sparse_bo.policies.states import Report
@@ -62,6 +64,16 @@ class EliminationState:
     """What the data contradict, if they do: the run cannot go on."""
     doublings: int = field(default=0, metadata=KEPT)
     """How often F was doubled."""
+    norm: float | None = field(default=None, metadata=kept_since(None))
+    """F of the bounds, once a batch is complete; ``None`` for bounds without one."""
+    coverages: Sequence[Sequence[int]] = field(default=(), metadata=kept_since(()))
+    """For each complete batch with results: its inputs, and those whose mean result lies in the interval promised before."""
+    norm_at_least: float | None = field(default=None, metadata=kept_since(None))
+    """The least F that the size of no batch's results refutes."""
+    refuted: str | None = field(default=None, metadata=kept_since(None))
+    """What refutes the bounds; ``None``: nothing does, or F was multiplied until nothing did."""
+    trusted: int | None = field(default=None, metadata=kept_since(None))
+    """So many batches eliminate, as those after them were refuted and this stops it; ``None``: all."""
     failed: Tensor | None = field(default=None, metadata=kept_since(None))
     """What has failed of planned batches since the last result of any, in order: ``plan`` does not hold that yet."""
     leading: Leading | None = None
@@ -77,6 +89,11 @@ class EliminationState:
     def pulls(self) -> int:
         """Successful evaluations so far."""
         return len(self.y)
+
+    @property
+    def eliminating(self) -> tuple[Finding, ...]:
+        """The findings of the batches that eliminate."""
+        return self.findings[: self.trusted]
 
     @property
     def best(self) -> Finding | None:
@@ -116,7 +133,10 @@ class EliminationState:
         return leading._replace(left=sum(here for _, here in told))
 
     def describe(self) -> str:
-        """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95"."""
+        """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95".
+
+        Refuted bounds are sure of nothing, and bounds whose F was multiplied or estimated say so.
+        """
         total, what = self.source.counted(self.findings)
         left = total if self.survivors is None else len(self.survivors)
         if self.leading is not None and self.survivors is not None:
@@ -125,7 +145,32 @@ class EliminationState:
             return f"{left:,} of {total:,} {what} before the results contradicted the bounds"
         if isinstance(self.width, ConstantWidth):
             return f"{left:,} of {total:,} {what} are within {self.width.value:g} standard deviations (which promises nothing)"
-        return f"{left:,} of {total:,} {what} can still be optimal at confidence {1.0 - self.failure_probability:g}"
+        if self.refuted is not None:
+            return f"{left:,} of {total:,} {what} are left, by bounds that the results REFUTE: {self.refuted}"
+        wider = (
+            f", with F = {self.norm:.4g} after {self.doublings} doublings" if self.doublings and self.norm is not None else ""
+        )
+        return f"{left:,} of {total:,} {what} can still be optimal at confidence {1.0 - self.failure_probability:g}{wider}"
+
+    def held(self) -> str | None:
+        """Return how well the bounds held against results that they had no part of; ``None`` before there is any such."""
+        if not self.coverages:
+            return None
+        inputs, inside = (sum(numbers) for numbers in zip(*self.coverages, strict=True))
+        text = (
+            f"{inside:,} of {inputs:,} mean results in the intervals promised before their batches ({1.0 - SHARE:.0%} promised)"
+        )
+        if self.norm is not None and self.norm_at_least is not None:
+            text += f"; the results show a norm of at least {self.norm_at_least:.3g}, F = {self.norm:.4g}"
+        return text
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`sparse_bo.policies.State.standardised_errors`: by the newest complete batch; the noise variance is λ."""
+        told = known(self.findings)
+        if not told:
+            return None
+        seen = marginals_at(told[-1].posterior, self.source.inputs(picks))
+        return (y - seen.means) / (seen.deviations.square() + told[-1].confidence.regularization).sqrt()
 
     def without_results(self) -> EliminationState:
         """See :meth:`sparse_bo.policies.State.without_results`.
@@ -173,5 +218,10 @@ class EliminationState:
             jitter=factor.jitter,
             effective_dimension=newest.posterior.effective_dimension,
             width=self.width.bounds(newest.confidence).width * scale,
+            rkhs_norm=self.norm,
+            norm_at_least=self.norm_at_least,
+            coverage=self.coverages[-1][1] / self.coverages[-1][0] if self.coverages else None,
+            promised=1.0 - SHARE if self.coverages else None,
+            refuted=self.refuted,
             survivors=self.survivors,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.region.region import Region
@@ -63,6 +64,14 @@ class RegionState(BoxState):
             best_sd=0.5 * (high - low),
             dictionary_size=len(fitted.rows),
         )
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`sparse_bo.policies.states.State.standardised_errors`: of warped results, which the GP predicts."""
+        fitted = self.fitted
+        if fitted is None:
+            return None
+        mean, variance, _ = fitted.gp.moments(self.box.to_unit(picks))
+        return (fitted.warp(y) - mean) / (variance + fitted.gp.noise_variance).sqrt()
 
     def _observed(self) -> Report:
         """Return the report of a state without a model."""

@@ -23,6 +23,7 @@ from sparse_bo.arms import (
     pick_batch,
     prior_variances,
 )
+from sparse_bo.core.quadratic import quadratic_form
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.memory import is_streamed
@@ -45,7 +46,7 @@ from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
-from sparse_bo.widths import Confidence
+from sparse_bo.widths import Confidence, NormWidth
 from sparse_bo.widths.calibration import Surprise
 
 AHEAD = 64
@@ -158,7 +159,8 @@ class ArmUCB(Mechanism[BanditState]):
         gains = self.parts.width.gains(_leverages(before, surrogate, picks))
         information = (0.0 if before is None else before.information) + float(gains.sum())
         surprise = Surprise() if before is None else _surprise(before, picks, y)
-        width = self._width(fit, observations.pulls, information, surprise)
+        norm = self._norm(fit, observations)
+        width = self._width(fit, observations.pulls, information, surprise, norm)
         with watch.phase("fit" if isinstance(fit, InMemoryPosterior) else "sweep"):
             posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
@@ -169,6 +171,7 @@ class ArmUCB(Mechanism[BanditState]):
             pulls_at_learning=learned_at,
             error_squares=surprise.squares,
             error_weight=surprise.weight,
+            rkhs_norm=norm,
         )
         return replace(told, fitted=fitted, seconds=watch.seconds)
 
@@ -236,7 +239,16 @@ class ArmUCB(Mechanism[BanditState]):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _width(self, fit: Fitted, pulls: int, information: float, surprise: Surprise) -> float:
+    def _norm(self, fit: Fitted, observations: Observations) -> float | None:
+        """Return F as the observations show it, if the width asks for that. O(n + m³)."""
+        width = self.parts.width
+        if not isinstance(width, NormWidth) or width.rkhs_norm != "estimate":
+            return None
+        noise = fit.prior.regularization
+        form = quadratic_form(fit.state, means=observations.means, counts=observations.counts, regularization=noise)
+        return width.estimated(form, regularization=noise)
+
+    def _width(self, fit: Fitted, pulls: int, information: float, surprise: Surprise, norm: float | None) -> float:
         surrogate = fit.prior
         return self.parts.width(
             Confidence(
@@ -246,6 +258,7 @@ class ArmUCB(Mechanism[BanditState]):
                 regularization=surrogate.regularization,
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
+                rkhs_norm=norm,
                 calibration=surprise.shown,
             )
         )

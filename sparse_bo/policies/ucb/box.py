@@ -39,8 +39,9 @@ from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.ucb.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.ucb.parts import WARM_START_POINTS, Parts
 from sparse_bo.priors import KnownPrior, Prior, warn_if_uncentred
-from sparse_bo.widths import Confidence, botorch_beta
+from sparse_bo.widths import Confidence, NormWidth, botorch_beta
 from sparse_bo.widths.calibration import Surprise
+from sparse_bo.widths.norms import observed_form
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +72,9 @@ class FittedBox:
     """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
     error_weight: float = field(metadata=kept_since(0.0))
     """Their weight, see there."""
+
+    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
+    """F in the width where it is estimated; else ``None``."""
 
     @property
     def surprise(self) -> Surprise:
@@ -119,12 +123,25 @@ class BoxUCBState(BoxState):
         leverages, means = fitted.known(X)
         return means, leverages * fitted.prior.regularization
 
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`sparse_bo.policies.states.State.standardised_errors`."""
+        fitted = self.fitted
+        if fitted is None:
+            return None
+        leverages, means = fitted.known(picks)
+        return (y - means) / (fitted.prior.regularization * (1.0 + leverages)).sqrt()
+
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.states.State.report`."""
         report, fitted = super().report(), self.fitted
         if fitted is None:
             return report
-        return replace(report, dictionary_size=fitted.dictionary.m, effective_dimension=fitted.effective_dimension)
+        return replace(
+            report,
+            dictionary_size=fitted.dictionary.m,
+            effective_dimension=fitted.effective_dimension,
+            rkhs_norm=fitted.rkhs_norm,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,6 +238,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
             given = before.prior.regularization
             surprise = before.surprise.after(y, means=means, leverages=leverages, regularization=given)
         information = (0.0 if before is None else before.information) + float(self.parts.width.gains(leverages).sum())
+        norm = self._norm(prior, observations, dictionary)
         fitted = FittedBox(
             model=model,
             prior=prior,
@@ -229,11 +247,12 @@ class BoxUCB(Mechanism[BoxUCBState]):
             y=after.y,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
-            width=self._width(prior, after, effective_dimension, information, surprise),
+            width=self._width(prior, after, effective_dimension, information, surprise, norm),
             information=information,
             pulls_at_learning=learned_at,
             error_squares=surprise.squares,
             error_weight=surprise.weight,
+            rkhs_norm=norm,
         )
         return replace(after, fitted=fitted, seconds=watch.seconds)
 
@@ -292,8 +311,28 @@ class BoxUCB(Mechanism[BoxUCBState]):
         learned = learn_prior(self.given, observations, self.box.hull(), generator=generator, previous=previous)
         return learned, observations.pulls
 
+    def _norm(self, prior: KnownPrior, observations: Observations, dictionary: Dictionary) -> float | None:
+        """Return F as the observations show it, if the width asks for that. O(n m² + m³)."""
+        width = self.parts.width
+        if not isinstance(width, NormWidth) or width.rkhs_norm != "estimate":
+            return None
+        form = observed_form(
+            observations,
+            dictionary,
+            covariance=covariance_function(prior.covar_module, like=observations.X),
+            regularization=prior.regularization,
+            prior_mean=prior.prior_mean,
+        )
+        return width.estimated(form, regularization=prior.regularization)
+
     def _width(
-        self, prior: KnownPrior, after: BoxUCBState, effective_dimension: float, information: float, surprise: Surprise
+        self,
+        prior: KnownPrior,
+        after: BoxUCBState,
+        effective_dimension: float,
+        information: float,
+        surprise: Surprise,
+        norm: float | None,
     ) -> float:
         seen = torch.cat([self.box.bounds, after.X])
         return self.parts.width(
@@ -304,6 +343,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
                 regularization=prior.regularization,
                 kappa_squared=float(prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
+                rkhs_norm=norm,
                 calibration=surprise.shown,
             )
         )

@@ -13,7 +13,7 @@ import torch
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies.protocol import as_arms
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
+from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.policies.ucb.box import BoxUCB
 from sparse_bo.policies.ucb.parts import Parts
@@ -129,7 +129,11 @@ def named_width(
         if width == "calibrated":
             return CalibratedWidth()
         if policy.rkhs_norm is None:
-            raise ValueError(f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective), got None")
+            raise ValueError(unknown_norm(width, otherwise="width='calibrated', or a number of standard deviations"))
+        if policy.rkhs_norm == "estimate" and policy.learns:
+            raise ValueError(
+                "rkhs_norm='estimate' is of one kernel: pass covar_module= and regularization=, or width='calibrated'"
+            )
         chosen = theory if width == "theory" else authors
         return chosen(
             rkhs_norm=policy.rkhs_norm,

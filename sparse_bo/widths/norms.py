@@ -1,0 +1,167 @@
+"""What observations say of an objective's RKHS norm F: a bound from below that holds, and an estimate that is one.
+
+Under ``y = f + ε`` with ``‖f‖ ≤ F`` and sub-Gaussian noise of variance proxy ξ², and with ``M = (Q + λI)⁻¹`` over inputs chosen
+without these observations,
+
+    yᵀMy = fᵀMf + 2fᵀMε + εᵀMε,    fᵀMf ≤ (1+ρ)F²,    ‖Mf‖ ≤ √((¼+ρ)/λ) F,    ρ = λ_max(K − Q)/λ.
+
+Proof: split f in the dictionary's span and beside it, ``f(X) = Ψθ + f⊥(X)`` with ``‖f⊥(X)‖² ≤ ρλ‖f⊥‖²``. Then ``‖M^{1/2}f‖ ≤
+‖θ‖ + √ρ‖f⊥‖`` and ``‖Mf‖ ≤ (½‖θ‖ + √ρ‖f⊥‖)/√λ`` as the singular values of ``MΨ`` are ``s/(s² + λ) ≤ 1/(2√λ)``; Cauchy–Schwarz
+does the rest. The last two terms of the form are noise, with known tails: so a form that is too large for F refutes F. Nothing
+bounds a norm from above: what the observations do not show, because it is far from them or below the noise, may be any size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
+from sparse_bo.dictionary import Dictionary, candidates_of, residual_bound
+from sparse_bo.kernels import CovarianceFunction, covariance_function
+from sparse_bo.observations import Observations, merge_observations
+from sparse_bo.validation import check_finite, check_points, check_positive, check_probability
+
+EXACT = 2_000
+"""Distinct inputs up to which :func:`estimate_rkhs_norm` keeps them all."""
+
+
+class NormEstimate(NamedTuple):
+    """An RKHS norm as observations show it."""
+
+    value: float
+    """``√(yᵀMy − ξ² tr M)``, at least 0: the estimate. Its square is unbiased for ``fᵀMf``, which is below ‖f‖²."""
+    lower: float
+    """The norm is at least this, but for the probability asked for (if the inputs were chosen without these observations)."""
+    upper: float
+    """What the observations show of the norm is at most this, with the same reservation. The norm itself may be larger."""
+
+    def __str__(self) -> str:
+        """Say what it is."""
+        return f"about {self.value:.3g} (an estimate; the results show {self.lower:.3g} to {self.upper:.3g})"
+
+
+def form_at_most(
+    form: QuadraticForm, rkhs_norm: float, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
+) -> float:
+    """Return what ``yᵀMy`` exceeds with probability ``2 exp(−log_inverse)`` at most for an objective of norm F.
+
+    Args:
+        form: For its M.
+        rkhs_norm: F > 0.
+        noise_variance: ξ² (y²).
+        regularization: λ (y²).
+        ratio: At least ρ.
+        log_inverse: Of the probability of each of the two noise terms.
+    """
+    cross = math.sqrt((0.25 + ratio) / regularization) * rkhs_norm
+    cross_noise = 2.0 * cross * math.sqrt(2.0 * noise_variance * log_inverse)
+    return (1.0 + ratio) * rkhs_norm**2 + cross_noise + form.noise_at_most(noise_variance, log_inverse=log_inverse)
+
+
+def norm_at_least(
+    form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
+) -> float:
+    """Return the F at which :func:`form_at_most` is the form's value: the norm is at least that, but for that probability."""
+    excess = form.value - form.noise_at_most(noise_variance, log_inverse=log_inverse)
+    if excess <= 0.0:
+        return 0.0
+    half = math.sqrt((0.25 + ratio) / regularization * 2.0 * noise_variance * log_inverse)
+    return (math.sqrt(half**2 + (1.0 + ratio) * excess) - half) / (1.0 + ratio)
+
+
+def norm_estimate(
+    form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, failure_probability: float
+) -> NormEstimate:
+    """Return the estimate with its limits, each but for ``failure_probability/2``.
+
+    The upper one: ``u = √(fᵀMf)`` is at most the root of ``u² − 2u ξ √(2‖M‖L) + n₋ = yᵀMy``, with ``n₋ = ξ²(tr M −
+    2√(tr M² L))`` below which noise alone rarely is (Laurent & Massart 2000, for Gaussian noise).
+    """
+    seen = form.value - form.of_noise(noise_variance)
+    log_inverse = math.log(4.0 / failure_probability)
+    lower = norm_at_least(
+        form, noise_variance=noise_variance, regularization=regularization, ratio=ratio, log_inverse=log_inverse
+    )
+    least_noise = max(noise_variance * (form.trace - 2.0 * math.sqrt(form.square_trace * log_inverse)), 0.0)
+    half = math.sqrt(2.0 * noise_variance * form.largest * log_inverse)
+    upper = half + math.sqrt(half**2 + max(form.value - least_noise, 0.0))
+    value = math.sqrt(max(seen, 0.0))
+    return NormEstimate(max(value, lower), lower, max(upper, lower))
+
+
+def observed_form(
+    seen: Observations, dictionary: Dictionary, *, covariance: CovarianceFunction, regularization: float, prior_mean: float
+) -> QuadraticForm:
+    """Return the form of observations under the sparse model of a dictionary. O(n m² + m³).
+
+    Args:
+        seen: The n ≥ 1 distinct inputs.
+        dictionary: m points.
+        covariance: The kernel.
+        regularization: λ (y²).
+        prior_mean: μ₀ (y).
+    """
+    points = dictionary.points
+    factor = nystrom_factor(covariance.cross(points, points))
+    features = factor.features(covariance.cross(points, seen.X))
+    residuals = (seen.sums - seen.counts * prior_mean) / regularization
+    state = dtc.fit(factor, features, seen.counts / regularization, residuals, prior_mean=prior_mean)
+    return quadratic_form(state, means=seen.means, counts=seen.counts, regularization=regularization)
+
+
+def estimate_rkhs_norm(
+    X: Tensor,
+    y: Tensor,
+    *,
+    covar_module: Kernel,
+    regularization: float,
+    noise_variance: float | None = None,
+    prior_mean: float = 0.0,
+    failure_probability: float = 0.05,
+    dictionary: Dictionary | None = None,
+) -> NormEstimate:
+    """Estimate the RKHS norm of an objective from observations, for where nobody knows one. O(n m² + m³).
+
+    It is an estimate, and no theorem holds with it: use its ``upper`` where a norm bound is asked for, and more if you can.
+
+    Args:
+        X: ``n x d`` inputs, repeats allowed.
+        y: ``n`` observations.
+        covar_module: The kernel whose RKHS it is.
+        regularization: λ > 0 (y²) of the form.
+        noise_variance: ξ² > 0 (y²); ``None``: λ.
+        prior_mean: μ₀: the norm is that of the objective minus it.
+        failure_probability: Of the limits, in (0, 1).
+        dictionary: Points that the form sees the kernel through; ``None``: all distinct inputs, at most 2,000 of them (evenly
+            spread over their order).
+
+    Raises:
+        TypeError: If an argument has the wrong kind.
+        ValueError: If there are no observations, shapes do not fit, or a value is out of range.
+    """
+    check_points("X", X)
+    if y.shape != X.shape[:1]:
+        raise ValueError(f"expected an observation for each of the {len(X)} inputs (a vector), got {y.shape=}")
+    check_finite("y", y)
+    noise = check_positive("regularization", regularization)
+    proxy = noise if noise_variance is None else check_positive("noise_variance", noise_variance)
+    check_probability("failure_probability", failure_probability)
+    seen = merge_observations(X.double(), y.double())
+    covariance = covariance_function(covar_module, like=seen.X)
+    ratio = 0.0
+    if dictionary is None:
+        rows = torch.linspace(0, seen.n - 1, min(seen.n, EXACT), dtype=torch.float64, device="cpu").round().long()
+        points = seen.X[rows.to(seen.X.device)]
+        dictionary = Dictionary(points, torch.ones_like(points[:, 0]), None)
+    if dictionary.m < seen.n:
+        candidates = candidates_of(seen, None, covariance=covariance, regularization=noise)
+        ratio = residual_bound(candidates, dictionary, generator=torch.Generator().manual_seed(0)).upper
+    form = observed_form(seen, dictionary, covariance=covariance, regularization=noise, prior_mean=prior_mean)
+    return norm_estimate(form, noise_variance=proxy, regularization=noise, ratio=ratio, failure_probability=failure_probability)

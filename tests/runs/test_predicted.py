@@ -1,0 +1,99 @@
+"""How results were spread around their predictions: counted for every policy with a model, the same way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sparse_bo import BBKB, GPUCB, GSSBO, AskTell, TrustRegion
+from sparse_bo.policies import REMBO, BoTorchUCB, RandomSearch, SGPTSArms, SparseUCB
+from sparse_bo.runs.history import HistoryRow
+from sparse_bo.widths.calibration import Calibration, calibration
+from tests.builders import arms, noisy, rbf_kernel, unit_box
+from tests.oracles import exact_gp, rbf
+
+NOISE = 0.01
+
+
+def test_scores_are_counted_within_their_quantiles():
+    found = calibration(torch.tensor([0.0, 0.9, -1.0, 1.5, -2.5], dtype=torch.float64))
+    assert found[:3] == (5, 2, 4)
+    assert found.spread == pytest.approx(math.sqrt((0.81 + 1.0 + 2.25 + 6.25) / 5))
+    assert (found.within_68, found.within_95) == (0.4, 0.8)
+    assert found.and_also(Calibration(5, 1, 2, 1.0)) == Calibration(10, 3, 6, found.squares + 1.0)
+
+
+def test_the_errors_are_those_of_the_posterior_before_the_batch():
+    X = arms(60)
+    loop = AskTell(X, GPUCB(covar_module=rbf_kernel(0.3), regularization=NOISE), seed=0)
+    result = loop.run(noisy(X), 12, call_with="indices")
+    picks, y = result.history.indices, [v for row in result.history.rows for v in row.values]
+    assert result.history.rows[0].predicted == 0
+    for t, row in enumerate(result.history.rows[1:], start=1):
+        seen, new, values = X[picks[:t]], X[picks[t : t + 1]], torch.tensor(y[:t], dtype=torch.float64)
+        K = lambda A, B: rbf(A, B, lengthscale=0.3)  # noqa: E731
+        before = exact_gp(K(seen, seen), K(seen, new), K(new, new), values, noise=NOISE)
+        error = (y[t] - float(before.mean)) / math.sqrt(float(before.variance) + NOISE)
+        assert (row.predicted, row.error_squares) == (1, pytest.approx(error**2, rel=1e-4))
+    assert result.calibration == result.history.calibration
+    assert result.calibration.results == 11
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BBKB(initial_design=6),
+        BoTorchUCB(initial_design=6),
+        GSSBO(initial_design=6),
+        SparseUCB(initial_design=6),
+        TrustRegion(initial_design=6),
+        REMBO(target_dims=1, inner=BoTorchUCB(initial_design=6)),
+    ],
+    ids=lambda policy: policy.name,
+)
+def test_policies_on_a_box_count_theirs(policy):
+    history = AskTell(bounds=unit_box(), policy=policy, seed=0).run(lambda X: -(X - 0.3).square().sum(dim=-1), 14).history
+    found = history.calibration
+    assert found is not None
+    assert found.results == sum(row.predicted for row in history.rows) <= 14
+    assert math.isfinite(found.spread)
+    assert found.inside_68 <= found.inside_95 <= found.results
+
+
+def test_policies_over_arms_count_theirs_and_those_without_a_model_none():
+    X = arms(60)
+    thompson = SGPTSArms(covar_module=rbf_kernel(0.3), regularization=NOISE)
+    assert AskTell(X, thompson, seed=0).run(noisy(X), 8, call_with="indices").calibration is not None
+    assert AskTell(X, RandomSearch(), seed=0).run(noisy(X), 8, call_with="indices").calibration is None
+
+
+def test_rows_of_earlier_histories_have_none():
+    assert HistoryRow.of_plain({"round": 1, "pulls": 2, "indices": [1, 2], "values": [0.0, 1.0]}).calibration is None
+
+
+@pytest.mark.parametrize("width", ["theory", "authors"])
+@pytest.mark.parametrize("where", ["arms", "box"])
+def test_a_norm_can_be_estimated_for_widths_that_need_one(where, width):
+    policy = BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, rkhs_norm="estimate", width=width, ratio_threshold=4.0)
+    X = arms(60)
+    kind = {"arms": X} if where == "arms" else {"bounds": unit_box()}
+    loop = AskTell(**kind, policy=policy, seed=0)
+    if where == "arms":
+        loop.run(noisy(X), 12, call_with="indices")
+    else:
+        loop.run(lambda X: X.sum(dim=-1), 12)
+    row, state = loop.history.rows[-1], loop.state
+    assert row.rkhs_norm == state.fitted.rkhs_norm > 0.0
+    given = BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, rkhs_norm=row.rkhs_norm, width=width, ratio_threshold=4.0)
+    confidence_parts = row.width - math.sqrt(NOISE) * row.rkhs_norm
+    assert confidence_parts > 0.0
+    assert given.parts.width.rkhs_norm == row.rkhs_norm
+
+
+def test_a_width_that_needs_a_norm_says_what_to_do():
+    with pytest.raises(ValueError, match=r"needs rkhs_norm=.*rkhs_norm='estimate'.*estimate_rkhs_norm.*width='calibrated'"):
+        BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, width="theory")
+    with pytest.raises(ValueError, match="is of one kernel"):
+        BBKB(rkhs_norm="estimate", width="theory")
