@@ -25,6 +25,7 @@ from sparse_bo.arms.scan import Part, Scan, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import capacity, streamed_moments
 from sparse_bo.arms.sweep import sweep, sweep_rows
+from sparse_bo.core import dtc
 from sparse_bo.core.chunking import row_slices, shrinking
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.sharded import ShardedArms
@@ -45,6 +46,11 @@ class ShardedFit:
     def prior(self) -> ArmPrior:
         """The prior over all arms."""
         return self.fit.prior
+
+    @property
+    def state(self) -> dtc.DTC:
+        """The factors of the posterior."""
+        return self.fit.state
 
     @property
     def effective_dimension(self) -> float:

@@ -110,7 +110,7 @@ class Result:
     @property
     def refuted(self) -> str | None:
         """What refutes the certificate of a policy that eliminates; ``None``: nothing has, or it has none."""
-        return self.report.refuted
+        return self.summary.refuted
 
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
