@@ -161,7 +161,7 @@ def test_values_near_the_largest_float_do_not_overflow():
 
 
 def test_a_run_starts_with_the_whole_box_unless_there_are_many_inputs():
-    assert first_region(3, dims=12) == Region(centre=3, length=WHOLE)
+    assert first_region(3, dims=8) == Region(centre=3, length=WHOLE)
     assert first_region(3, dims=13) == Region(centre=3, length=AGAIN)
 
 

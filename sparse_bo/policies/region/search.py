@@ -24,8 +24,8 @@ UNIFORM = 0.5
 """Share of the candidates that fill the region in fewer."""
 CHANGED = 5.0
 """Coordinates of the centre that a candidate changes on average, at most half of them (Regis & Shoemaker 2013; TuRBO: 20).
-With 5 in place of 20: Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %); 300 evaluations, means of
-seeds 0 to 2, where regions began with half the length, too."""
+With 5 in place of 20, Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %): 300 evaluations, means
+of seeds 0 to 2, where regions began with half the length, too."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
 KNOWN = 0.3
