@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -53,9 +54,8 @@ class IncrementalLeverageSampler:
                 "IncrementalLeverageSampler goes on from the last dictionary and expected candidates with kept and new, got "
                 "neither; use it in BKB or BBKB over arms, LeverageSampler elsewhere"
             )
-        law = {"oversampling": self.oversampling, "law": self.inclusion}
-        whole = inclusion_probabilities(candidates.leverages, candidates.counts, **law)
-        joining = inclusion_probabilities(candidates.leverages, candidates.new, **law)
+        included = partial(inclusion_probabilities, candidates.leverages, oversampling=self.oversampling, law=self.inclusion)
+        whole, joining = included(candidates.counts), included(candidates.new)
         inside = candidates.kept > 0.0
         staying = (whole / candidates.kept.where(inside, torch.ones_like(whole))).clamp_max(1.0)
         draws = torch.rand(len(whole), generator=generator, device="cpu", dtype=torch.float64).to(whole.device)
