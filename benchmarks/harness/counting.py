@@ -33,6 +33,8 @@ class Card(NamedTuple):
     name: str
     product: float
     """float64 flop/s of matrix products."""
+    factor: float
+    """float64 flop/s of factorisations and triangular solves of about a thousand rows."""
     vector: float
     """float64 flop/s of everything else."""
     bandwidth: float
@@ -46,7 +48,7 @@ class Card(NamedTuple):
     """Seconds that a wait of the host leaves it idle."""
 
 
-H200 = Card("H200", 60e12, 30e12, 4.2e12, 5e7, 10e12, 5e-6, 1.5e-5)
+H200 = Card("H200", 60e12, 3e12, 30e12, 4.2e12, 5e7, 10e12, 5e-6, 1.5e-5)
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,12 @@ class Counting(TorchDispatchMode):
             waits = waits or to_host
         moved = sum(_bytes(x) for x in given)
         moved += moved if name in _GATHERS else sum(_bytes(x) for x in taken)
-        self.add(moved, _flop(name, taken, given), product=name in _PRODUCTS, waits=waits)
+        rate = self.card.product if name in _PRODUCTS else self.card.factor if name in _FACTORS else self.card.vector
+        self.add(moved, _flop(name, taken, given), rate=rate, waits=waits)
 
-    def add(self, moved: float, flop: float, *, product: bool, waits: bool = False) -> None:
+    def add(self, moved: float, flop: float, *, rate: float, waits: bool = False) -> None:
         """Count one operation."""
         card = self.card
-        rate = card.product if product else card.vector
         bandwidth = card.cache_bandwidth if moved <= card.cache_bytes else card.bandwidth
         self.cost += Cost(1.0, moved, flop, float(waits), max(flop / rate, moved / bandwidth))
 
@@ -120,7 +122,7 @@ class Counting(TorchDispatchMode):
     def one(self, moved: float, flop: float) -> Iterator[None]:
         """Count everything inside as one operation."""
         if not self._fused:
-            self.add(moved, flop, product=False)
+            self.add(moved, flop, rate=self.card.vector)
         self._fused += 1
         try:
             yield
@@ -134,7 +136,8 @@ def _bytes(x: Tensor) -> int:
     return math.prod(sizes) * x.element_size() if x.numel() else 0
 
 
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linalg_solve_triangular", "triangular_solve", "cholesky_solve"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
+_FACTORS = {"linalg_solve_triangular", "triangular_solve", "cholesky_solve", "linalg_cholesky_ex", "cholesky_inverse"}
 
 
 def _flop(name: str, taken: list[Tensor], given: list[Tensor]) -> float:
