@@ -1,10 +1,10 @@
 """What a GPU does with the package, against what it can do at most.
 
-    python benchmarks/gpu.py                          # on a CUDA device, minutes on an H200
-    python benchmarks/gpu.py --minutes 7              # no measurement begins later; the same command goes on there
+    python benchmarks/gpu.py                          # on a CUDA device: eight minutes of an H200, float64 first
+    python benchmarks/gpu.py --clock 7                # no part begins later, and none that repeats or runs goes on
     python benchmarks/gpu.py --device cpu --quick     # the same code on small sizes, seconds: to test it
 
-Each record has the lines that one part yields.
+Each record has the lines that one part yields, and is written when that part ends; a part that fails costs no other.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import device_costs
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from harness.counting import H200, Cost
 from harness.experiment import Block, Experiment, Job, Option, Table
 from harness.pages import short
-from harness.records import Record, newest
+from harness.records import RESULTS, Record, newest, read
 from harness.runner import main
 from torch import Tensor
 
@@ -39,14 +41,22 @@ from sparse_bo.arms import (
     prior_variances,
     streamed_posterior,
 )
+from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.core.chunking import default_memory_bytes
+from sparse_bo.core.dtc import OneProduct
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.kernels import covariance_function
 from sparse_bo.observations import add_observations, merge_observations, no_observations
 
-DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
+DIMS, LENGTHSCALE, NOISE = device_costs.DIMS, device_costs.LENGTHSCALE, device_costs.NOISE
+RUN_LENGTHSCALE = 0.3
+"""Of the run's objective and kernel: so short that its dictionary outgrows what the run allows, and ends there."""
 MODELS: dict[str, Callable[..., Any]] = {"SparseGP": sparse_bo.SparseGP, "SingleTaskGP": SingleTaskGP}
+PICKS_COUNTED = f"{device_costs.PICKS} picks"
+HOST_PICK = 4e-6
+"""Seconds of a pick inside a block, on the host (3.3 µs on the CPU of the other benchmarks)."""
 Line = dict[str, Any]
 """What a part yields: ``what``, ``value``, ``unit``, and for some ``share`` of the product's rate, ``peak_gb`` and counts."""
 
@@ -54,9 +64,15 @@ Line = dict[str, Any]
 class Bench:
     """Where it is measured, and what can be done there at most."""
 
-    def __init__(self, device: torch.device, *, product: int, memory_bytes: int, seed: int) -> None:
+    def __init__(self, device: torch.device, *, product: int, memory_bytes: int | None, seed: int, minutes: float) -> None:
         self.device, self.product, self.memory_bytes, self.seed = device, product, memory_bytes, seed
         self._rates: dict[str, float] = {}
+        self._end = time.perf_counter() + 60.0 * minutes
+
+    @property
+    def over(self) -> bool:
+        """Whether the time for all parts together is up."""
+        return time.perf_counter() > self._end
 
     def rate(self, name: str) -> float:
         """Return the flop/s of a large matrix product in a precision, measured once."""
@@ -83,7 +99,7 @@ class Bench:
             took = time.perf_counter() - start
             if attempt or took > 2.0:
                 best = min(best, took)
-            if took > 2.0:
+            if took > 2.0 or (self.over and math.isfinite(best)):
                 break
         return best
 
@@ -114,17 +130,18 @@ def product(bench: Bench, name: str) -> Iterator[Line]:
     yield {"what": f"product {name}", "value": bench.rate(name) / 1e12, "unit": "TFLOP/s"}
 
 
-def kernel() -> MaternKernel:
-    """Return the kernel of all parts."""
+def kernel(lengthscale: float = LENGTHSCALE) -> MaternKernel:
+    """Return the kernel of all parts but the run."""
     module = MaternKernel(nu=2.5).double()
-    module.lengthscale = LENGTHSCALE
+    module.lengthscale = lengthscale
     return module
 
 
 def fitted(bench: Bench, arms: Any, m: int, precision: torch.dtype) -> tuple[ArmPrior, Any, Dictionary]:
     """Return a surrogate, observations of 2 m arms, and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
-    surrogate = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, precision, bench.memory_bytes)
+    memory_bytes = default_memory_bytes(bench.device) if bench.memory_bytes is None else bench.memory_bytes
+    surrogate = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, precision, memory_bytes)
     generator = torch.Generator().manual_seed(1)
     indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(bench.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(bench.device)
@@ -134,11 +151,20 @@ def fitted(bench: Bench, arms: Any, m: int, precision: torch.dtype) -> tuple[Arm
     return surrogate, observations, Dictionary(points, torch.ones_like(points[:, 0]), chosen)
 
 
+def flop_per_arm(form: OneProduct) -> float:
+    """Return the flop of a sweep's products that are really done: a triangular root has zeros that are not multiplied with."""
+    m, width = form.columns.shape
+    starts = range(0, m, form.step)
+    return sum(2.0 * min(k + form.step, m) * ((width if k + form.step >= m else k + form.step) - k) for k in starts)
+
+
 def sweep(bench: Bench, a: int, m: int, name: str) -> Iterator[Line]:
     """Time a sweep with the kernel block evaluated anew, and its share of the product's rate."""
     surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
+    made = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
+    done = a * flop_per_arm(made.fit.form)
     took = bench.seconds(partial(in_memory_posterior, surrogate, observations, dictionary, KernelColumns(0)))
-    peak, share = bench.peak_gb(), 2.0 * a * m * m / took / bench.rate(name)
+    peak, share = bench.peak_gb(), done / took / bench.rate(name)
     yield {"what": f"sweep a={a:,} m={m} {name}", "value": 1e3 * took, "unit": "ms", "share": share, "peak_gb": peak}
 
 
@@ -171,14 +197,16 @@ def picks(bench: Bench, a: int, m: int, q: int, name: str) -> Iterator[Line]:
     pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", math.inf), max_q=q)
     took, batch = bench.seconds(pick), pick()
     what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"
-    yield {"what": what, "value": 1e6 * took / len(batch.indices), "unit": "µs", "rechecked": batch.rechecked}
+    blocks = math.ceil(batch.rechecked / BLOCK)
+    value = 1e6 * took / len(batch.indices)
+    yield {"what": what, "value": value, "unit": "µs", "rechecked": batch.rechecked, "blocks": blocks}
 
 
-def run(bench: Bench, a: int, budget: int, name: str) -> Iterator[Line]:
-    """Run BBKB end to end."""
+def run(bench: Bench, a: int, budget: int, most: int, name: str) -> Iterator[Line]:
+    """Run BBKB until its evaluations are made or the time is up, with a dictionary that grows to what is allowed."""
     arms = bench.rand(a, DIMS)
     generator = torch.Generator().manual_seed(2)
-    frequencies = torch.randn(DIMS, 256, generator=generator, dtype=torch.float64).to(bench.device) / LENGTHSCALE
+    frequencies = torch.randn(DIMS, 256, generator=generator, dtype=torch.float64).to(bench.device) / RUN_LENGTHSCALE
     phases = 2.0 * math.pi * torch.rand(256, generator=generator, dtype=torch.float64).to(bench.device)
     noise = torch.Generator().manual_seed(3)
 
@@ -187,19 +215,26 @@ def run(bench: Bench, a: int, budget: int, name: str) -> Iterator[Line]:
         return clean + NOISE**0.5 * torch.randn(len(X), generator=noise, dtype=torch.float64).to(X.device)
 
     policy = sparse_bo.BBKB(
-        covar_module=kernel(),
+        covar_module=kernel(RUN_LENGTHSCALE),
         regularization=NOISE,
+        max_dictionary=most,
         sweep_dtype=PRECISIONS[name],
         memory_bytes=bench.memory_bytes,
     )
     start = time.perf_counter()
-    result = sparse_bo.AskTell(arms, policy, seed=0).run(objective, budget)
+    loop = sparse_bo.AskTell(arms, policy, seed=0)
+    asked = 0
+    while asked < budget and not bench.over:
+        batch = loop.ask(budget - asked)
+        loop.tell(batch.tickets, objective(batch.X))
+        asked += len(batch)
     bench.wait()
-    rows = result.history.rows
+    rows = loop.history.rows
     yield {
-        "what": f"BBKB, {a:,} arms, T={budget:,}, {name}",
+        "what": f"BBKB, {a:,} arms, T={asked:,}" + (f" of {budget:,}" if asked < budget else "") + f", {name}",
         "value": time.perf_counter() - start,
         "unit": "s",
+        "evaluations": asked,
         "batches": len(rows),
         "m": rows[-1].dictionary_size,
         "rechecked": sum(row.rechecked for row in rows),
@@ -249,57 +284,97 @@ Part = Callable[..., Iterator[Line]]
 def parts(chosen: Namespace) -> Iterator[tuple[str, Part, tuple[Any, ...]]]:
     """Yield each part's name, what measures it, and with which sizes."""
     yield "copy", copied, (chosen.copy,)
-    for name in PRECISIONS:
+    for name in PRECISIONS:  # all of float64 first: it is what runs are made with
         yield "product", product, (name,)
-    for a in chosen.arms:
-        for m in chosen.sizes:
-            for name in PRECISIONS:
+        for a in chosen.arms:
+            for m in chosen.sizes:
                 yield "sweep", sweep, (a, m, name)
-    for name in ("float64", "float32"):
         yield "picks", picks, (*chosen.picks, name)
-    for name in ("float64", "float32"):
-        yield "run", run, (*chosen.run, name)
-    for name in ("float64", "float32"):
+        if name == "float64":
+            yield "run", run, (*chosen.run, name)
         yield "streamed", streamed, (chosen.stream, chosen.stream_m, name)
-    yield "recursive RLS", recursive, tuple(chosen.rls)
-    for n in chosen.models:
-        yield "model", model_of, ("SparseGP", n)
-    yield "model", model_of, ("SingleTaskGP", chosen.exact)
+        if name == "float64":
+            yield "recursive RLS", recursive, tuple(chosen.rls)
+            for n in chosen.models:
+                yield "model", model_of, ("SparseGP", n)
+            yield "model", model_of, ("SingleTaskGP", chosen.exact)
 
 
 def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield each part."""
     for seed in chosen.seeds:
-        bench = Bench(chosen.device, product=chosen.product, memory_bytes=chosen.memory_bytes, seed=seed)
+        sizes = {"product": chosen.product, "memory_bytes": chosen.memory_bytes}
+        bench = Bench(chosen.device, seed=seed, minutes=chosen.clock, **sizes)
         for name, part, sizes in parts(chosen):
             listed = [list(size) if isinstance(size, tuple) else size for size in sizes]  # as JSON gives them back
             yield Job({"part": name, "sizes": listed, "seed": seed}, partial(lines_of, part, bench, sizes))
 
 
 def lines_of(part: Part, bench: Bench, sizes: tuple[Any, ...]) -> Record:
-    """Return what a part yields; its peak of memory is its own."""
+    """Return what a part yields; its peak of memory is its own.
+
+    Raises:
+        TimeoutError: If the time was up before it began.
+    """
+    if bench.over:
+        raise TimeoutError("the clock ran out before this part; the same command goes on here")
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
     bench.peak_gb()
     return {"lines": list(part(bench, *sizes))}
 
 
 def lines(records: list[Record]) -> list[Line]:
-    """Return the newest lines of each part and seed."""
-    found = newest(({**r, "sizes": str(r["sizes"])} for r in records), "part", "sizes", "seed")
-    return [line for r in found.values() for line in r["lines"]]
+    """Return the newest lines of each part and seed, with what was predicted of them."""
+    found = newest(({**r, "named": str(r["sizes"])} for r in records), "part", "named", "seed").values()
+    counts = {r["m"]: r for r in read(RESULTS / "device_costs.jsonl") if r["work"] == "batch" and r["form"] == "fused"}
+    return [{**line, "predicted": predicted(r["part"], r["sizes"], line, counts)} for r in found for line in r["lines"]]
+
+
+def predicted(part: str, sizes: list[Any], line: Line, counts: Mapping[int, Record]) -> float | None:
+    """Return what a line should show on the card that :mod:`device_costs` predicts for, in the line's unit.
+
+    Args:
+        part: The part.
+        sizes: Its sizes.
+        line: What was measured of it.
+        counts: Of batches, by dictionary size; what is not among them is not predicted.
+    """
+
+    def batch(m: int, a: int, *names: str) -> float:
+        return sum((device_costs.at(counts[m], name, a) for name in names), Cost()).seconds()
+
+    if part == "copy":
+        return H200.bandwidth / 1e9
+    if sizes[-1] != "float64":
+        return None
+    if part == "product":
+        return H200.product / 1e12
+    if part == "sweep" and sizes[1] in counts:
+        return 1e3 * batch(sizes[1], sizes[0], "fit", "sweep")
+    if part == "picks" and sizes[1] in counts:
+        return 1e6 * batch(sizes[1], sizes[0], PICKS_COUNTED) * line["blocks"] / sizes[2]
+    if part == "run" and sizes[2] in counts:
+        each = batch(sizes[2], sizes[0], "fit", "sweep", PICKS_COUNTED)
+        return line["batches"] * each + HOST_PICK * line["evaluations"]
+    if part == "streamed" and sizes[1] in counts:
+        return batch(sizes[1], math.prod(sizes[0]), "fit", "sweep")
+    return None
 
 
 def page(records: list[Record]) -> Iterator[Block]:
     """Yield all lines."""
-    columns = ("what", "value", "share of the product's rate", "peak GB", "counts")
+    columns = ("what", "value", f"predicted for an {H200.name}", "share of the product's rate", "peak GB", "counts")
     yield Table(columns, [row(line) for line in lines(records)])
 
 
 def row(line: Line) -> list[str]:
     """Return a line as cells."""
+    expected = "" if line["predicted"] is None else f"{short(line['predicted'])} {line['unit']}"
     share = f"{100 * line['share']:.0f} %" if "share" in line else ""
     peak = f"{line['peak_gb']:.1f}" if line.get("peak_gb") is not None else ""
-    more = ", ".join(f"{key} {line[key]:,}" for key in ("batches", "m", "rechecked") if line.get(key) is not None)
-    return [line["what"], f"{short(line['value'])} {line['unit']}", share, peak, more]
+    more = ", ".join(f"{key} {line[key]:,}" for key in ("batches", "blocks", "m", "rechecked") if line.get(key) is not None)
+    return [line["what"], f"{short(line['value'])} {line['unit']}", expected, share, peak, more]
 
 
 def headline(records: list[Record]) -> str:
@@ -314,9 +389,11 @@ EXPERIMENT = Experiment(
     question="What does a GPU do with the package, against what it can do at most?",
     about="""
 Ceilings are measured in the same process: the bandwidth of a copy on the device and the rate of a large matrix product in
-each precision. A sweep's share is its `2 a m²` flop per second over the rate of its precision. Wall seconds, the best of a
-few. Targets for one H200: a run with 10⁶ arms and T = 10⁵ in 60 s and 40 GB, sweeps at half the product's rate, 30 µs per
-pick, a certified sweep over 10⁹ arms in 60 s.
+each precision. A sweep's share is the flop of its products that are really done, per second, over the rate of its precision.
+Wall seconds, the best of a few; the run once, with a dictionary that grows to the largest allowed. What is predicted comes from
+counts ([what a batch asks of a GPU](device_costs.md)) and from what an H200 is taken to do, whatever the device here. Targets
+for one H200: a run with 10⁶ arms and T = 10⁵ in 60 s and 40 GB, sweeps at half the product's rate, 30 µs per pick, a certified
+sweep over 10⁹ arms in 60 s.
 """,
     jobs=jobs,
     page=page,
@@ -326,14 +403,17 @@ pick, a certified sweep over 10⁹ arms in 60 s.
         "copy": Option("bytes copied", 2**30, 2**20),
         "arms": Option("of the sweeps", (10**4, 10**5, 10**6, 10**7), (1_000, 4_000), (500,)),
         "sizes": Option("dictionaries of the sweeps", (256, 1024), (16, 32), (16,)),
-        "picks": Option("arms, dictionary, picks", (10**6, 512, 20_000), (3_000, 32, 200), (500, 16, 20)),
-        "run": Option("arms and evaluations of the whole run", (10**6, 10**5), (2_000, 200), (300, 30)),
+        "picks": Option("arms, dictionary, picks", (10**6, 1024, 20_000), (3_000, 32, 200), (500, 16, 20)),
+        "run": Option(
+            "arms, evaluations and largest dictionary of the run", (10**6, 10**5, 1024), (2_000, 300, 64), (300, 60, 16)
+        ),
         "stream": Option("points along each axis of the grid", (1000, 1000, 1000), (20, 20, 40), (10, 10, 20)),
         "stream_m": Option("dictionary of the grid's sweep", 1024, 16),
         "rls": Option("points and dictionary of recursive RLS", (10**6, 1024), (2_000, 64), (300, 32)),
         "models": Option("training points of SparseGP", (10**5, 10**6), (150,), (40,)),
         "exact": Option("training points of SingleTaskGP", 10**4, 50, 30),
-        "memory_bytes": Option("of a sweep's working memory", 2**33, 2**20),
+        "memory_bytes": Option("of a sweep's working memory; as the package chooses", None, 2**20),
+        "clock": Option("minutes of all parts together", 8.0, None, parse=float),
     },
     seeds=(1, 1, 1),
     threads=None,

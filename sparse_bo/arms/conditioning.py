@@ -165,7 +165,7 @@ class Process:
 
 
 def _left(embedding: Tensor, columns: Tensor) -> Tensor:
-    """Return the reducible leverages, ``b``, of arms with embeddings ``b x r`` after the picks behind ``columns`` (``p x b``)."""
+    """Return the reducible leverages, ``b``, of arms with embeddings ``b x r`` after the picks of ``columns`` (``p x b``)."""
     return (embedding.square().sum(dim=-1) - columns.square().sum(dim=0)).clamp_min(0.0)
 
 

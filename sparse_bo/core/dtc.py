@@ -90,8 +90,12 @@ class OneProduct:
     @property
     def step(self) -> int:
         """Columns of ``R`` in one product of :meth:`moments`."""
-        m = self.columns.shape[-2]
-        return -(-m // _TRIANGLE_BLOCKS) if self.triangular and m >= 16 * _TRIANGLE_BLOCKS else m
+        m, quarter = self.columns.shape[-2], -(-self.columns.shape[-2] // _TRIANGLE_BLOCKS)
+        if not self.triangular:
+            return m
+        if self.columns.device.type == "cpu":
+            return quarter if quarter >= 16 else m
+        return min(max(quarter, _DEVICE_COLUMNS), m)
 
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
@@ -127,6 +131,8 @@ def _squares(product: Tensor) -> Tensor:
 
 _TRIANGLE_BLOCKS = 4
 """Column blocks of a triangular product: 4 spare 3/8 of it, more make the products too thin."""
+_DEVICE_COLUMNS = 256
+"""Columns of such a block on a GPU, at least: what narrower ones spare is less than what their launches take."""
 
 
 def fit(

@@ -23,7 +23,7 @@ def _add(product, out, r, n, row_stride, ROWS: tl.constexpr, COLUMNS: tl.constex
     total = tl.load(out + columns, mask=inside, other=0.0)
     for start in range(0, r, ROWS):
         for k in tl.static_range(ROWS):
-            value = tl.load(at, mask=inside & (start + k < r), other=0.0)
+            value = tl.load(at, mask=inside & (columns * 0 + (start + k) < r), other=0.0)
             total += value * value
             at += row_stride
     tl.store(out + columns, total, mask=inside)

@@ -106,7 +106,7 @@ class Stamp:
             and all(now is then for now, then in zip(data, self.data, strict=True))
             and _versions(data) == self.versions
             and len(parameters) == len(self.parameters)
-            and all(_same(now, then) for now, then in zip(parameters, self.parameters, strict=True))
+            and _same(parameters, self.parameters)
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,8 +118,15 @@ class Stamp:
         self.versions = _versions(self.data) if state["current"] else ()
 
 
-def _same(now: Tensor, then: Tensor) -> bool:
-    return now.dtype == then.dtype and now.device == then.device and torch.equal(now, then)
+def _same(now: tuple[Tensor, ...], then: tuple[Tensor, ...]) -> bool:
+    """Return whether tensors are equal, pair by pair; those on a device in one wait for it."""
+    pairs = list(zip(now, then, strict=True))
+    if any(a.dtype != b.dtype or a.device != b.device or a.shape != b.shape for a, b in pairs):
+        return False
+    if not all(torch.equal(a, b) for a, b in pairs if a.device.type == "cpu"):
+        return False
+    there = [(a.detach() == b).all() for a, b in pairs if a.device.type != "cpu"]
+    return not there or bool(torch.stack(there).all())
 
 
 def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:

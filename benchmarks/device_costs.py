@@ -1,0 +1,238 @@
+"""What a batch and a model ask of a GPU, counted without one, and the seconds that this predicts.
+
+    python benchmarks/device_costs.py            # minutes; needs g++ for the device made of host memory
+    python benchmarks/device_costs.py --quick    # small dictionaries, seconds
+
+Nothing here was timed: launches, bytes, flop and waits are counted, seconds are predicted from them.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from gpytorch.kernels import MaternKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from harness.counting import H200, Cost, counted, second_device
+from harness.experiment import Block, Experiment, Job, Option, Table
+from harness.pages import short
+from harness.records import Record, newest
+from harness.runner import main
+from torch import Tensor
+
+import sparse_bo
+from sparse_bo.arms import (
+    ArmPrior,
+    InMemoryPosterior,
+    KernelColumns,
+    StopRule,
+    in_memory_posterior,
+    pick_batch,
+    prior_variances,
+)
+from sparse_bo.arms.moments import evaluator
+from sparse_bo.arms.sweep import sweep, sweep_rows
+from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
+from sparse_bo.kernels import covariance_function
+from sparse_bo.observations import Observations, add_observations, no_observations
+
+DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
+ARMS = 1_000_000
+"""For which seconds are predicted: from the counts over two numbers of arms, along a straight line."""
+PICKS = 64
+FORMS = {"fused": True, "by GPyTorch": False}
+"""The kernel, as the package evaluates it on CUDA or not."""
+
+
+def rand(*shape: int, draw: int = 0) -> Tensor:
+    """Return uniform numbers on the device made of host memory."""
+    generator = torch.Generator().manual_seed(draw)
+    return torch.rand(*shape, generator=generator, dtype=torch.float64).to(second_device())
+
+
+def kernel() -> MaternKernel:
+    """Return the kernel of all parts."""
+    module = MaternKernel(nu=2.5).double()
+    module.lengthscale = LENGTHSCALE
+    return module
+
+
+def problem(arms: Tensor, m: int, *, fused: bool) -> tuple[ArmPrior, Observations, Dictionary]:
+    """Return a prior, observations of about 2 m arms and a dictionary of m of them."""
+    covariance = covariance_function(kernel(), like=arms[:2])
+    covariance = covariance if fused else replace(covariance, structure=None)
+    prior = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, memory_bytes=2**30)
+    generator = torch.Generator().manual_seed(1)
+    indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(arms.device)
+    y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(arms.device)
+    points = arms[indices[:m]]
+    observations = add_observations(no_observations(arms), arms, indices, y)
+    return prior, observations, Dictionary(points, torch.ones_like(points[:, 0]), indices[:m])
+
+
+def batch_parts(a: int, m: int, form: str) -> dict[str, Cost]:
+    """Count the parts of one batch over a arms."""
+    device = second_device()
+    prior, observations, dictionary = problem(rand(a, DIMS), m, fused=FORMS[form])
+    made: list[InMemoryPosterior] = []
+
+    def resparsify() -> None:
+        made.append(in_memory_posterior(prior, observations, dictionary, KernelColumns(0))[0])
+
+    both = counted(resparsify, device=device)
+    fit = made[0].fit
+    exact = evaluator(fit.state, fit.form, precision=torch.float64, kappa_squared=prior.kappa_squared, noise=NOISE)
+    swept = counted(lambda: sweep(prior, dictionary, None, exact), device=device)
+    rule = StopRule("global", 1e9)
+    picks = counted(lambda: pick_batch(made[0], width=2.0, stop_rule=rule, max_q=PICKS), device=device)
+    return {"fit": both - swept, "sweep": swept, f"{PICKS} picks": picks}
+
+
+def batch(m: int, form: str) -> Record:
+    """Count a batch over one and over two tiles of arms."""
+    prior, _, _ = problem(rand(ARMS, DIMS), m, fused=FORMS[form])
+    few = sweep_rows(prior, m=m, step=-(-m // 4))
+    many = 2 * few
+    small, large = batch_parts(few, m, form), batch_parts(many, m, form)
+    return {"few": few, "many": many, "parts": {name: [asdict(small[name]), asdict(large[name])] for name in small}}
+
+
+def model(n: int, m: int) -> Record:
+    """Count the parts of SparseGP's life."""
+    device = second_device()
+    X = rand(n, DIMS)
+    Y = ((3.0 * X).sin().sum(dim=-1) + 0.1 * rand(n, draw=4)).unsqueeze(-1)
+    T = rand(256, 1, DIMS, draw=5)
+    gp = sparse_bo.SparseGP(X, Y, dictionary=RecursiveRLSSampler(size=m))
+    mll = ExactMarginalLogLikelihood(gp.likelihood, gp)
+
+    def step() -> None:
+        gp.train()
+        value = mll(gp(*gp.train_inputs), gp.train_targets)
+        value.backward()
+
+    def first() -> None:
+        gp.eval()
+        with torch.no_grad():
+            _ = gp.posterior(T).variance
+
+    def again() -> None:
+        with torch.no_grad():
+            _ = gp.posterior(T).variance
+
+    def fantasies() -> None:
+        sampler = SobolQMCNormalSampler(sample_shape=torch.Size([8]), seed=0)
+        with torch.no_grad():
+            _ = gp.fantasize(T[:1, 0], sampler=sampler).posterior(T[:, 0]).mean
+
+    def paths() -> None:
+        with torch.no_grad():
+            _ = draw_matheron_paths(gp, sample_shape=torch.Size([8]))(T[:, 0])
+
+    work: dict[str, Callable[[], None]] = {
+        "likelihood and gradient": step,
+        "first posterior": first,
+        "posterior of 256 points": again,
+        "8 fantasies": fantasies,
+        "8 paths": paths,
+    }
+    return {"parts": {name: asdict(counted(part, device=device)) for name, part in work.items()}}
+
+
+def jobs(chosen: Namespace) -> Iterator[Job]:
+    """Yield batches, then models."""
+    for m in chosen.sizes:
+        for form in chosen.forms:
+            yield Job({"work": "batch", "m": m, "form": form}, partial(batch, m, form))
+    for n in chosen.points:
+        yield Job({"work": "SparseGP", "m": chosen.inducing, "n": n}, partial(model, n, chosen.inducing))
+
+
+def at(record: Record, part: str, a: int = ARMS) -> Cost:
+    """Return the cost of a part of a batch over a arms."""
+    few, many = (Cost(**counts) for counts in record["parts"][part])
+    per_arm = (many - few) * (1.0 / (record["many"] - record["few"]))
+    return few + per_arm * (a - record["few"])
+
+
+def cells(cost: Cost) -> tuple[str, ...]:
+    """Return a cost as cells of a table."""
+    return (
+        f"{cost.launches:,.0f}",
+        f"{cost.waits:,.0f}",
+        short(cost.bytes / 1e9),
+        short(cost.flop / 1e9),
+        short(1e3 * cost.busy),
+        short(1e3 * cost.seconds()),
+    )
+
+
+COLUMNS = ("launches", "waits", "GB moved", "GFLOP", "card, ms (predicted)", "in all, ms (predicted)")
+
+
+def page(records: list[Record]) -> Iterator[Block]:
+    """Yield the costs of batches and of models."""
+    found = newest(({"n": None, "form": None, **r} for r in records), "work", "m", "n", "form").values()
+    batches = [r for r in found if r["work"] == "batch"]
+    yield f"One batch over {ARMS:,} arms with {DIMS} inputs, Matérn-5/2, from counts over one tile of a sweep and over two:"
+    rows = [(str(r["m"]), r["form"], part, *cells(at(r, part))) for r in batches for part in r["parts"]]
+    yield Table(("m", "kernel", "part", *COLUMNS), rows)
+    models = [r for r in found if r["work"] == "SparseGP"]
+    yield f"SparseGP on training data with {DIMS} inputs; a fit takes some 20 to 100 likelihoods:"
+    counts = [(f"{r['n']:,}", str(r["m"]), part, *cells(Cost(**c))) for r in models for part, c in r["parts"].items()]
+    yield Table(("n", "m", "part", *COLUMNS), counts)
+
+
+def headline(records: list[Record]) -> str:
+    """Return the predicted time of a batch with the largest dictionary."""
+    batches = [r for r in records if r["work"] == "batch" and r["form"] == "fused"]
+    if not batches:
+        return ""
+    last = max(batches, key=lambda r: r["m"])
+    told = ", ".join(f"{part} {short(1e3 * at(last, part).seconds())} ms" for part in last["parts"])
+    return f"predicted for an {H200.name}, 10⁶ arms, m = {last['m']:,}: {told}"
+
+
+def about() -> str:
+    """Return what the reader must know, with the figures that predictions rest on."""
+    product, factor, vector = (f"{rate / 1e12:.0f}" for rate in (H200.product, H200.factor, H200.vector))
+    rates = f"{product} TFLOP/s in float64 products, {factor} in factorisations, {vector} elsewhere"
+    memory = f"{H200.bandwidth / 1e12:.1f} TB/s of memory, {H200.cache_bandwidth / 1e12:.0f} where all fits into its cache"
+    host = f"{1e6 * H200.launch:.0f} µs per launch beside the card's work, {1e6 * H200.wait:.0f} µs per wait"
+    return f"""
+Nothing on this page was timed and no GPU was there. The package ran on a second PyTorch device made of host memory, where every
+operation was counted as it was dispatched: launches, what it reads and writes, flop of products, solves and factorisations, and
+what would make the host wait. The package's own GPU kernels (kernel blocks, sums of squares) count as one launch each.
+**Seconds are predicted** for an {H200.name} taken to do {rates},
+{memory}, {host}.
+Operations follow one another, each as long as its flop or its bytes take, whichever is more.
+"""
+
+
+EXPERIMENT = Experiment(
+    script=__file__,
+    title="What a batch and a model ask of a GPU",
+    question="What does a batch ask of a GPU, counted without one?",
+    about=about(),
+    jobs=jobs,
+    page=page,
+    headline=headline,
+    options={
+        "sizes": Option("dictionaries", (256, 1024), (64,), (24,)),
+        "forms": Option("of the kernel", tuple(FORMS), None, ("fused",), choices=tuple(FORMS)),
+        "points": Option("training points of SparseGP", (10_000,), (500,), (40,)),
+        "inducing": Option("dictionary of SparseGP", 256, 32, 12),
+    },
+    seeds=(1, 1, 1),
+    own_process=True,
+    devices=("cpu",),
+    ignored=(Warning,),
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT, __doc__)
