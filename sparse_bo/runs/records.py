@@ -114,7 +114,7 @@ def settings_of_run(
     policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Tensor, Tensor] | None
 ) -> dict[str, Any]:
     """Return what all ranks of a run must have in common, in short."""
-    given = None if initial is None else [torch.as_tensor(part).tolist() for part in initial]
+    given = None if initial is None else [part.tolist() if isinstance(part, Tensor) else list(part) for part in initial]
     return {
         "policy": policy.name,
         "settings of the policy": fingerprint(describe(policy)),
