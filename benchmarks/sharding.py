@@ -41,8 +41,8 @@ DIMS, DICTIONARY = 6, 256
 REPEATS = 2
 """Sweeps and runs timed; the best counts."""
 FLOPS, SHARE_REACHED, BANDWIDTH = 67e12, 0.5, 4.8e12
-"""NVIDIA's data sheet of the H200: float64 on tensor cores and memory in bytes per second; the share of the former that sweeps are
-meant to reach (the target of `gpu.py`, not a measurement)."""
+"""NVIDIA's data sheet of the H200: float64 on tensor cores, and memory in bytes per second; the share of the former that sweeps
+are meant to reach (the target of `gpu.py`, not a measurement)."""
 LINK = Network(latency=5e-5, bytes_per_second=1e10)
 """Assumed: gloo over TCP on a 100 Gb/s network, a step of a ring in 50 µs."""
 JITTERS, STALLS = (0.0, 0.05, 0.2), ((0.0, 0.0), (1e-3, 1.0), (1e-2, 1.0))
@@ -289,7 +289,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         "same picks",
     )
     yield Table(names, rows)
-    yield "A resparsification (fit, sweep, contenders), seconds of the slowest rank; processor seconds say what wall seconds can be:"
+    yield "A resparsification (fit, sweep, contenders), seconds of the slowest rank; processor seconds bound wall seconds from below:"
     rows = []
     for kind in ("strong", "weak"):
         found = sorted(of(kind, "ranks", "arms", "m"), key=lambda r: r["ranks"])
