@@ -69,5 +69,6 @@ def forecast(settings: PlanSettings, options: dict[str, Any]) -> Plan:
         memory=bytes_of("memory", settings.memory),
         seconds=settings.seconds,
         pilot_seconds=settings.pilot_seconds,
+        ranks=settings.ranks,
         seed=settings.seed,
     )

@@ -108,6 +108,7 @@ class PlanSettings(KernelSettings):
     memory: Annotated[float | None, option(RUN, "GiB that may be used (default: what is free).")] = None
     seconds: Annotated[float | None, option(RUN, "Seconds that may be used (default: any).")] = None
     pilot_seconds: Annotated[float, option(RUN, "Seconds that the pilots may take (default 20).")] = 20.0
+    ranks: Annotated[int, option(RUN, "Processes over which the arms are spread (default 1).")] = 1
     seed: Annotated[int, option(RUN, "Of the pilots (default 0).")] = 0
 
 

@@ -22,6 +22,7 @@ from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
 from sparse_bo.planning.pilot import Growth, run_pilots
 from sparse_bo.planning.plans import Plan, bytes_text
+from sparse_bo.planning.ranks import messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.ucb.policy import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
@@ -43,6 +44,7 @@ def plan(
     memory: int | None = None,
     seconds: float | None = None,
     pilot_seconds: float = 20.0,
+    ranks: int = 1,
     seed: int = 0,
 ) -> Plan:
     """Forecast a run of BBKB or BKB, and choose settings with which it fits into memory (and time).
@@ -66,6 +68,8 @@ def plan(
         memory: Bytes that may be used; default: what is free.
         seconds: Time that may be used; default: any.
         pilot_seconds: Of all pilots together.
+        ranks: Over how many ranks the arms are spread (:class:`sparse_bo.domains.ShardedArms`): memory and sweeps are those of
+            one rank with its share of the arms, and the plan says what the ranks tell each other.
         seed: Of the pilots.
 
     Raises:
@@ -74,10 +78,20 @@ def plan(
             policy has no plan.
     """
     request = _request(arms, dims, budget, kernel, policy, device, memory, seconds)
+    whole = request.count
+    if check_count("ranks", ranks) > 1:
+        request = replace(request, count=math.ceil(whole / ranks), held=False)
     generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
     fitted, notes = _with_sweep_budget(request)
     growth, per_pick = _growth(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
-    return _fit_time(request, *_fit_memory(request, fitted, growth, notes), growth, per_pick, generator)
+    made = _fit_time(request, *_fit_memory(request, fitted, growth, notes), growth, per_pick, generator)
+    return made if ranks == 1 else _on_ranks(made, ranks, whole)
+
+
+def _on_ranks(made: Plan, ranks: int, arms: int) -> Plan:
+    """Return the plan of one rank as that of a run over all of them."""
+    told = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(made.budget / made.batches))
+    return replace(made, arms=arms, ranks=ranks, messages=told, seconds=made.seconds + made.batches * told.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

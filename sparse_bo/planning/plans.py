@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.planning.ranks import Messages
 from sparse_bo.policies.ucb.policy import UCBPolicy
 
 
@@ -41,6 +42,10 @@ class Plan:
     """What was changed to make the run fit, and what does not."""
     fits: bool
     """Whether the run stays within the memory, and the time if one was given."""
+    ranks: int = 1
+    """Over which the arms are spread; memory and sweeps are those of one."""
+    messages: Messages | None = None
+    """Of a batch, at most, where there are several ranks."""
     policy: UCBPolicy
     """The policy that was given, with these settings: run this one. What it learns it still learns."""
 
@@ -60,11 +65,22 @@ class Plan:
             "dictionary": f"about {self.dictionary_size:,} points",
             "memory": f"{bytes_text(self.memory_bytes)} of {bytes_text(self.available_bytes)} free"
             + (f" ({parts})" if parts else ""),
+            **self._of_ranks(),
             "per sweep": seconds_text(self.seconds_per_sweep),
             "per pick": f"{self.microseconds_per_pick:.0f} µs",
             "in all": seconds_text(self.seconds) + ", without the objective",
             "settings": f"memory_bytes {self.settings['memory_bytes']:,}, sweep in {precision}, "
             f"max_dictionary {self.settings['max_dictionary'] or 'none'}, on {self.device}",
+        }
+
+    def _of_ranks(self) -> dict[str, str]:
+        told = self.messages
+        if told is None:
+            return {}
+        return {
+            "ranks": f"{self.ranks:,}; memory and sweeps are those of one, with {-(-self.arms // self.ranks):,} arms",
+            "messages": f"{told.collectives} collectives a batch; a rank sends at most {bytes_text(told.bytes_sent)} and "
+            f"receives {bytes_text(told.bytes_received)}",
         }
 
 

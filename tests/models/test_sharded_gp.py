@@ -105,7 +105,7 @@ def test_after_the_first_posterior_nobody_is_asked():
         model.eval()
         model.representation()
         before = counted.traffic.collectives
-        value = qLogExpectedImprovement(model, best_f=0.5)(TEST[:3])
+        value = qLogExpectedImprovement(model, best_f=0.5)(TEST[:3].unsqueeze(0))
         fantasy = model.condition_on_observations(TEST[:2], Y[:2])
         fantasy.posterior(TEST)
         return counted.traffic.collectives - before, float(value)

@@ -72,7 +72,12 @@ class Rows:
 def sums_of_all(rows: Rows, sums: LowRankSums) -> LowRankSums:
     """Return the sums over the rows of all ranks, the same everywhere. Two collectives, O(r²) bytes; no gradients."""
     parts = [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
-    return LowRankSums(*rows.group.total("sums over rows", parts), rows.total)
+    return _sums(rows, rows.group.total("sums over rows", parts))
+
+
+def _sums(rows: Rows, parts: Sequence[Tensor]) -> LowRankSums:
+    gram, projected, squares, log_noise, unexplained = parts
+    return LowRankSums(gram, projected, squares, log_noise, unexplained, rows.total)
 
 
 class _Total(torch.autograd.Function):
@@ -113,7 +118,7 @@ def differentiable_sums(rows: Rows, local: Callable[[], LowRankSums], parameters
         return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
 
     total: tuple[Tensor, ...] = _Total.apply(rows.group, parts, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
-    return LowRankSums(*total, rows.total)
+    return _sums(rows, total)
 
 
 def fit_of_all(rows: Rows, kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:

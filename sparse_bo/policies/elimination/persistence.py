@@ -91,9 +91,11 @@ def thaw_elimination(
 
 def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> Finding:
     candidates = source.thaw(part)
-    surrogate = replace(over(candidates.points), sweep_dtype=torch.float64)
-    dictionary = thaw_dictionary(part, candidates.points)
-    observations = thaw_observations(part, candidates.points)
+    points = candidates.points
+    assert isinstance(points, Tensor)  # arms in shards have no snapshots
+    surrogate = replace(over(points), sweep_dtype=torch.float64)
+    dictionary = thaw_dictionary(part, points)
+    observations = thaw_observations(part, points)
     posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
     return Finding(candidates, replace(posterior, stored=None), observations, BatchConfidence(**part["confidence"]))
 
@@ -101,6 +103,7 @@ def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callab
 def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> PlannedBatch:
     candidates, order = source.thaw(part), part["order"]
     points = candidates.points
+    assert isinstance(points, Tensor)  # see above
     picked = add_observations(no_observations(points), points, order, torch.zeros_like(part["y"]))
     chosen = Design(order, picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
     failures = part.get("failures")

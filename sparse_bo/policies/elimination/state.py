@@ -124,7 +124,7 @@ class EliminationState:
         mine: Leading | None = None
         if bool(alive.any()):
             place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
-            x = candidates.points[first + place] if group.size == 1 else candidates.points.part[place]
+            x = posterior.prior.in_memory[0][place]
             mine = Leading(
                 candidates.row(first + place), x, float(posterior.means[place]), float(posterior.leverages[place]), count
             )
