@@ -8,15 +8,14 @@ from typing import Any
 import typer
 
 from sparse_bo.cli.commands import budget_of
-from sparse_bo.cli.console import complain, console, refused, say
+from sparse_bo.cli.console import complain, console, refused, say, shows
 from sparse_bo.cli.inputs import INPUT_ERRORS, check_size, described_problem, device_of, folder, problem_of
 from sparse_bo.cli.launch import launch
 from sparse_bo.cli.settings import CompareSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.problems.names import TABLES
-from sparse_bo.reports.comparison import Contestant, comparison_table, plot_comparison
+from sparse_bo.reports.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy
 
@@ -57,18 +56,29 @@ def compare(settings: CompareSettings) -> None:
             outcome.result.history.save(settings.out / f"{problem.name}-{policy.name}-seed{settings.seed}.jsonl")
         if not settings.quiet:
             console.print(comparison_table(problem.description, contestants))
+            if console.is_terminal:
+                console.print(terminal_comparison(contestants, width=console.width, dots=shows("\u28ff")))
         path = settings.out / f"{problem.name}-compare-seed{settings.seed}.png"
         plot_comparison(f"{problem.description}, seed {settings.seed}", contestants).savefig(path, dpi=150)
         if not settings.quiet:
             say(f"figure   {path}")
-            published = " --preset published" if made["name"] in TABLES else ""
-            own = "run --objective module:function --arms-file arms.npy"
-            say(f"next: `run --help`, `run --problem {made['name']}{published}`, `{own}`")
+            say("next:")
+            for command, gives in _next(made["name"]):
+                say(f"  python -m sparse_bo {command:54} {gives}")
     except OSError as error:
         complain("error", f"could not write into {settings.out}: {error.strerror or error}; choose another --out")
         raise typer.Exit(1) from error
     except INPUT_ERRORS as error:
         raise refused(error) from error
+
+
+def _next(name: str) -> list[tuple[str, str]]:
+    """Return what to type next, and what each gives."""
+    return [
+        (f"run --problem {name} --storage run.db", "one run, with a journal"),
+        ("report run.db --html run.html", "all of it on one page"),
+        ("run --objective experiment:train --space space.toml", "a problem of yours (run --help)"),
+    ]
 
 
 def _default(where: dict[str, Any], budget: int) -> tuple[Policy, str]:

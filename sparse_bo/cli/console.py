@@ -25,6 +25,15 @@ SPELLED: Mapping[str, str] = {
 """How characters are written where the terminal or the file has none for them."""
 
 
+def shows(character: str) -> bool:
+    """Return whether stdout has a character, and need not spell it."""
+    try:
+        character.encode(console.encoding)
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
 def say(text: object) -> None:
     """Print a text as it is, one line of it on one line."""
     console.print(plain(text), soft_wrap=True)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 from rich.table import Table
+from rich.text import Text
 
+from sparse_bo.reports.braille import braille_curves
 from sparse_bo.reports.text import plain
 from sparse_bo.runs.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, STYLE, NotebookFigure
 
@@ -64,3 +66,15 @@ def plot_comparison(title: str, contestants: Sequence[Contestant]) -> Figure:
             axis.set_xlabel("evaluations")
         figure.suptitle(title, fontsize=11, parse_math=False)  # a "$" in a name is no formula
     return figure
+
+
+def terminal_comparison(contestants: Sequence[Contestant], *, width: int, dots: bool) -> Text:
+    """Return regret per evaluation so far as a picture for a terminal.
+
+    Args:
+        contestants: At least one, with at least one evaluation.
+        width: Columns of the terminal.
+        dots: Whether it has braille characters.
+    """
+    curves = {name: [total / n for n, total in enumerate(accumulate(regret), start=1)] for name, regret, _ in contestants}
+    return braille_curves(curves, title="regret per evaluation so far, logarithmic axes", width=width, dots=dots)

@@ -175,23 +175,27 @@ def _where(result: Result, problem: Problem | BoxProblem | OwnProblem) -> str:
 
 
 def _best_own_arm(result: Result) -> dict[str, str]:
-    if result.best_index is None or result.best_mean is None or result.best_x is None:
+    if result.best_mean is None or result.best_x is None:
         return {}
     sd = "" if result.best_sd is None else f" ± {result.best_sd:.4g}"
     if result.best_parameters is not None:
-        found = {"best": f"mean {result.best_mean:.4g}{sd}", "at": named(result.best_parameters)}
-        if result.best_observed_parameters is not None:
-            several = f"{result.best_observed_count:,} evaluation{'s' if result.best_observed_count != 1 else ''}"
-            found["best observed"] = f"mean {result.best_observed_mean:.4g} of {several}"
-            found["observed at"] = named(result.best_observed_parameters)
-        return found
+        return {"best": f"mean {result.best_mean:.4g}{sd}", "at": named(result.best_parameters)} | _highest_named(result)
     lines = {"best arm": f"{result.best_index} (mean {result.best_mean:.4g}{sd})"}
     if len(result.best_x) <= 10:
         lines["at"] = _coordinates(result.best_x)
     if result.best_observed_index is not None:
-        arm, mean, times = result.best_observed_index, result.best_observed_mean, result.best_observed_count
-        lines["best observed"] = f"arm {arm}: mean {mean:.4g} of {times:,} evaluation{'s' if times != 1 else ''}"
+        lines["best observed"] = f"arm {result.best_observed_index}: {_observed(result)}"
     return lines
+
+
+def _observed(result: Result) -> str:
+    times = result.best_observed_count or 1
+    return f"mean {result.best_observed_mean:.4g} of {times:,} evaluation{'s' if times != 1 else ''}"
+
+
+def _highest_named(result: Result) -> dict[str, str]:
+    point = result.best_observed_parameters
+    return {} if point is None else {"best observed": _observed(result), "observed at": named(point)}
 
 
 def named(point: Mapping[str, Any]) -> str:

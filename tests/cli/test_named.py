@@ -1,0 +1,118 @@
+"""Spaces of named parameters and pages of runs on the command line."""
+
+import sqlite3
+import sys
+
+import pytest
+
+from sparse_bo import AskTell
+from tests.cli.builders import invoke
+
+SPACE = """
+lr = {type = "float", low = 1e-4, high = 1.0, log = true}
+depth = {type = "int", low = 1, high = 3}
+kind = {type = "choice", values = ["adam", "sgd"]}
+"""
+OBJECTIVE = """
+import math
+
+def train(point):
+    return -(math.log10(point["lr"]) + 2) ** 2 + point["depth"] + (point["kind"] == "sgd")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a space and an objective."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "named_experiment", raising=False)
+    (tmp_path / "space.toml").write_text(SPACE, encoding="utf-8")
+    (tmp_path / "named_experiment.py").write_text(OBJECTIVE, encoding="utf-8")
+    return tmp_path
+
+
+RUN = ["run", "--objective", "named_experiment:train", "--space", "space.toml", "--out", "out", "--quiet"]
+
+
+def test_a_space_is_run_resumed_and_reported_by_name(folder):
+    done = invoke(*RUN[:-1], "--budget", 14, "--storage", "run.db")
+    assert done.exit_code == 0, done.output
+    assert "lr = " in done.output
+    assert "kind = sgd" in done.output
+    assert "14 of 3 parameters" in done.output
+    (folder / "space.toml").unlink()  # the journal has it
+    again = invoke("resume", "run.db", "--budget", 18, "--yes", "--quiet")
+    assert again.exit_code == 0, again.output
+    with AskTell.resume("run.db") as loop:
+        assert len(loop.history.parameters) == 18
+        assert set(loop.history.parameters[0]) == {"lr", "depth", "kind"}
+    page = invoke("report", "run.db", "--html", "run.html")
+    assert page.exit_code == 0, page.output
+    assert "18 asked, 18 told" in page.output
+    text = (folder / "run.html").read_text(encoding="utf-8")
+    assert "3 named parameters: 18 evaluations asked" in text
+    assert "parameter depth" in text
+
+
+def test_the_page_of_a_built_in_problem_has_its_regret(folder):
+    invoke(
+        "run",
+        "--problem",
+        "gp-draw",
+        "--arms",
+        200,
+        "--dims",
+        2,
+        "--budget",
+        30,
+        "--storage",
+        "run.db",
+        "--quiet",
+        "--out",
+        "out",
+    )
+    done = invoke("report", "run.db", "--html", "run.html", "--out", "other")
+    assert done.exit_code == 0, done.output
+    assert "Regret per evaluation" in (folder / "run.html").read_text(encoding="utf-8")
+    assert not (folder / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--space", "space.toml"], "--space needs --objective"),
+        ([*RUN, "--grid", "3x3"], "--space contradicts"),
+        ([*RUN[:3], "--space", "none.toml"], "none.toml"),
+        ([*RUN[:3], "--space", "named_experiment.py"], "ending in .toml or .json"),
+        ([*RUN, "--problem", "cadata"], "--problem"),
+        ([*RUN, "--policy", "bkb", "--memory", "1"], "plan runs of bbkb and bkb over arms"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(arguments, message, folder):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["empty", "foreign", "none"])
+def test_a_page_of_what_is_no_journal_is_refused(kind, folder):
+    if kind == "foreign":
+        sqlite3.connect("run.db").execute("CREATE TABLE t (x)").connection.close()
+    elif kind == "empty":
+        (folder / "run.db").touch()
+    done = invoke("report", "run.db", "--html", "run.html")
+    assert done.exit_code == 2
+    assert "run.db" in done.output
+    assert not (folder / "run.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_said(folder):
+    assert invoke(*RUN, "--budget", 4, "--storage", "run.db").exit_code == 0
+    before = (folder / "run.db").read_bytes()
+    done = invoke("report", "run.db", "--html", "no/such/folder.html")
+    assert (done.exit_code, "could not write no/such/folder.html" in done.output) == (1, True)
+    done = invoke("report", "run.db", "--html", "run.db")
+    assert (done.exit_code, "is the journal itself" in done.output) == (2, True)
+    assert (folder / "run.db").read_bytes() == before
