@@ -76,8 +76,10 @@ def with_overview(text: str, table: str) -> str:
 
 
 def devices(records: list[Record]) -> list[str]:
-    """Return the devices of some records, that with most of them first."""
-    return [name for name, _ in Counter(r["device"] for r in records).most_common()]
+    """Return the devices of some records: that with most of them first, of two with as many the one used last."""
+    counts = Counter(r["device"] for r in records)
+    last = {r["device"]: r["date"] for r in sorted(records, key=lambda r: r["date"])}
+    return sorted(counts, key=lambda name: (counts[name], last[name]), reverse=True)
 
 
 def provenance(records: list[Record]) -> str:

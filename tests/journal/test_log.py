@@ -572,3 +572,34 @@ def test_a_refused_journal_that_cannot_be_closed_is_let_go_of_in_silence(long_ru
     assert ignored == []
     with AskTell.resume(long_run) as loop:
         assert finished(loop).history.indices == finished(AskTell(arms(), policy(), seed=1)).history.indices
+
+
+def log_of_a_killed_run(path: Path) -> bytes:
+    """Leave a run killed with many transactions in its log."""
+    killed(path, steps=60)
+    return path.with_name(path.name + "-wal").read_bytes()
+
+
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.parametrize("where", ["header", "first frame", "middle"])
+def test_damage_in_the_log_of_a_killed_run_is_said(where, path):
+    log = path.with_name(path.name + "-wal")
+    data = bytearray(log_of_a_killed_run(path))
+    data[{"header": 18, "first frame": 32 + 24 + 100, "middle": len(data) // 2}[where]] ^= 4
+    log.write_bytes(data)
+    log.with_name(path.name + "-shm").unlink(missing_ok=True)  # as after a restart: SQLite reads the log again
+    with pytest.warns(ResumeWarning, match=r"run\.db-wal is damaged, or the power failed .* is missing") as caught:
+        loop = AskTell.resume(path)
+    assert len(caught) == 1
+    with finished(loop) as again:
+        assert again.result().history.rows
+
+
+@pytest.mark.usefixtures("rarely")
+def test_the_log_of_a_run_that_was_killed_at_any_write_is_whole(path, tmp_path):
+    """Cut off anywhere in what was written last, as a kill does, it is resumed without a warning."""
+    data = log_of_a_killed_run(path)
+    for n, cut in enumerate((0, 1, 24, 500, 1024, 1048)):
+        copy = copied(path, tmp_path / str(n), "")
+        copy.with_name(copy.name + "-wal").write_bytes(data[: len(data) - cut])
+        AskTell.resume(copy).close()  # warnings are errors
