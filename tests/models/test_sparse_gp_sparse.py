@@ -17,7 +17,7 @@ from gpytorch.settings import prior_mode
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp import representation
-from sparse_bo.models.sparse_gp.representation import dtc_representation, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_matrix, representation_of
 from sparse_bo.models.sparse_gp.state import Appended
 from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, noise_of, pair, points
 
@@ -318,7 +318,8 @@ def test_fitting_then_predicting_uses_the_new_parameters(monkeypatch):
     assert not torch.allclose(before, after)
     (X,), y = model.train_inputs, model.train_targets
     noise = model.likelihood.noise.expand(30)
-    fresh = dtc_representation(model.covar_module, X[ROWS], X, residuals=y - model.mean_module(X), noise=noise)
+    state = fit_dtc(model.covar_module, X[ROWS], X, residuals=y - model.mean_module(X), noise=noise)
+    fresh = representation_of(state, X[ROWS])
     torch.testing.assert_close(model.representation().alpha, fresh.alpha.detach())
 
 

@@ -20,8 +20,10 @@ from torch import Tensor
 from sparse_bo.dictionary import Sampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.models.sparse_gp.cross_validation import answer_for_sparse_models, left_out_of_dtc, left_out_of_exact
+from sparse_bo.models.sparse_gp.extending import Grown, of_ones
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
 from sparse_bo.models.sparse_gp.fitting import LikelihoodFit
+from sparse_bo.models.sparse_gp.growing import Growing
 from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
@@ -29,8 +31,9 @@ from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,
     Representation,
-    dtc_representation,
     exact_representation,
+    fit_dtc,
+    representation_of,
 )
 from sparse_bo.models.sparse_gp.selection import (
     checked_dictionary,
@@ -52,7 +55,7 @@ LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
 
-class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, LikelihoodFit, ExactGP):  # type: ignore[misc]  # the base class ships no types
+class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, LikelihoodFit, Growing, ExactGP):  # type: ignore[misc]  # the base class ships no types
     """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
     It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
@@ -207,20 +210,29 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         X, targets = joined(self._stored_inputs), joined(self._stored_targets)
         noise = self._noise(X, targets.shape)
         data = {"residuals": targets - self.prior_mean(X), "noise": noise}
+        grown = None
         try:
+            followed = self._grow(X, data["residuals"], noise, stamp)
+            self.__dict__["_before"] = None  # its posterior is in this one, or was of no use
+            if followed is not None:
+                return followed
             rows, points = self._dictionary(X, targets, noise)
             if points is None and len(rows) == X.shape[-2]:
                 representation = exact_representation(self.prior_kernel, X, **data)
             else:
                 dictionary = self._dictionary_points_in(X, rows, points)
-                representation = dtc_representation(self.prior_kernel, dictionary, X, **data)
+                state = fit_dtc(self.prior_kernel, dictionary, X, **data)
+                representation = representation_of(state, dictionary)
+                if self._follows:
+                    ones = of_ones(self.prior_kernel, state, dictionary, X, noise)
+                    grown = Grown(ones, state.factor, X.shape[-2])
                 if points is not None:
                     warn_if_far(self.prior_kernel, representation.points, X)
         except SamplerError:
             raise
         except ValueError as error:  # as SingleTaskGP raises it
             raise NotPSDError(str(error)) from error
-        return PosteriorCache(representation, stamp, rows, points)
+        return PosteriorCache(representation, stamp, rows, points, grown=grown)
 
     def _dictionary_points_in(self, X: Tensor, rows: Tensor | None, points: Tensor | None) -> Tensor:
         """Return the dictionary, transformed: rows of ``X`` (transformed), and external points in the user's units."""
@@ -243,7 +255,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
             raise InputDataError(f"the dictionary has row {int(rows.max())}, but there are only {n} training points")
         if rows is not None or points is not None:
             return (nothing if rows is None else rows), points
-        size = self._max_dictionary or planned_size(n, noise.shape[:-1].numel())
+        size = self._cap(n, noise)
         size = size if cap is None else min(cap, size)
         generator = torch.Generator().manual_seed(self._seed)
         if self._sampler is not None:
@@ -259,6 +271,9 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
             self.__dict__["_unexplained"] = default.unexplained
             say_of_dictionary(n, len(default.rows), default.unexplained)
         return default.rows, None
+
+    def _cap(self, n: int, noise: Tensor) -> int:
+        return self._max_dictionary or planned_size(n, noise.shape[:-1].numel())
 
     def _learning_dictionary(self, x: Tensor, strategy: Strategy) -> tuple[Tensor | None, Tensor]:
         """Return the rows and points that hyper-parameters are learned from; chosen once per fit."""

@@ -418,10 +418,9 @@ def normal_sums(
     return gram, projected.squeeze(-1)
 
 
-def dtc_representation(kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
-    """Return the DTC posterior over a dictionary in the form ``(D, α, R)``. Arguments, cost, errors as :func:`fit_dtc`."""
-    form = dtc.one_product(fit_dtc(kernel, points, X, residuals=residuals, noise=noise))
+def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
+    """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
+    form = dtc.one_product(state)
     batch_shape = form.root.shape[:-2]
-    return Representation(
-        points.expand(batch_shape + points.shape[-2:]), form.alpha.to(X), form.root.to(X), triangular=form.triangular
-    )
+    dictionary = points.expand(batch_shape + points.shape[-2:])
+    return Representation(dictionary, form.alpha.to(points), form.root.to(points), triangular=form.triangular)

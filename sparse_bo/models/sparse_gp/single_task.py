@@ -75,10 +75,15 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
             :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
             :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
+        previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms: its hyper-parameters are
+            taken over, its dictionary and factor extended, at O(m² k + n) for k new rows. The dictionary is chosen anew when
+            the data have grown by half; one that was given to ``previous`` stays. After another fit the posterior is made anew.
 
     Raises:
-        TypeError: If ``dictionary``, ``max_dictionary`` or ``seed`` are of a wrong kind.
-        ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed.
+        TypeError: If ``dictionary``, ``max_dictionary``, ``seed`` or ``previous`` are of a wrong kind.
+        ValueError: If ``dictionary`` is empty, repeated, out of range or of the wrong width, or an option is not allowed; if
+            kernel, mean, likelihood or a transform of ``previous`` are others.
+        InputDataError: If the data do not begin with those of ``previous``.
 
     Example:
         >>> model = SparseGP(train_X, train_Y)
@@ -101,6 +106,7 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
         max_dictionary: int | None = None,
         fit: Fit | None = None,
         seed: int = 0,
+        previous: SparseGP | None = None,
     ) -> None:
         check_tensors(train_X=train_X, train_Y=train_Y)
         options = checked_options(dictionary, max_dictionary, fit, seed)
@@ -115,3 +121,7 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
             input_transform=input_transform,
         )
         self._choose(train_X, options)
+        if previous is not None:
+            if dictionary is not None:
+                raise ValueError("previous brings its own dictionary: leave dictionary out, or previous")
+            self._follow(previous)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.models.sparse_gp.extending import Grown
 from sparse_bo.models.sparse_gp.representation import Representation
 
 
@@ -158,11 +159,13 @@ class PosteriorCache:
     points: Tensor | None
     """External points of the dictionary in the user's units, if any."""
     kept: Kept = field(default_factory=Kept)
+    grown: Grown | None = None
+    """What it takes to grow by further rows, of a model that was made with ``previous``; a copy starts without."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
         state = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {**state, "representation": self.representation.map(torch.Tensor.detach)}
+        return {**state, "representation": self.representation.map(torch.Tensor.detach), "grown": None}
 
 
 class TrainingData:

@@ -1,0 +1,157 @@
+"""``previous=``: the posterior of grown data from the one before, against one made anew, and what is refused."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms import Log, Normalize, Standardize
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import growing, model, selection
+
+N, K = 60, 9
+BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
+
+
+def data(outputs=1):
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(N + 5 * K, 2, generator=g, dtype=torch.float64)
+    Y = 3 + torch.sin(6 * X[:, :1]) + X[:, 1:] * torch.arange(1.0, outputs + 1).double()
+    return X, Y + 0.1 * torch.rand(len(X), outputs, generator=g, dtype=torch.float64)
+
+
+def first(**options):
+    X, Y = data()
+    made = SparseGP(X[:N], Y[:N], **options)
+    made.covar_module.lengthscale = 0.3
+    made.likelihood.noise = 0.02
+    return made
+
+
+def anew(like, X, Y, **options):
+    """Return a model without a past, with the hyper-parameters and dictionary of ``like``."""
+    fresh = SparseGP(X, Y, dictionary=None if like._is_exact(like._cache()) else like.dictionary.indices, **options)
+    fresh.load_state_dict({**fresh.state_dict(), **dict(like.named_parameters())})
+    return fresh
+
+
+def assert_same(one, other, T):
+    with torch.no_grad():
+        ours, theirs = one.posterior(T), other.posterior(T)
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(ours.variance, theirs.variance, rtol=0, atol=1e-8)
+        (ours, theirs) = (made(made.transform_inputs(T)).covariance_matrix for made in (one, other))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-8)
+
+
+@pytest.fixture
+def anew_counted(monkeypatch):
+    counted = []
+    for name in ("fit_dtc", "exact_representation"):
+        original = getattr(model, name)
+        monkeypatch.setattr(model, name, lambda *a, _o=original, **k: (counted.append(1), _o(*a, **k))[1])
+    return counted
+
+
+TRANSFORMS = {
+    "standardized": lambda: {},
+    "raw": lambda: {"outcome_transform": None},
+    "log": lambda: {"outcome_transform": Log()},
+    "scaled": lambda: {"outcome_transform": Standardize(1), "input_transform": Normalize(2, bounds=BOUNDS)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # "raw" is not standardised, and means to
+@pytest.mark.parametrize("options", TRANSFORMS)
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_chain_is_the_model_made_anew(exact, options, anew_counted, monkeypatch):
+    monkeypatch.setattr(growing, "GROWTH", 10.0)
+    monkeypatch.setattr(growing, "COLUMNS", 10.0)
+    make = TRANSFORMS[options]
+    X, Y = data()
+    now = first(**({} if exact else {"dictionary": torch.arange(0, N, 3)}), **make())
+    now.posterior(X[:1])
+    for step in range(1, 5):
+        now = SparseGP(X[: N + step * K], Y[: N + step * K], previous=now, **make())
+        now.posterior(X[:1])
+    assert len(anew_counted) == (1 if exact else 2)  # over a dictionary, the second learns what it takes to grow
+    assert_same(now, anew(now, X[: N + 4 * K], Y[: N + 4 * K], **make()), data()[0][-7:])
+
+
+def test_several_outputs_grow_together():
+    X, Y = data(outputs=2)
+    now = SparseGP(X[:N], Y[:N])
+    grown = SparseGP(X, Y, previous=SparseGP(X[:-K], Y[:-K], previous=now))
+    assert_same(grown, anew(grown, X, Y), X[-7:])
+
+
+def test_a_dictionary_is_chosen_anew_when_the_data_have_grown_by_half(monkeypatch):
+    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 5)
+    X, Y = data()
+    old = SparseGP(X[:40], Y[:40], max_dictionary=20)
+    one = SparseGP(X[:50], Y[:50], previous=old)
+    rows = one.dictionary.indices
+    two = SparseGP(X[:60], Y[:60], previous=one)
+    assert torch.equal(two.dictionary.indices, rows)
+    three = SparseGP(X[:100], Y[:100], previous=two)
+    assert three.dictionary.m == 20
+    assert not torch.equal(three.dictionary.indices, rows)
+
+
+def test_past_the_cap_the_exact_posterior_becomes_a_sparse_one():
+    X, Y = data()
+    now = SparseGP(X, Y, previous=first(max_dictionary=N + 5))
+    assert now.dictionary.m == N + 5
+
+
+def test_after_another_fit_nothing_of_the_old_posterior_is_used():
+    X, Y = data()
+    now = SparseGP(X, Y, previous=first())
+    torch.testing.assert_close(now.likelihood.noise, torch.tensor([0.02], dtype=torch.float64))
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(now.likelihood, now))
+    assert_same(now, anew(now, X, Y), X[-7:])
+
+
+def test_a_loop_keeps_one_model():
+    X, Y = data()
+    old = first()
+    gone = weakref.ref(old)
+    now = SparseGP(X, Y, previous=old)
+    del old
+    gc.collect()
+    assert gone() is None
+    now.posterior(X[:1])
+    assert now._before is None
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # the logarithm is not standardised
+def test_what_does_not_continue_is_refused():
+    X, Y = data()
+    old = first()
+    with pytest.raises(InputDataError, match="begin with the 60 rows"):
+        SparseGP(X[1:], Y[1:], previous=old)
+    with pytest.raises(InputDataError, match="begin with the 60 rows"):
+        SparseGP(X[:20], Y[:20], previous=old)
+    with pytest.raises(InputDataError, match="train_Y"):
+        SparseGP(X, Y.square(), previous=old)
+    with pytest.raises(ValueError, match="covar_module"):
+        SparseGP(X, Y, covar_module=ScaleKernel(MaternKernel()).double(), previous=old)
+    with pytest.raises(ValueError, match="outcome_transform"):
+        SparseGP(X, Y, outcome_transform=Log(), previous=old)
+    with pytest.raises(TypeError, match="SparseGP"):
+        SparseGP(X, Y, previous=old.state_dict())
+    with pytest.raises(ValueError, match="leave dictionary out"):
+        SparseGP(X, Y, dictionary=torch.arange(3), previous=old)
+    moving = first(input_transform=Normalize(2))
+    wider = X.clone()
+    wider[-1] = 9.0
+    with pytest.raises(ValueError, match="input transform"):
+        SparseGP(wider, Y, input_transform=Normalize(2), previous=moving)
+    moving.posterior(X[:1])
+    with pytest.raises(ValueError, match="fantasies"):
+        SparseGP(X, Y, input_transform=Normalize(2), previous=moving.condition_on_observations(X[:1], Y[:1]))
