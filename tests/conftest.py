@@ -56,6 +56,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:  # so that -m gpu selects whatever runs on a card
+        if (
+            isinstance(item, pytest.Function)
+            and getattr(item, "callspec", None)
+            and item.callspec.params.get("device") == "cuda"
+        ):
+            item.add_marker(pytest.mark.gpu)
     if config.getoption("--device") is None:
         return
     chosen = [item for item in items if ON_DEVICES.intersection(_fixtures(item))]

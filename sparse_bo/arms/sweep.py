@@ -18,10 +18,10 @@ from sparse_bo.kernels import CovarianceFunction
 _PRODUCT_BYTES = 2**20
 """On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
 
-_DEVICE_TILE_BYTES = 2**25
+DEVICE_TILE_BYTES = 2**25
 """On a GPU, a tile and its product stay in the cache that all its processors share (50 MB on an H100 or H200), so that neither
 is written to memory before it is used."""
-_DEVICE_TILE_ROWS = 8192
+DEVICE_TILE_ROWS = 8192
 """Fewer arms would leave processors idle in a product: 128 x 128 numbers keep one busy."""
 
 _PRODUCT_BLOCKS = 3
@@ -60,7 +60,7 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     rows = chunk_rows(prior.arms.shape[0], bytes_per_row=per_row, memory_bytes=prior.memory_bytes)
     if prior.arms.device.type == "cpu":
         return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
-    return min(rows, max(_DEVICE_TILE_BYTES // (8 * (m + step)), _DEVICE_TILE_ROWS))
+    return min(rows, max(DEVICE_TILE_BYTES // (8 * (m + step)), DEVICE_TILE_ROWS))
 
 
 def kernel_chunks(

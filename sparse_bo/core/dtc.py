@@ -94,7 +94,7 @@ class OneProduct:
         if not self.triangular:
             return m
         if self.columns.device.type == "cpu":
-            return quarter if quarter >= 16 else m
+            return quarter if m >= 16 * _TRIANGLE_BLOCKS else m
         return min(max(quarter, _DEVICE_COLUMNS), m)
 
     def mean(self, K_DX: Tensor) -> Tensor:

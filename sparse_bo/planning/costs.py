@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
 from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
+from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
@@ -230,7 +231,7 @@ def memory(
         d: Inputs.
         m: Largest dictionary.
         n: Distinct arms pulled.
-        columns: Distinct arms that were ever in a dictionary.
+        columns: Distinct arms that were ever in a dictionary; 0 where their columns are not kept.
         memory_bytes: Budget of a sweep, and of kernel columns.
         streamed: Whether the arms are made tile by tile.
         device: Where.
@@ -238,14 +239,15 @@ def memory(
         blocks: Blocks of the size of a kernel block that a sweep holds (:func:`sparse_bo.arms.sweep.block_count`).
     """
     block = blocks * 8 * m
-    tile = min(memory_bytes, block * a) if device.type != "cpu" else min(memory_bytes, max(2**22 * blocks, block * 1024))
+    least = 2**22 * blocks if device.type == "cpu" else DEVICE_TILE_BYTES * blocks
+    tile = min(memory_bytes, max(least, block * (1024 if device.type == "cpu" else DEVICE_TILE_ROWS)))
     small = 8 * (4 * n * m + 12 * m * m)
     if streamed:
         rows = min(a, TILE_ROWS)
         kept = min(capacity(memory_bytes), a)
         return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, "model": small}
     items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, "model": small}
-    if 8 * m * a <= memory_bytes:
+    if columns and 8 * m * a <= memory_bytes:
         # The old storage and the new while it grows.
         items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)
     return items

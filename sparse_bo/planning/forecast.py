@@ -235,17 +235,19 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
     streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=memory_bytes), LazyArms)
     kernel = policy.covar_module
     assert kernel is not None
+    covariance = CovarianceFunction(kernel, structure_of(kernel))
+    kept = 0 if covariance.cheap(request.arms[:2].double()) else math.ceil(1.5 * m)
     items = costs.memory(
         a=request.count,
         d=request.dims,
         m=math.ceil(m),
         n=math.ceil(growth.distinct),
-        columns=math.ceil(1.5 * m),
+        columns=kept,
         memory_bytes=memory_bytes,
         streamed=streamed,
         device=request.device,
         held=request.held and not lazy,
-        blocks=block_count(CovarianceFunction(kernel, structure_of(kernel))),
+        blocks=block_count(covariance),
     )
     return items, streamed
 

@@ -115,3 +115,27 @@ def test_a_block_without_variance_picks_by_its_means() -> None:
 @pytest.mark.parametrize(("scale", "unit"), [(1.0, 2.0**-40), (1.5, 2.0**-39), (0.0, 1.0), (math.inf, 1.0), (1e-9, 2.0**-69)])
 def test_resolution_is_a_power_of_two_forty_bits_below(scale: float, unit: float) -> None:
     assert resolution(scale) == unit
+
+
+def test_leverages_below_zero_by_round_off_count_by_their_size() -> None:
+    """A covariance that is no longer positive semi-definite: scores stay numbers, and nothing warns."""
+    covariance = np.array([[100.0, 10.2, 0.0], [10.2, 1.0, 0.0], [0.0, 0.0, 0.5]])
+    zeros = np.zeros(3)
+    picked = greedy_picks(
+        zeros,
+        covariance,
+        zeros,
+        width=1.0,
+        costs=zeros,
+        spent=0.0,
+        allowance=1.0,
+        floor=-1.0,
+        unit=2.0**-40,
+        low=2.0**-40,
+        max_picks=2,
+    )
+    assert picked.positions == [0, 0]  # 100/101 is left of it, more than of the others
+    left = 1.0 - 10.2**2 / 101.0
+    assert left < 0.0
+    assert np.isfinite(picked.scores).all()
+    assert picked.scores[2] == pytest.approx(0.5**0.5)

@@ -91,6 +91,14 @@ def test_the_memory_budget_changes_nothing(external, sweep_dtype, device):
     _same(few.posterior(columns_bytes=0), p.posterior(), 1e-10 if sweep_dtype == torch.float64 else 1e-5)
 
 
+def test_columns_are_kept_where_evaluating_them_anew_takes_longer(device):
+    p = random_problem(5, device=device)
+    assert (p.posterior().stored is None) == (device.type != "cpu")  # fused on a GPU
+    slow = p.with_prior(covariance=replace(p.prior.covariance, structure=None))  # by GPyTorch
+    assert slow.posterior().stored is not None
+    _same(slow.posterior(), p.posterior(), 1e-10)
+
+
 def test_kernel_chunks_cover_all_arms(device):
     p = random_problem(5, device=device).with_prior(memory_bytes=FEW_ROWS)
     parts, blocks = zip(*((part, K_DX.clone()) for part, K_DX in p.posterior().kernel_chunks()), strict=True)
