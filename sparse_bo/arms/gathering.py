@@ -67,7 +67,8 @@ class Gathered:
         left_out &= found.upper >= bar
         if bool(left_out.any()):
             floor = max(floor, float(found.upper[left_out].max()))
-        best_here = found.indices.new_tensor([found.best_index] if arms.group.rank == best_rank else [])
+        mine_is_best = arms.group.rank == best_rank and found.best_mean > -math.inf
+        best_here = found.indices.new_tensor([found.best_index] if mine_is_best else [])
         self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes, exact)
         self.best_mean = best_means[best_rank]
 
