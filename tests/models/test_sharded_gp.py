@@ -9,6 +9,7 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
+from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo import SparseGP
@@ -105,7 +106,9 @@ def test_after_the_first_posterior_nobody_is_asked():
         model.eval()
         model.representation()
         before = counted.traffic.collectives
-        value = qLogExpectedImprovement(model, best_f=0.5)(TEST[:3].unsqueeze(0))
+        value = qLogExpectedImprovement(model, best_f=0.5, sampler=SobolQMCNormalSampler(torch.Size([16]), seed=0))(
+            TEST[None, :3]
+        )
         fantasy = model.condition_on_observations(TEST[:2], Y[:2])
         fantasy.posterior(TEST)
         return counted.traffic.collectives - before, float(value)
