@@ -45,7 +45,7 @@ class Gathered:
         """
         leverage, lowest, most = found.extremes.tolist()
         mine = [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices)]
-        told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper)])
+        told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper, arms.group.size)])
         if any(other[6] != told[0][6] for other in told):
             raise RankError(
                 "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
@@ -67,13 +67,18 @@ class Gathered:
         left_out &= found.upper >= bar
         if bool(left_out.any()):
             floor = max(floor, float(found.upper[left_out].max()))
-        best_here = found.indices.new_tensor([found.best_index] if arms.group.rank == best_rank else [])
+        mine_is_best = arms.group.rank == best_rank and found.best_mean > -math.inf
+        best_here = found.indices.new_tensor([found.best_index] if mine_is_best else [])
         self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes, exact)
         self.best_mean = best_means[best_rank]
 
     def _union(
         self, arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, best_here: Tensor, extremes: Tensor, exact: bool
     ) -> None:
+        if arms.group.size == 1:  # rows are at hand
+            self.best_index = int(best_here[0]) if len(best_here) else -1
+            self.contenders = Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=exact)
+            return
         with arms.group.shielded(STEP):
             wanted = torch.unique(torch.cat([mine, best_here]))
             rows = arms.part[wanted - arms.start]
@@ -93,13 +98,16 @@ def _share(size: int) -> int:
     return max(GATHERED // size, 256)
 
 
-def _order_statistics(upper: Tensor) -> list[float]:
-    """Return the 256th highest of some bounds, the 512th, …; −∞ beyond the last."""
-    size = min(len(upper), PLACES[-1])
-    ordered = upper.topk(size).values if size >= PLACES[0] else upper[:0]
-    known = [place for place in PLACES if place <= len(ordered)]
-    values = ordered[torch.tensor(known, device=upper.device, dtype=torch.long) - 1].tolist() if known else []
-    return values + [-math.inf] * (len(PLACES) - len(known))
+def _order_statistics(upper: Tensor, size: int) -> list[float]:
+    """Return the 256th highest of some bounds, the 512th, …; −∞ beyond the last.
+
+    ∞ in place of all of them, which says nothing, where this rank's share of what fits is not used up: that saves sorting.
+    """
+    if len(upper) <= 2 * GATHERED // size:
+        return [math.inf] * len(PLACES)
+    known = [place for place in PLACES if place <= len(upper)]
+    ordered = upper.topk(known[-1] if known else 1).values
+    return [float(ordered[place - 1]) for place in known] + [-math.inf] * (len(PLACES) - len(known))
 
 
 def _cut(told: Sequence[tuple[int, list[float]]], bar: float) -> float:
@@ -120,5 +128,5 @@ def _cut(told: Sequence[tuple[int, list[float]]], bar: float) -> float:
     most = max(2 * GATHERED, PLACES[0] * len(told))
     if at_most(bar) <= most:
         return bar
-    cuts = sorted({value for _, values in told for value in values if value > bar})
+    cuts = sorted({value for _, values in told for value in values if bar < value < math.inf})
     return next((cut for cut in cuts if at_most(cut) <= most), bar)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Process
 from sparse_bo.arms.contenders import Collector, Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
 from sparse_bo.arms.gathering import STEP, Gathered
@@ -174,6 +175,8 @@ class ShardedPosterior(ArmPosterior):
     ) -> Contenders:
         """See :class:`ArmPosterior`. A pass of every rank over its arms, and one gathering: O(a_r m (d + r))."""
         arms = _shards(self.prior)
+        if isinstance(conditioner, Process):  # its picks need not be among the contenders any more
+            arms.remember(conditioner.picked)
         with arms.group.shielded(STEP), arms.alone():
             found = self._scores_now(conditioner, width, refuse)
         gathered = Gathered(arms, found, fingerprint=_fingerprint(self.fit), exact=False).contenders

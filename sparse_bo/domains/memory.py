@@ -12,8 +12,11 @@ def in_memory(arms: ArmSet, *, memory_bytes: int) -> ArmSet:
     """Return a lazy set as a tensor if it is small, as it is otherwise; a tensor as it is.
 
     Small: the rows in their dtype and six float64 numbers per arm (mean, leverage, score, prior variance, two temporaries)
-    stay within ``memory_bytes``. Of arms in shards every rank brings its own part into memory, if the largest part is small.
+    stay within ``memory_bytes``. Of arms in shards every rank brings its own part into memory, if the largest part is small;
+    what one rank alone holds is no shard.
     """
+    if isinstance(arms, ShardedArms) and arms.group.size == 1:
+        return in_memory(arms.part, memory_bytes=memory_bytes)
     if isinstance(arms, Tensor):
         return arms
     a, d = arms.shape

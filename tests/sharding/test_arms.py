@@ -76,6 +76,7 @@ def test_parts_come_into_memory_where_the_largest_fits():
         held = in_memory(lazy, memory_bytes=2**20)
         return is_streamed(lazy), is_streamed(held), is_streamed(in_memory(lazy, memory_bytes=100)), held[:].equal(GRID[:])
 
+    assert isinstance(rehearse(1, lambda group: in_memory(split(GRID, group), memory_bytes=2**20))[0], torch.Tensor)
     assert rehearse(2, script) == [(True, False, True, True)] * 2
 
 

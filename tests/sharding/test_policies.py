@@ -76,13 +76,14 @@ def test_a_grid_in_shards_is_picked_from_as_in_memory(streamed):
     assert rehearse(3, script) == [(expected, 3)] * 3
 
 
-def test_few_contenders_give_the_same_picks_by_more_passes(monkeypatch):
-    expected = picks_of(scattered(), bbkb(regularization=2.0))
+@pytest.mark.parametrize("in_batch", ["fixed", "process"])
+def test_few_contenders_give_the_same_picks_by_more_passes(monkeypatch, in_batch):
+    policy = bbkb(regularization=2.0, in_batch=in_batch)
+    expected = picks_of(scattered(), policy, rounds=6)
     monkeypatch.setattr(gathering, "GATHERED", 4)
     monkeypatch.setattr(gathering, "PLACES", tuple(2**power for power in range(1, 14)))
     monkeypatch.setattr(gathering, "_share", lambda size: 3)
-    outcomes = rehearse(3, lambda group: picks_of(split(scattered(), group), bbkb(regularization=2.0)))
-    assert outcomes == [expected] * 3
+    assert rehearse(3, lambda group: picks_of(split(scattered(), group), policy, rounds=6)) == [expected] * 3
 
 
 def test_failing_arms_are_left_out_alike():
