@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
-from sparse_bo.policies.states import Summary
-from sparse_bo.policies.timing import Phase
-from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.history import History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,29 +161,3 @@ def write_page(path: str | Path, page: str) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-
-
-def make_row(
-    state: State,
-    *,
-    indices: list[int],
-    points: list[list[float]] | None,
-    values: list[float],
-    rechecked: int,
-    variance_factor: float | None,
-    seconds: Mapping[Phase, float],
-) -> HistoryRow:
-    """Return the history row of a batch, from the state after it."""
-    report = state.report()
-    return HistoryRow(
-        **{field.name: getattr(report, field.name) for field in fields(Summary)},
-        round=state.round,
-        pulls=state.pulls,
-        indices=indices,
-        points=points,
-        values=values,
-        survivors=None if report.survivors is None else len(report.survivors),
-        rechecked=rechecked,
-        variance_factor=variance_factor,
-        seconds=seconds,
-    )
