@@ -1,5 +1,5 @@
 # What a user needs first, and where it is defined. Everything else is in its subpackage.
-from . import dictionary, errors, policies, problems, widths
+from . import adapters, dictionary, errors, policies, problems, widths
 from .acquisition import optimize_batch
 from .dictionary import certify
 from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
@@ -38,6 +38,7 @@ __all__ = [
     "TrustRegion",
     "Workers",
     "__version__",
+    "adapters",
     "certify",
     "dictionary",
     "errors",

@@ -16,11 +16,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_readme_code_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     with torch.random.fork_rng():
         torch.manual_seed(0)
         exec("\n".join(blocks), {})
-    assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl"}
+    assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl", "run.html"}
 
 
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])

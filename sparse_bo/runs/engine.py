@@ -36,7 +36,7 @@ from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
 from sparse_bo.runs.ordinary import ordinary, with_gradients
-from sparse_bo.runs.result import make_row
+from sparse_bo.runs.rows import make_row
 
 UNLIMITED = 2**62
 W = TypeVar("W")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History
 from sparse_bo.runs.predictions import replayed, said_of
 from sparse_bo.runs.records import read_run
-
-if TYPE_CHECKING:
-    from sparse_bo.runs.result import Result
 
 SLICE_POINTS = 41
 MOST_SLICES = 12
@@ -116,7 +113,26 @@ def facts_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Se
     )
 
 
-def facts_of_result(result: Result, *, regret: Sequence[float] | None = None) -> Facts:
+class Finished(Protocol):
+    """What is needed of a :class:`sparse_bo.Result`, which makes its page itself."""
+
+    @property
+    def history(self) -> History:
+        """One row per batch."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """At the end."""
+        ...
+
+    @property
+    def domain(self) -> Domain | None:
+        """Where was searched."""
+        ...
+
+
+def facts_of_result(result: Finished, *, regret: Sequence[float] | None = None) -> Facts:
     """Gather what a result in memory says: no residuals, as predictions before the results are not kept."""
     values = [value for row in result.history.rows for value in row.values]
     failed = sum(map(math.isnan, values))

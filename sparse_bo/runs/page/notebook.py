@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparse_bo.runs.page.advice import advice_of
-from sparse_bo.runs.page.facts import facts_of_result
+from sparse_bo.runs.page.facts import Finished, facts_of_result
 from sparse_bo.runs.page.markup import element, joined, number, table
-
-if TYPE_CHECKING:
-    from sparse_bo.runs.result import Result
 
 MOST = 12
 """Inputs that are shown."""
 
 
-def result_card(result: Result) -> str:
+def result_card(result: Finished) -> str:
     """Return a table of the best point, and the warnings."""
     facts = facts_of_result(result)
-    summary = result.summary
+    summary = result.state.report()
     if summary.best_mean is None:
         return element("p", f"No result yet; {facts.failed:,} evaluations failed.")
     sd = "" if summary.best_sd is None else f" ± {number(summary.best_sd)}"

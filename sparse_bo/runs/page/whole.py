@@ -130,7 +130,7 @@ def _progress(facts: Facts) -> Safe | None:
         parts.append(_results(facts))
     if facts.regret is not None and len(facts.regret):
         n = np.arange(1, len(facts.regret) + 1, dtype=np.float64)
-        share = np.cumsum(facts.regret) / n
+        share = np.array(list(accumulate(facts.regret.tolist())), np.float64) / n
         text = f"Best possible less chosen, mean over all evaluations so far: {number(float(share[-1]))} at the end."
         parts.append(lines("Regret per evaluation", text, [Curve("regret", n, share, "s4")], log_x=True, zero=True))
     sizes = np.array([row.batch_size for row in rows], np.float64)
