@@ -4,7 +4,7 @@
     python benchmarks/attacks.py --quick    # a tenth
     python benchmarks/attacks.py --attacks kills "damaged journals" --share 0.2
 
-Shown: the newest record of each attack and seed.
+Shown: the newest record of each attack and seed, summed over seeds: parts can be made side by side, each with a seed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from harness.records import Record, newest
 from harness.runner import main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.attacks.builders import OUTCOMES
+from tests.attacks.builders import IN_WORKERS, OUTCOMES
 from tests.attacks.every import ATTACKS
 
 ABOUT = {
-    "kills": "SIGKILL at random instants, over eight policies on arms, two on a box, threads, processes and loky, again and "
-    "again until the run ends",
+    "kills": "SIGKILL at random instants, over every policy on arms and on a box, by ask and tell, on threads, processes and "
+    "loky, again and again until the run ends",
     "interrupts": "Ctrl-C or MemoryError at random lines, going on in the same process, in memory and with a journal",
     "damaged journals": "flipped bits, missing ends, zeros and noise",
     "full, read-only and slow disks": "files that may not grow, file systems that are full or mounted read-only, statements "
@@ -51,10 +51,11 @@ def attacked(attack: str, tries: int, seed: int) -> Record:
     """Return how often an attack was tried, and what got through."""
     start = _seconds()
     counts = ATTACKS[attack][0](tries, seed)
-    examples = [text for text in counts if text not in (*OUTCOMES, "tries", NO_MOUNTS)]
+    examples = [text for text in counts if text not in (*OUTCOMES, "tries", NO_MOUNTS, IN_WORKERS)]
     return {
         "mounts": not counts[NO_MOUNTS],
         "made": counts["tries"],
+        "in_workers": counts[IN_WORKERS],
         **{outcome: counts[outcome] for outcome in OUTCOMES},
         "examples": examples[:5],
         "cpu_s": _seconds() - start,
@@ -76,11 +77,18 @@ def shown(records: list[Record]) -> list[Record]:
 
 
 def page(records: list[Record]) -> Iterator[Block]:
-    """Yield the counts by attack."""
+    """Yield the counts by attack, over all seeds."""
     rows = []
-    for r in shown(records):
-        what = ABOUT[r["attack"]] + ("" if r.get("mounts", True) else " (without mounts)")
-        rows.append((r["attack"], what, f"{r['made']:,}", *(f"{r[outcome]:,}" for outcome in OUTCOMES), f"{r['cpu_s']:.0f}"))
+    for attack in ATTACKS:
+        found = [r for r in shown(records) if r["attack"] == attack]
+        if not found:
+            continue
+        made, seconds = sum(r["made"] for r in found), sum(r["cpu_s"] for r in found)
+        what = ABOUT[attack] + ("" if all(r.get("mounts", True) for r in found) else " (without mounts)")
+        if in_workers := sum(r.get("in_workers", 0) for r in found):
+            what += f"; {in_workers} while worker processes evaluated"
+        through = (f"{sum(r[outcome] for r in found):,}" for outcome in OUTCOMES)
+        rows.append((attack, what, f"{made:,}", *through, f"{seconds:.0f}"))
     yield Table(("attack", "what is done", "tries", *OUTCOMES, "processor s"), rows)
     examples = [f"- {r['attack']}: `{text}`" for r in shown(records) for text in r["examples"]]
     if examples:

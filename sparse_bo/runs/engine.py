@@ -117,7 +117,6 @@ class Engine:
         """Whether results must be taken in before the policy is asked."""
         return self.ledger.answered > 0 and not (self.mechanism.keeps_batch_open and self.ledger.outstanding)
 
-    @with_gradients
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
 
@@ -127,8 +126,12 @@ class Engine:
         ahead, at = self._ahead, self._at
         if len(ahead) - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
-        if self._refused is not None:
-            return self._refused
+        return self._refused if self._refused is not None else self._picked(limit)
+
+    @with_gradients
+    def _picked(self, limit: int) -> Handing | int:
+        """Return what is left of the picks made ahead and those that the policy adds, or how many results it needs."""
+        ahead, at = self._ahead, self._at
         start = time.perf_counter()
         picks, generator = ahead.picks[at:], self._drawing()
         pending = torch.cat([self.ledger.picks(), picks])

@@ -7,6 +7,7 @@ right result; nothing told is lost; nothing hangs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import random
@@ -15,12 +16,14 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 import sparse_bo
@@ -31,6 +34,8 @@ from sparse_bo.evaluations import Batch, Workers
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
 from sparse_bo.runs.records import evaluations_of, read_run
+from tests.attacks.objectives import Watched
+from tests.journal.every_policy import BUDGET, ON_ARMS, ON_BOXES, policy_of, shorten_searches
 from tests.journal.runs import arms, policy, value
 
 OUTCOMES = ("lost", "wrong", "hangs", "tracebacks")
@@ -48,8 +53,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "epsilon-greedy": {"batch_size": 2},
     "random": {"batch_size": 2},
 }
-BOXES: dict[str, dict[str, Any]] = {"random": {"batch_size": 2}, "bbkb": {**KERNEL, "ratio_threshold": 3.0}}
-"""Policies on a box."""
 EVALUATIONS = 24
 FEW_EVALUATIONS = 12
 """Of a run that is traced line by line."""
@@ -70,12 +73,6 @@ def started(name: str, storage: Path | None = None) -> AskTell:
     return AskTell(arms(), chosen, seed=4, storage=storage)
 
 
-def started_on_a_box(name: str, storage: Path | None = None) -> AskTell:
-    chosen = make_policy(name, BOXES[name], problem="gp-draw", budget=EVALUATIONS)
-    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    return AskTell(bounds=bounds, policy=chosen, seed=4, storage=storage)
-
-
 def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, float] | None:
     """Ask, or tell one result; return what was told. Which of them depends on the loop alone."""
     pending = loop.pending
@@ -93,7 +90,7 @@ def step(loop: AskTell, budget: int = EVALUATIONS) -> tuple[int, float] | None:
 
 
 def valued(batch: Batch) -> float:
-    """Evaluate one arm or point; an objective for workers too. The same whoever makes it."""
+    """Evaluate one arm or point, the same whoever makes it."""
     (ticket,) = batch.tickets
     if batch.indices is not None:
         return value(ticket, int(batch.indices))
@@ -117,68 +114,93 @@ class Life(NamedTuple):
     """How the processes that are killed make a run."""
 
     name: str
-    start: Callable[[str, Path | None], AskTell]
-    executor: str | None
+    domain: str
+    """``arms``, or ``box``."""
+    executor: str | None = None
     """Where it is evaluated by ``run``; ``None``: by ask and tell of single evaluations."""
-    delays: tuple[float, ...]
-    """A process is killed after a share of one of them (seconds)."""
+    delays: tuple[float, ...] = (0.01, 0.05, 0.2)
+    """A process is killed after a share of one of them (seconds); with workers, after that since the first evaluation."""
+
+    def start(self, storage: Path | None) -> AskTell:
+        policy = policy_of(self.domain, self.name)
+        bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+        where: dict[str, Any] = {"arms": arms()} if self.domain == "arms" else {"bounds": bounds}
+        return AskTell(policy=policy, seed=4, storage=storage, **where)
+
+    @property
+    def budget(self) -> int:
+        return BUDGET[self.domain]
 
 
-SOON = (0.01, 0.05, 0.2)
+QUICK_ON_BOXES = ("random", "bbkb", "gp-ucb", "sbpe")
 LIVES = (
-    *(Life(name, started, None, SOON) for name in POLICIES),
-    *(Life(name, started_on_a_box, None, SOON) for name in BOXES),
-    *(Life(name, started, "threads", SOON) for name in ("bbkb", "gp-bucb", "sbpe")),
-    Life("random", started_on_a_box, "threads", SOON),
+    *(Life(name, "arms") for name in ON_ARMS),
+    *(Life(name, "box") for name in QUICK_ON_BOXES),
+    *(Life(name, "arms", "threads") for name in ("bbkb", "gp-bucb", "sbpe")),
+    Life("random", "box", "threads"),
 )
-LIVES_WITH_PROCESSES = tuple(Life("bbkb", started, executor, (0.3, 3.0)) for executor in ("processes", "loky"))
-"""Workers take a second to start: each of these is made after so many of the others."""
-OTHERS_PER_PROCESSES = 60
+PROCESSES = ("processes", "loky")
+_ON_WORKERS = [Life(name, "arms", executor, (0.05, 0.2)) for name in ("bbkb", "random") for executor in PROCESSES]
+_SURROGATES = [Life(name, "box", None, (0.2, 1.0)) for name in ON_BOXES if name not in QUICK_ON_BOXES]
+DEAR_LIVES = tuple(life for pair in zip(itertools.cycle(_ON_WORKERS), _SURROGATES, strict=False) for life in pair)
+"""Workers have to be started, surrogates to be fitted: one of these is made after so many of the others."""
+OTHERS_PER_DEAR_LIFE = 5
+IN_WORKERS = "killed while worker processes evaluated"
 
 
 def kills(tries: int, seed: int) -> Counter[str]:
-    """Kill processes at random instants: every policy over arms, boxes, every executor; resume, kill again; compare the end.
+    """Kill processes at random instants: every policy over arms and boxes, every executor; resume, kill again; compare the end.
 
     The end is that of a run that nobody disturbed, with the same results.
     """
     generator, counts = random.Random(seed), Counter[str]()
     expected: dict[Life, tuple[Any, ...]] = {}
-    with scratch() as folder, warnings.catch_warnings():
+    with scratch() as folder, warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        shorten_searches(patch)
         run = 0
         while counts["tries"] < tries:
-            slow, n = run % OTHERS_PER_PROCESSES == OTHERS_PER_PROCESSES - 1, run // OTHERS_PER_PROCESSES
-            life = LIVES_WITH_PROCESSES[n % len(LIVES_WITH_PROCESSES)] if slow else LIVES[run % len(LIVES)]
+            dear, n = run % OTHERS_PER_DEAR_LIFE == OTHERS_PER_DEAR_LIFE - 1, run // OTHERS_PER_DEAR_LIFE
+            life = DEAR_LIVES[n % len(DEAR_LIVES)] if dear else LIVES[(run - n) % len(LIVES)]
             storage, log = folder / f"{run}.db", folder / f"{run}.log"
             run += 1
             if life not in expected:
-                expected[life] = course(_made(life.start(life.name, None), None if life.executor is None else "here"))
+                expected[life] = course(_made(life, life.start(None), None if life.executor is None else "here"))
             for again in range(12):
                 last = counts["tries"] >= tries or again == 11
                 seconds = None if last else generator.choice(life.delays) * generator.random()
-                status = _life(life, storage, log, seconds)
+                status = _life(life, storage, log, seconds, counts)
                 counts["tries"] += status == signal.SIGKILL
                 counts["hangs"] += status == signal.SIGALRM
                 crashed = status not in (0, signal.SIGKILL, signal.SIGALRM)
                 counts["tracebacks"] += crashed
+                if crashed:
+                    said = log.with_suffix(".err").read_text().splitlines()
+                    counts[f"{life.name}, {life.domain}, {life.executor}: {said[-1:]}"[:160]] += 1
                 counts["lost"] += _missing(storage, log)
                 if status != signal.SIGKILL:
                     break
-            if crashed or not storage.exists():
+            if status != 0 or not storage.exists():
                 counts["wrong"] += 1
                 continue
             with AskTell.resume(storage) as loop:
                 if course(loop) != expected[life]:
                     counts["wrong"] += 1
-                    counts[f"{life.name}, {life.start.__name__}, {life.executor}: another course"] += 1
+                    counts[f"{life.name}, {life.domain}, {life.executor}: another course"] += 1
     return counts
 
 
-def _made(loop: AskTell, executor: str | None, told: Callable[[int, float], None] = lambda ticket, y: None) -> AskTell:
+def _made(
+    life: Life,
+    loop: AskTell,
+    executor: str | None,
+    told: Callable[[int, float], None] = lambda ticket, y: None,
+    watched: Path | None = None,
+) -> AskTell:
     """Bring a run to its end, by single asks and tells or (``"here"``, or an executor's name) by ``run``."""
     if executor is None:
-        while loop.asked < EVALUATIONS or loop.pending:
-            done = step(loop)
+        while loop.asked < life.budget or loop.pending:
+            done = step(loop, life.budget)
             if done is not None:
                 told(*done)
         return loop
@@ -187,30 +209,53 @@ def _made(loop: AskTell, executor: str | None, told: Callable[[int, float], None
         for ticket, y in zip(loop._engine.row_tickets[-1], row.values, strict=True):
             told(ticket, y)
 
+    objective = Watched(None if watched is None else str(watched))
     workers = None if executor == "here" else Workers(executor=executor, count=2)
-    left = EVALUATIONS - loop.asked
-    loop.run(valued, left, call_with="batch", vectorized=False, executor=workers, callback=row_told)
+    left = life.budget - loop.asked
+    loop.run(objective, left, call_with="batch", vectorized=False, arrays="list", executor=workers, callback=row_told)
     return loop
 
 
-def _life(life: Life, storage: Path, log: Path, seconds: float | None) -> int:
+def _life(life: Life, storage: Path, log: Path, seconds: float | None, counts: Counter[str]) -> int:
     """Fork a process that makes or resumes the run; kill it after so many seconds; return its wait status."""
+    watched = None
+    if life.executor in PROCESSES:
+        watched = Path(tempfile.mkdtemp(dir=storage.parent))
     pid = os.fork()
     if not pid:
         status = 1
         try:
             signal.alarm(120)
-            loop = AskTell.resume(storage) if storage.exists() else life.start(life.name, storage)
+            os.dup2(os.open(log.with_suffix(".err"), os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)  # trackers tell of the killed
+            tempfile.tempdir = str(storage.parent)  # what workers leave goes with it
+            main = sys.modules["__main__"]  # workers import it, with all that pytest or a benchmark needs
+            main.__spec__ = main.__file__ = None
+            loop = AskTell.resume(storage) if storage.exists() else life.start(storage)
             file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            _made(loop, life.executor, lambda ticket, y: os.write(file, f"{ticket} {y!r}\n".encode()) and None)
+            _made(life, loop, life.executor, lambda ticket, y: os.write(file, f"{ticket} {y!r}\n".encode()) and None, watched)
             loop.close()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     if seconds is not None:
+        if watched is not None and (ended := _first_evaluation(pid, watched)) is not None:
+            return ended
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
+        counts[IN_WORKERS] += watched is not None and any(watched.iterdir())
     return os.waitpid(pid, 0)[1]
+
+
+def _first_evaluation(pid: int, watched: Path) -> int | None:
+    """Wait until a worker evaluates; return the process's wait status if it ends before."""
+    while not any(watched.iterdir()):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.002)
+    return None
 
 
 def _missing(storage: Path, log: Path) -> int:
