@@ -21,7 +21,7 @@ from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
     "optimisation", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "batches",
-    "gssbo_headline", "gssbo_figures", "plan_check", "execution", "attacks", "gpu",
+    "gssbo_headline", "gssbo_figures", "plan_check", "execution", "attacks", "theory", "gpu",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""
 README = BENCHMARKS / "README.md"
