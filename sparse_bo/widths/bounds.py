@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -213,6 +213,29 @@ class SBPEOnBox:
     def norm_at_least(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
         """See :class:`SBPETheory`."""
         return self.theory.norm_at_least(form, confidence, log_inverse=log_inverse)
+
+    def least_pulls(self, confidence: BatchConfidence) -> int:
+        """Return how many results a batch needs before it can be expected to eliminate anything.
+
+        That is where the slack is less than ``F κ``: an objective of norm F differs by ``2 F κ`` at most, and two intervals
+        that are centred right are apart only if their centres differ by more than twice the slack. O(log n).
+
+        Args:
+            confidence: Of the batch, but for its ``pulls``.
+        """
+        reach = self.theory.rkhs_norm * math.sqrt(confidence.kappa_squared)
+
+        def enough(pulls: int) -> bool:
+            return self.bounds(replace(confidence, pulls=pulls)).slack < reach
+
+        most = 1
+        while not enough(most):
+            most *= 2
+        least = most // 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (least, middle) if enough(middle) else (middle, most)
+        return most
 
     def log_discretization(self, confidence: BatchConfidence) -> float:
         """Return ``log Γ``."""

@@ -1,5 +1,7 @@
+import itertools
 import warnings
 
+import mpmath
 import pytest
 import torch
 
@@ -122,3 +124,27 @@ def test_a_batch_of_dictionaries_equals_one_by_one(generator: torch.Generator) -
     together = nystrom_factor(K_DD).features(K_DX)
     for i in range(3):
         torch.testing.assert_close(together[i], nystrom_factor(K_DD[i]).features(K_DX[i]))
+
+
+def test_round_off_jitter_errs_towards_larger_variances() -> None:
+    """A dictionary that is singular to round-off: what is left of points is never less than by the pseudo-inverse of 60 digits.
+
+    The paper has that inverse; with jitter a residual may be larger (by what lies within the round-off of ``K_DD``), so a
+    leverage too, and the certificate covers it.
+    """
+    g = torch.Generator().manual_seed(0)
+    D, X = torch.rand(9, 1, generator=g, dtype=torch.float64), torch.rand(30, 1, generator=g, dtype=torch.float64)
+    factor = nystrom_factor(rbf(D, D, lengthscale=1.0))
+    assert factor.jitter > 0.0
+    features = factor.features(rbf(D, X, lengthscale=1.0))
+    left = 1.0 - features.square().sum(dim=-1)
+    with mpmath.workdps(60):
+        points, others = ([mpmath.mpf(float(x)) for x in Z] for Z in (D, X))
+        K = mpmath.matrix(9, 9)
+        for i, j in itertools.product(range(9), repeat=2):
+            K[i, j] = mpmath.exp(-((points[i] - points[j]) ** 2) / 2)
+        inverse, exact = K**-1, []
+        for x in others:
+            k = mpmath.matrix([mpmath.exp(-((x - p) ** 2) / 2) for p in points])
+            exact.append(float(1 - (k.T * inverse * k)[0]))
+    assert float((left - torch.tensor(exact, dtype=torch.float64)).min()) > -1e-15

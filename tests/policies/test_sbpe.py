@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,12 @@ from torch import Tensor
 from sparse_bo import BPE, SBPE, AskTell, ContradictionError, maximize
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
-from sparse_bo.domains import Arms
-from sparse_bo.errors import ScheduleComplete
+from sparse_bo.domains import Arms, Box
+from sparse_bo.errors import CertificateWarning, ScheduleComplete
 from sparse_bo.policies import Policy, Wait
 from sparse_bo.policies.elimination import mechanism
 from sparse_bo.policies.elimination.mechanism import Elimination
-from sparse_bo.widths import GaussianBounds, SBPEOnBox, SBPETheory
+from sparse_bo.widths import BatchConfidence, GaussianBounds, SBPEOnBox, SBPETheory
 from tests.builders import arms, rbf_kernel, unit_box
 from tests.oracles import exact_design, exact_gp, rbf
 
@@ -610,6 +611,26 @@ class TestContradiction:
 def test_bad_settings_are_named(changes, error, message):
     with pytest.raises(error, match=re.escape(message)):
         SBPE(**settings(Member(), **changes))
+
+
+def test_a_box_on_which_nothing_can_be_eliminated_says_from_which_horizon_it_can():
+    """Eq. 15: at N = 80 and F = 1 the slack alone is wider than any objective of that norm; the horizon named is enough."""
+    common = {"covar_module": rbf_kernel(LENGTHSCALE), "regularization": NOISE, "rkhs_norm": 1.0}
+    with pytest.warns(
+        CertificateWarning, match=r"will eliminate nothing.*largest of horizon=80 is \d+.*horizon of about [\d,]+\."
+    ):
+        small = SBPE(horizon=80, **common).on(Box(unit_box()))
+    confidence = BatchConfidence(
+        pulls=1, batches=len(small.sizes), arms=1, dims=2, regularization=NOISE, kappa_squared=1.0, ratio=0.0
+    )
+    least = small.width.least_pulls(confidence)
+    slack = [small.width.bounds(replace(confidence, pulls=n)).slack for n in (least - 1, least)]
+    assert slack[1] < 1.0 <= slack[0]
+    assert max(small.sizes) < least
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SBPE(horizon=3 * least, **common).on(Box(unit_box()))
+        SBPE(horizon=80, width="gaussian", **common | {"rkhs_norm": None}).on(Box(unit_box()))
 
 
 def test_a_box_with_lower_not_below_upper_is_named():

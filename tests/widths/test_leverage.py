@@ -7,7 +7,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
+from sparse_bo import BBKB, AskTell
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Confidence, ConstantWidth, Width, botorch_beta
+from tests.builders import rbf_kernel
 
 F, XI2, DELTA, LAMBDA, C, T, D_EFF, INFO, KAPPA2 = 20.0, 0.01, 1e-4, 0.2, 2.0, 137, 11.3, 7.9, 5.0
 CONFIDENCE = Confidence(
@@ -112,3 +114,15 @@ def test_widths_are_frozen_values() -> None:
     assert BBKBTheory(rkhs_norm=1.0) == BBKBTheory(rkhs_norm=1.0)
     with pytest.raises(FrozenInstanceError):
         ConstantWidth(1.0).value = 2.0
+
+
+def test_the_authors_width_of_a_run_counts_the_first_arm_too() -> None:
+    """Their code leaves it out; the width is a little larger for it, as the docstring of :class:`BBKBAuthors` says."""
+    X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    settings = {"covar_module": rbf_kernel(0.3), "regularization": 0.2, "noise_variance": 0.01, "rkhs_norm": 3.0}
+    loop = AskTell(X, BBKB(width="authors", failure_probability=0.1, **settings), seed=0)
+    loop.run(lambda X: X[:, 0], 1)
+    information = math.log1p(1.0 / 0.2)
+    assert loop.state.fitted.information == pytest.approx(information)
+    expected = math.sqrt(0.2) * 3.0 + math.sqrt(0.01 * (2.0 * information + math.log(10.0)))
+    assert loop.state.width == pytest.approx(expected)

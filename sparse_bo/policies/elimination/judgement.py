@@ -44,7 +44,7 @@ class Judgement(NamedTuple):
     contradiction: str | None
     """Which intervals contradict each other still, so that the run cannot go on."""
     refuted: str | None
-    """What refutes the bounds still."""
+    """What refutes the bounds still: the results, or each other."""
     said: str | None
     """What to warn of: what was promised, what was seen, what is done about it."""
 
@@ -81,23 +81,24 @@ def judgement(
         if not grows or noisy or given is None or doublings == LARGEST_DOUBLINGS:
             break
         width, doublings = doubled(width), doublings + 1
-    message = None
-    stops = stopped or (evidence.refuted is not None and rules.on_refuted == "stop")
-    if found is not None and not stops:  # bounds that eliminate nothing more may contradict each other
-        message = explain(found, width, noise_variance=noise, failure_probability=rules.failure_probability)
-    said = None
-    if message is not None:  # it ends the run, and says all of this
-        return Judgement(width, doublings, evidence, message, evidence.refuted, None)
-    if evidence.refuted is not None:
-        todo = advice(width, noisy=scatter if noisy else None, widened=doublings > before)
-        stopped = "; nothing more is eliminated" if stops else ""
-        said = f"the results refute the certificate: {evidence.refuted}{stopped}; {todo}"
-    elif first.refuted is not None:
-        said = (
-            f"the results refute rkhs_norm={given:.4g}: {first.refuted}; F is multiplied by {2 ** (doublings - before)}, to "
-            f"{norm_of(width):.4g}, with which they agree, and what only the smaller F had eliminated is back"
-        )
-    return Judgement(width, doublings, evidence, message, evidence.refuted, said)
+    clash = None
+    if found is not None:
+        clash = explain(found, width, noise_variance=noise, failure_probability=rules.failure_probability)
+    refuted = evidence.refuted or clash
+    if refuted is None:
+        said = None
+        if first.refuted is not None:
+            said = (
+                f"the results refute rkhs_norm={given:.4g}: {first.refuted}; F is multiplied by {2 ** (doublings - before)}, "
+                f"to {norm_of(width):.4g}, with which they agree, and what only the smaller F had eliminated is back"
+            )
+        return Judgement(width, doublings, evidence, None, None, said)
+    stops = stopped or rules.on_refuted == "stop"
+    if clash is not None and not stops:  # it ends the run, and says all of this
+        return Judgement(width, doublings, evidence, clash, refuted, None)
+    todo = advice(width, noisy=scatter if noisy else None, widened=doublings > before)
+    end = "; nothing more is eliminated" if stops else ""
+    return Judgement(width, doublings, evidence, None, refuted, f"the results refute the certificate: {refuted}{end}; {todo}")
 
 
 def _estimate(told: Sequence[Finding], width: BatchWidth, failure_probability: float) -> float:

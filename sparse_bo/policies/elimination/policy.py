@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +11,18 @@ from typing import Any, Literal
 
 from sparse_bo.arms.design import Resampling
 from sparse_bo.domains import Arms, Box, Domain, ShardedArms
+from sparse_bo.errors import CertificateWarning
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.elimination.batch_width import named_width, norm_of, on_box
 from sparse_bo.policies.elimination.judgement import Rules
 from sparse_bo.policies.elimination.mechanism import Elimination
-from sparse_bo.policies.elimination.schedule import checked_schedule
+from sparse_bo.policies.elimination.schedule import batch_schedule, checked_schedule
 from sparse_bo.policies.elimination.sharded import ShardedArmSource
 from sparse_bo.policies.elimination.source import ArmSource, BoxSource, CandidateSource
 from sparse_bo.policies.protocol import held_arms_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
 from sparse_bo.validation import check_choice, check_count, check_positive
-from sparse_bo.widths import BatchWidth, BiasConstant
+from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, SBPEOnBox
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +49,10 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             agree (contradictions too), and take back what only the smaller F had eliminated.
         candidates: Points per batch on a box; ``None``: Γ_n of Cor. 3.7, at most 16,384. Each batch draws a new scrambled Sobol
             set and keeps what no batch before has eliminated.
-        discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box.
+        discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box. These pay a slack of about
+            ``2 β̃/√n`` in a batch of n (Eq. 15): they eliminate nothing before that is less than ``F κ``. With ξ² = λ = 0.01 and
+            κ = 1 in two dimensions this takes a horizon of at least 890 for F = 1 and 150 for F = 3 (of 680 and 90 with the
+            tight constant); a warning says so.
 
     Raises:
         TypeError: If a setting has the wrong kind.
@@ -110,6 +115,8 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
                 "raise horizon, lower initial_design, or give covar_module= and regularization="
             )
         sizes = checked_schedule(self.schedule, self.horizon - design_size)
+        if isinstance(domain, Box) and isinstance(width, SBPEOnBox):
+            self._say_if_nothing_can_be_eliminated(domain, width, sizes)
         return Elimination(
             source=source,
             horizon=self.horizon,
@@ -135,6 +142,33 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
         arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
         return (ShardedArmSource if isinstance(arms, ShardedArms) else ArmSource)(Arms(arms)), width
+
+    def _say_if_nothing_can_be_eliminated(self, box: Box, width: SBPEOnBox, sizes: Sequence[int]) -> None:
+        """Warn if every batch is too small for Eq. 15 to eliminate anything, and say from which horizon it can."""
+        if self.learns or self.covar_module is None or self.regularization is None or self.rkhs_norm == "estimate":
+            return
+        confidence = BatchConfidence(
+            pulls=1,
+            batches=len(sizes),
+            arms=1,
+            dims=box.dims,
+            regularization=self.regularization,
+            kappa_squared=float(covariance_function(self.covar_module, like=box.bounds).diagonal(box.bounds).max()),
+            ratio=0.0,
+        )
+        least = width.least_pulls(confidence)
+        if max(sizes) >= least:
+            return
+        needed = least
+        while max(batch_schedule(needed)) < least:
+            needed += max(1, needed // 100)
+        warnings.warn(
+            f"the bounds of S-BPE Cor. 3.7 on this box will eliminate nothing: their slack needs a batch of {least:,}, the "
+            f"largest of horizon={self.horizon} is {max(sizes):,}; it takes a horizon of about {needed:,}. Until then this is "
+            "a design of largest variance; candidates as arms= (for example points drawn from the box) need no slack",
+            CertificateWarning,
+            stacklevel=4,
+        )
 
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
