@@ -110,9 +110,7 @@ def about_run(
     }
 
 
-def settings_of_run(
-    policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Any, Any] | None
-) -> dict[str, Any]:
+def settings_of_run(policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Any, Any] | None) -> dict[str, Any]:
     """Return what all ranks of a run must have in common, in short."""
     given = None if initial is None else [torch.as_tensor(part, device="cpu").tolist() for part in initial]
     return {

@@ -68,11 +68,13 @@ def test_repr_and_log_say_what_is_left(caplog):
 def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     T = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = []
-    for allowed in (0.0, 1e9):
+    for allowed, many in ((0.0, N), (0.0, 0), (1e9, 0)):  # as few rows are summed; then the two ways of many
         monkeypatch.setattr(representation, "WHITENED_ONCE", allowed)
+        monkeypatch.setattr(representation, "MANY_ROWS", many)
         monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 2**13)  # several blocks
         with torch.no_grad():
             posterior = made(0.2, dictionary=torch.arange(30)).posterior(T)
             found.append((posterior.mean, posterior.variance))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-7, atol=1e-9)
-    assert not torch.equal(found[0][0], found[1][0])  # two ways
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-7, atol=1e-9)
+    assert not torch.equal(found[1][0], found[2][0])  # two ways

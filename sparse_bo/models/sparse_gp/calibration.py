@@ -28,7 +28,7 @@ STEP = 0.1
 """Between the logarithms of the factors that are tried."""
 FARTHEST = 2.0 * STEP
 """The factor's logarithm is at most so large."""
-NOISES = 12
+NOISES = 7
 """Factors on the noise that it is profiled over, from a half to eight: a small dictionary leaves much to the noise."""
 
 
@@ -88,7 +88,7 @@ def _profiled(model: Any, X: Tensor, residuals: Tensor, noise: Tensor) -> Tensor
     gram, projected = normal_sums(model.prior_kernel, factor, points, X, residuals=residuals, noise=noise)
     squares, levels = (residuals.square() / noise).sum(dim=-1).double(), noise.log().sum(dim=-1).double()
     n, found = X.shape[-2], []
-    for factor_log in torch.linspace(math.log(0.5), math.log(8.0), NOISES).tolist():
+    for factor_log in torch.linspace(math.log(0.5), math.log(8.0), NOISES, device="cpu").tolist():
         v = math.exp(factor_log)
         sums = LowRankSums(gram / v, projected / v, squares / v, levels + n * factor_log, torch.zeros_like(squares), n)
         found.append(dtc_log_likelihood_from_sums(sums))

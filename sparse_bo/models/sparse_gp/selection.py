@@ -6,6 +6,7 @@ import math
 import numbers
 import warnings
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -297,18 +298,21 @@ def _needed(kernel: PriorKernel, X: Tensor, noise: Tensor, order: Tensor) -> _Ne
     wide, size = X[..., some, :].double(), 0
     with torch.no_grad():
         variance, level = kernel_diagonal(kernel, wide).double(), noise[..., some].double()
+        prior = float((variance / level).mean())
         while size < len(order):
             size = min(max(2 * size, FIRST_SIZE), len(order))
             points = X[..., order[:size], :].double()
             factor = dictionary_factor(kernel, points)
             squares = factor.features(kernel_matrix(kernel, points, wide).double()).square()  # batch_shape x rows x m
-            left = ((variance.unsqueeze(-1) - squares.cumsum(dim=-1)).clamp_min(0.0) / level.unsqueeze(-1)).mean(dim=-2)
-            shares = left.reshape(-1, left.shape[-1]).mean(dim=0)
-            enough = (shares[SMALLEST_DICTIONARY - 1 :] <= NEED).nonzero() if factor.triangular else shares.new_empty(0)
-            if len(enough):
-                needed = SMALLEST_DICTIONARY + int(enough[0])
-                return _Needed(needed, float(shares[needed - 1]))
-    return _Needed(len(order), float(shares[-1]))
+            explained = (squares / level.unsqueeze(-1)).mean(dim=-2)
+            explained = explained.reshape(-1, explained.shape[-1]).mean(dim=0)
+            shares = [prior - part for part in accumulate(explained.tolist())]
+            first = SMALLEST_DICTIONARY - 1
+            enough = (m for m in range(first, len(shares)) if shares[m] <= NEED) if factor.triangular else iter(())
+            needed = next(enough, None)
+            if needed is not None:
+                return _Needed(needed + 1, max(shares[needed], 0.0))
+    return _Needed(len(order), max(shares[-1], 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,8 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
     :class:`~botorch.models.SingleTaskGP`; the dictionary is no parameter and not in the state dict.
 
     *Conditioning* (``condition_on_observations``, ``fantasize``, every look-ahead acquisition function) conditions the
-    posterior process exactly, at a cost independent of n. For new *data*, build a new model or call ``set_train_data``.
+    posterior process exactly, at a cost independent of n. For new *data*, build a new
+    model (with ``previous=`` the old one) or call ``set_train_data``.
 
     *Caches* follow data and parameters: whatever changes them, the next posterior is computed anew, the default dictionary
     chosen anew with the parameters of that moment (select, fit, reselect).
@@ -66,14 +67,17 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
         input_transform: As in ``SingleTaskGP``.
         dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
             ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
-            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel (or fewer, if the
-            effective dimension is small).
+            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel, or fewer, if these leave
+            on average at most a tenth of the noise variance unexplained (``repr`` says how much).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
             are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.selection.planned_size` allows, 4,096 up to
             n = 10⁵.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
             :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
-            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``, and from
+            40,000 points on one factor on all lengthscales from many of them
+            (:mod:`sparse_bo.models.sparse_gp.calibration`). ``fit_gpytorch_mll`` searches coarse to fine
+            (:mod:`sparse_bo.models.sparse_gp.fitting`).
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms: its hyper-parameters are
             taken over, its dictionary and factor extended, at O(m² k + n) for k new rows. The dictionary is chosen anew when
