@@ -28,7 +28,6 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.core.descent import curvature, descend, positive
-from sparse_bo.models.sparse_gp import calibration
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.selection import uniform_rows
 
@@ -70,9 +69,6 @@ class LikelihoodFit:
     ) -> Any:
         """Fit as ``fit_gpytorch_mll`` does, retries included; with its default optimiser, coarse to fine.
 
-        With ``fit=None`` and :data:`~sparse_bo.models.sparse_gp.calibration.CALIBRATED_FROM` training points, lengthscales are
-        then calibrated with many of them (:mod:`sparse_bo.models.sparse_gp.calibration`).
-
         Args:
             mll: The marginal log-likelihood of this model.
             closure: As in ``fit_gpytorch_mll``; with one, nothing is changed.
@@ -88,12 +84,7 @@ class LikelihoodFit:
             options["optimizer"] = optimizer
         elif staged and type(mll) is ExactMarginalLogLikelihood and self._fit_rows() is not None:
             options["optimizer"] = coarse_to_fine
-        fitted = _fit_fallback(mll, **options)
-        if staged and self._fit is None and self.train_inputs[0].shape[-2] >= calibration.CALIBRATED_FROM:
-            factor = calibration.calibrate(self, seed=self._seed)
-            if factor is not None:
-                _LOGGER.info("all lengthscales multiplied by %s", [round(one, 3) for one in factor.flatten().tolist()])
-        return fitted
+        return _fit_fallback(mll, **options)
 
     def _fit_rows(self: Any) -> Tensor | None:
         """Return the rows that the fit is of, if its likelihood is one of points in closed form."""

@@ -74,10 +74,8 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
             n = 10⁵.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
             :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
-            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``, and from
-            40,000 points on one factor on all lengthscales from many of them
-            (:mod:`sparse_bo.models.sparse_gp.calibration`). ``fit_gpytorch_mll`` searches coarse to fine
-            (:mod:`sparse_bo.models.sparse_gp.fitting`).
+            :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
+            ``fit_gpytorch_mll`` searches coarse to fine (:mod:`sparse_bo.models.sparse_gp.fitting`).
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms: its hyper-parameters are
             taken over, its dictionary and factor extended, at O(m² k + n) for k new rows. The dictionary is chosen anew when
