@@ -26,9 +26,10 @@ class BBKB(UCBPolicy):
 
     Attributes:
         oversampling: q̄ > 0; theory: ``8 log(4T/δ)`` for the size, ``72 C̃ log(4T/δ)`` for the regret; practice: 2 to 10. 2 is
-            the paper's; where its published setting need not be kept, 4 is better: in that run on Cadata and Abalone (10⁴
-            evaluations, three and two seeds) it has 8 to 22 % less regret in 0.85 to 0.97 of the processor time, 8 has 1 to
-            2 % less than 4 in 1.1 to 1.2 of its time, 1.5 has 13 to 40 % more than 2. A small q̄ leaves the sparse variance
+            the paper's. Its published runs have 8 to 22 % less regret with 4, in 0.85 to 0.97 of the processor time (Cadata,
+            Abalone, 10⁴ evaluations, three and two seeds), 1 to 2 % less again with 8 in 1.1 to 1.2 of that time, 13 to 40 %
+            more with 1.5. With everything learned 4 is not better: on Cadata 0.0143 for 0.0130 per evaluation in twice the
+            time, on Abalone 0.101 for 0.149 (means of seeds 0 to 2), so 2 is the default. A small q̄ leaves the sparse variance
             too large, by up to what :meth:`sparse_bo.AskTell.certificate` tells: batches are cut short, and arms look better
             than they are.
         ratio_threshold: C̃ ≥ 1; 1 gives batches of one (then this is BKB, but for the width). ``None``: 2 with a given prior
