@@ -5,7 +5,6 @@ Reads a journal and computes its state again from its policy, arms and results; 
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +16,13 @@ from torch import Tensor
 from sparse_bo.core.diagnostics import Trend, leave_one_out, trend
 from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import ArmSet
-from sparse_bo.errors import ResumeWarning
 from sparse_bo.journal import Journal
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.ucb.box import BoxUCBState
-from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.recorder import Recorder
-from sparse_bo.runs.records import Recorded, domain_of, evaluations_of, policy_of, read_run
+from sparse_bo.runs.predictions import recorded_engine, went_on
+from sparse_bo.runs.records import Recorded, evaluations_of, read_run
 from sparse_bo.widths.calibration import Calibration, calibration
 
 FEWEST, MOST = 8, 2_000
@@ -84,7 +81,8 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     journal = Journal.read(path)
     try:
         picks, y = _evaluations(journal)
-        engine, differing = _engine_of(journal, arms)
+        engine = recorded_engine(journal, arms)
+        differing = went_on(engine, journal)
     finally:
         journal.close()
     state = engine.state
@@ -103,18 +101,6 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
         repeated=repeated,
         differing=differing,
     )
-
-
-def _engine_of(journal: Journal, arms: ArmSet | None) -> tuple[Engine, list[str]]:
-    """Return the state machine where a journal ends, and what was warned of on the way there."""
-    domain = domain_of(journal, arms, "cpu", asking=False)
-    policy = policy_of(journal, None)
-    engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", ResumeWarning)
-        Recorder(journal).replay(engine)
-    return engine, [str(warning.message) for warning in caught]
 
 
 def _evaluations(journal: Journal) -> tuple[list[Any], Tensor]:

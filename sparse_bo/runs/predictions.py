@@ -66,28 +66,6 @@ def said_of(state: State, picks: Tensor) -> Said | None:
     return None
 
 
-def residuals_of(state: State, picks: Tensor, y: Tensor) -> Tensor | None:
-    """Return results' standardised residuals (``n``) under a state without them; ``None`` without a model or its noise.
-
-    A trust region's are those of its warped observations, which is what its model is normal in.
-    """
-    if isinstance(state, RegionState) and state.fitted is not None:
-        fitted = state.fitted
-        at = fitted.gp.moments(state.box.to_unit(picks))
-        return (fitted.warp(y) - at.mean) / (at.variance + fitted.gp.noise_variance).sqrt()
-    said = said_of(state, picks)
-    if said is None:
-        return None
-    if isinstance(state, BanditState) and state.posterior is not None:
-        noise = float(state.posterior.prior.regularization)
-    else:
-        known = getattr(getattr(state, "fitted", None), "prior", None)
-        if known is None:
-            return None
-        noise = float(known.regularization)
-    return (y - said.mean) / (said.sd.square() + noise).sqrt()
-
-
 class _Watched(Mechanism[Any]):
     """A mechanism that notes, before it is told results, how they compare with what its model says."""
 
@@ -104,7 +82,7 @@ class _Watched(Mechanism[Any]):
         return self.inner.ask(state, max_q=max_q, pending=pending, generator=generator)
 
     def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
-        found = residuals_of(state, picks, y)
+        found = state.standardised_errors(picks, y)
         if found is not None:
             self.residuals += [z for z in found.tolist() if math.isfinite(z)]
         return self.inner.tell(state, picks, y, generator=generator)
@@ -134,21 +112,37 @@ def replayed(path: str | Path, *, arms: ArmSet | None = None) -> Replayed:
     """
     journal = Journal.read(path)
     try:
-        domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
-        engine = Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
+        engine = recorded_engine(journal, arms)
         watched = engine.mechanism = _Watched(engine.mechanism)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", ResumeWarning)
-            if _seconds(journal) <= REPLAYED_SECONDS:
-                for event in journal.events():
-                    engine.redo(event)
-            else:
-                Recorder(journal).replay(engine)
+        differing = went_on(engine, journal, from_start=_seconds(journal) <= REPLAYED_SECONDS)
     finally:
         journal.close()
-    differing = [str(warning.message) for warning in caught]
-    return Replayed(domain, engine.state, engine.certificate(), watched.residuals, differing)
+    return Replayed(engine.domain, engine.state, engine.certificate(), watched.residuals, differing)
+
+
+def recorded_engine(journal: Journal, arms: ArmSet | None) -> Engine:
+    """Return the state machine of a recorded run before its first event, on the CPU. Errors: :func:`replayed`."""
+    domain, policy = domain_of(journal, arms, "cpu", asking=False), policy_of(journal, None)
+    return Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
+
+
+def went_on(engine: Engine, journal: Journal, *, from_start: bool = False) -> list[str]:
+    """Bring a state machine to where a journal ends, from its last snapshot on; return what was warned of on the way.
+
+    Args:
+        engine: As :func:`recorded_engine` returned it.
+        journal: Of the run.
+        from_start: Leave snapshots out.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ResumeWarning)
+        if from_start:
+            for event in journal.events():
+                engine.redo(event)
+        else:
+            Recorder(journal).replay(engine)
+    return [str(warning.message) for warning in caught]
 
 
 def _seconds(journal: Journal) -> float:
