@@ -108,3 +108,31 @@ def test_a_strike_at_any_line_changes_nothing(settings, strike, tmp_path):
             again = AskTell.resume(tmp_path / f"{strike.__name__}-{line}.db")
             assert course(again)[:2] == expected[:2], f"journal, line {line} of {lines}"
             again.close()
+
+
+class AtTheEndOfUpdates(At):
+    """Strikes where the block of an update that an ask makes has ended and its end is about to be recorded."""
+
+    def _line(self, frame: Any, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if event == "line" and code is AskTell._take_in.__code__ and frame.f_locals["by_ask"]:
+            self.seen = [*getattr(self, "seen", []), frame.f_lineno]
+            with_lines = [line for line in set(self.seen) if self.seen.count(line) > 1]
+            if with_lines and frame.f_lineno in with_lines and self.left:
+                self.left = 0
+                self.strike()
+        return self._line
+
+
+def test_an_update_whose_end_is_cut_off_is_in_the_journal(tmp_path):
+    """Python leaves a block without calling its exit if memory runs out for that very call."""
+    settings = SETTINGS["journal"]
+    expected = course(finished(started(tmp_path, "reference", settings), {}))
+    loop, told = started(tmp_path, "run", settings), dict[int, float]()
+    tracer = AtTheEndOfUpdates(1, out_of_memory)
+    with pytest.raises(MemoryError), tracer:
+        finished(loop, told)
+    assert course(finished(loop, told)) == expected
+    loop.close()
+    with AskTell.resume(tmp_path / "run.db") as again:
+        assert course(again)[:2] == expected[:2]
