@@ -58,7 +58,8 @@ def merged_evidence(
     if prior_mean is None:
         row = inverse.sum(dim=0)
         prior_mean = float(row @ means) / (float(row.sum()) + mean_sd**-2)
-        log_prior = -0.5 * (prior_mean / mean_sd) ** 2 - math.log(mean_sd) - 0.5 * math.log(2.0 * math.pi)
+        distance = prior_mean / mean_sd
+        log_prior = -0.5 * distance * distance - math.log(mean_sd) - 0.5 * math.log(2.0 * math.pi)  # ** would raise at 1e160
     residuals = means - prior_mean
     alpha = inverse @ residuals
     repeats = pulls - n

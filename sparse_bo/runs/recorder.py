@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,33 @@ and so many again for each of these bytes that the last one had: large snapshots
 
 
 logger = logging.getLogger(__name__)
+
+
+class _Updating:
+    """See :meth:`Recorder.updating`. A class: a generator that an exception leaves behind would take back what has happened."""
+
+    __slots__ = ("_before", "_journal")
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal = journal
+        self._before = -1 if journal is None else journal.last
+
+    def __enter__(self) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.queue(Event("update"))
+        except BaseException:
+            self._undo()
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._journal is not None and self._journal.last > self._before:
+            self._journal.unqueue()
 
 
 class Recorder:
@@ -100,24 +126,14 @@ class Recorder:
         if self._journal is not None:
             self._append(Event("tell", None, None, None, np.array(list(answers)), np.array(list(answers.values()))))
 
-    @contextmanager
-    def updating(self, *, by_ask: bool) -> Iterator[None]:
+    def updating(self, *, by_ask: bool) -> _Updating:
         """Let the journal write, with the next event, that the block updates the run; not if the block raises.
 
         Args:
             by_ask: Whether an ask takes results in while others are out: that is an event of its own. An update by the last
                 result that was out follows from the event before it.
         """
-        journal = self.journal if by_ask else None
-        before = -1 if journal is None else journal.last
-        try:
-            if journal is not None:
-                journal.queue(Event("update"))
-            yield
-        except BaseException:
-            if journal is not None and journal.last > before:
-                journal.unqueue()
-            raise
+        return _Updating(self.journal if by_ask else None)
 
     def updated(self, engine: Engine) -> None:
         """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.

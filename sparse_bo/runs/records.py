@@ -263,7 +263,8 @@ def evaluations_of(journal: Journal) -> Evaluations:
 
 def row_of(history_row: HistoryRow, tickets: Sequence[int]) -> Row:
     """Return a history row as it is written."""
-    without = replace(history_row, **dict.fromkeys(_OF_EVALUATIONS, ()))  # `asdict` copies them number by number
+    nothing: dict[str, Any] = dict.fromkeys(_OF_EVALUATIONS, ())
+    without = replace(history_row, **nothing)  # `asdict` copies them number by number
     summary = {name: value for name, value in asdict(without).items() if name not in _OF_EVALUATIONS}
     return Row(np.asarray(tickets, np.int64), summary)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +110,32 @@ def test_a_strike_at_any_line_changes_nothing(settings, strike, tmp_path):
             again = AskTell.resume(tmp_path / f"{strike.__name__}-{line}.db")
             assert course(again)[:2] == expected[:2], f"journal, line {line} of {lines}"
             again.close()
+
+
+class AtTheEndOfUpdates(At):
+    """Strikes where the block of the first update that an ask makes has ended, and its end is about to be called."""
+
+    taken = False
+
+    def _line(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and frame.f_code is AskTell._take_in.__code__ and frame.f_locals["by_ask"] and self.left:
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if self.taken and "updating" in text:
+                self.left = 0
+                self.strike()
+            self.taken |= "take(update)" in text
+        return self._line
+
+
+def test_an_update_whose_end_is_cut_off_is_in_the_journal(tmp_path, monkeypatch):
+    """Python leaves a block without calling its exit if memory runs out for that very call."""
+    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", math.inf)  # a snapshot would make up for a lost event
+    settings = SETTINGS["journal"]
+    expected = course(finished(started(tmp_path, "reference", settings), {}))
+    loop, told = started(tmp_path, "run", settings), dict[int, float]()
+    with pytest.raises(MemoryError), AtTheEndOfUpdates(1, out_of_memory):
+        finished(loop, told)
+    assert course(finished(loop, told)) == expected
+    loop.close()
+    with AskTell.resume(tmp_path / "run.db") as again:
+        assert course(again)[:2] == expected[:2]

@@ -316,7 +316,7 @@ def test_a_journal_on_a_read_only_disk_is_read_or_the_error_says_how(path, tmp_p
         ["unshare", "-rm", "sh", "-c", command], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     said = dict(zip(LEFT, reader.stdout.splitlines(), strict=True))
-    assert said.pop("without -shm").endswith("Copy both files to a folder that you may write to"), said
+    assert said.pop("without -shm").endswith("Copy both files to a folder that you may write to, and read the copy")
     assert "its log run.db-wal is missing" in said.pop("without log")
     assert set(said.values()) == {"40 evaluations"}
 

@@ -88,6 +88,25 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
         error.loop.run(lambda X: X.sum(-1), 1)
 
 
+@pytest.mark.parametrize(("stop", "raised"), [(OSError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
+def test_a_journal_is_free_after_a_failure_that_a_notebook_keeps(stop, raised, tmp_path):
+    calls = []
+
+    def objective(X):
+        calls.append(1)
+        if len(calls) == 4:
+            raise stop
+        return X.sum(-1)
+
+    run = {"arms": arms(), "policy": policy(), "budget": 12, "seed": 1, "storage": tmp_path / "run.db"}
+    with pytest.raises(raised) as kept:  # as a notebook keeps the last traceback, with all that is in it
+        maximize(objective, **run)
+    result = maximize(lambda X: X.sum(-1), **run, resume=True)
+    before = kept.value.result.history.column("values")
+    assert result.history.column("values")[: len(before)] == before
+    assert sum(row.batch_size for row in result.history.rows) >= 12
+
+
 def test_a_policy_that_raises_loses_nothing(monkeypatch):
     loop = AskTell(arms(), policy(), seed=0)
     tell, calls = type(loop._engine.mechanism).tell, []

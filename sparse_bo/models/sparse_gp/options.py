@@ -42,11 +42,15 @@ def checked_options(dictionary: Chosen, max_dictionary: int | None, fit: Fit | N
 
 
 def check_tensors(**data: Tensor) -> None:
-    """Refuse what is no tensor by its name, before BoTorch asks it for a shape.
+    """Refuse what is no tensor by its name, before BoTorch asks it for a shape, and what differs in its number of rows.
 
     Raises:
         TypeError: If something is no tensor.
+        ValueError: If two of them have other numbers of rows.
     """
     for name, given in data.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
+    rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
