@@ -121,13 +121,41 @@ def counted(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _check_own(path: Path, connection: sqlite3.Connection, seen: Seen) -> None:
-    log, alone = beside(path, "-wal"), connect(path, "alone")
+    log, file = beside(path, "-wal"), _alone(path)
+    if file is None:
+        own = seen.mark is not None and _version(path) in seen.mark.writers and _has_mark(log, connection)
+    else:
+        own = _continues(file, seen) and (file != seen or seen.last is None or _has_mark(log, connection))
+    if not own:
+        raise StorageError(not_its_log(path))
+
+
+def _alone(path: Path) -> Seen | None:
+    """Return what a file says without its log; ``None`` if nothing.
+
+    A checkpoint that a kill has cut off may leave a file of fewer pages than its first page says, which SQLite calls malformed:
+    what is missing is in the log.
+    """
     try:
-        file = seen_in(path, alone)
+        alone = connect(path, "alone")
+    except StorageError as error:
+        if "malformed" not in str(error):
+            raise
+        return None
+    try:
+        return seen_in(path, alone)
+    except StorageError as error:
+        if "malformed" not in str(error):
+            raise
+        return None
     finally:
         alone.close()
-    if not _continues(file, seen) or (file == seen and seen.last is not None and not _has_mark(log, connection)):
-        raise StorageError(not_its_log(path))
+
+
+def _version(path: Path) -> int:
+    """Return the schema version that the first page of a file has (https://sqlite.org/fileformat2.html#database_header)."""
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(44)[40:], "big")
 
 
 def _continues(file: Seen, seen: Seen) -> bool:

@@ -20,6 +20,7 @@ import sparse_bo.journal.log
 from sparse_bo import AskTell
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal
+from sparse_bo.journal.tables import PAGE_BYTES
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, kill, policy, step
@@ -603,3 +604,29 @@ def test_the_log_of_a_run_that_was_killed_at_any_write_is_whole(path, tmp_path):
         copy = copied(path, tmp_path / str(n), "")
         copy.with_name(copy.name + "-wal").write_bytes(data[: len(data) - cut])
         AskTell.resume(copy).close()  # warnings are errors
+
+
+@pytest.mark.parametrize("steps", [0, 5, 12])
+def test_a_checkpoint_that_a_kill_cuts_off_anywhere_loses_nothing(steps, path, tmp_path, monkeypatch):
+    if not steps:  # the first checkpoint, which a new journal's mark is written into the file by
+        monkeypatch.setattr(sparse_bo.journal.log.Log, "_move", lambda log, wait_seconds=0.0: None)
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", 1e9)
+    loop = killed(path, steps=steps)
+    monkeypatch.undo()
+    del loop
+    before, log = path.read_bytes(), path.with_name("run.db-wal").read_bytes()
+    whole = sqlite3.connect(copied(path, tmp_path / "whole", "", "-wal"))
+    whole.execute("PRAGMA wal_checkpoint(RESTART)")
+    after = (tmp_path / "whole" / "run.db").read_bytes()
+    whole.close()
+    assert len(after) > len(before)
+    tickets = tickets_of(path)
+    for pages in range(len(after) // PAGE_BYTES + 1):  # a checkpoint writes them in their order
+        cut = tmp_path / str(pages) / "run.db"
+        cut.parent.mkdir()
+        moved = pages * PAGE_BYTES
+        cut.write_bytes(after[:moved] + before[moved:])
+        cut.with_name("run.db-wal").write_bytes(log)
+        assert tickets_of(cut) == tickets
+        Journal.open(cut).close()
+        assert tickets_of(cut) == tickets
