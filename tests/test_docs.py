@@ -1,7 +1,9 @@
 """What README and docstrings say is true: its code runs, its files exist, public names are documented."""
 
+import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,15 @@ import sparse_bo
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def links():
+    """Return the module that follows the site's links."""
+    spec = importlib.util.spec_from_file_location("site_links", ROOT / "docs" / "links.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_readme_code_runs_as_written(tmp_path, monkeypatch):
@@ -97,3 +108,29 @@ def test_all_is_sorted_as_a_reader_expects():
     upper = [n for n in sparse_bo.__all__ if n.isupper()]
     assert upper == sorted(upper)
     assert len(set(sparse_bo.__all__)) == len(sparse_bo.__all__)
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {sparse_bo.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        ('<a href="other.html#there">', []),
+        ('<a href="https://example.org/nowhere">', []),
+        ('<a href="missing.html">', ["page.html: missing.html"]),
+        ('<a href="other.html#gone">', ["page.html: other.html#gone (no such anchor)"]),
+        ('<script src="https://example.org/x.js"></script>', ["page.html: loads https://example.org/x.js"]),
+        ('<link rel="stylesheet" href="no.css">', ["page.html: no.css"]),
+    ],
+)
+def test_broken_links_and_loads_of_a_site_are_found(page, found, tmp_path):
+    (tmp_path / "other.html").write_text('<p id="there">', encoding="utf-8")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    assert links().broken(tmp_path) == found
+
+
+def test_a_site_without_pages_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="run sphinx-build first"):
+        links().broken(tmp_path)
