@@ -110,6 +110,11 @@ def test_all_is_sorted_as_a_reader_expects():
     assert len(set(sparse_bo.__all__)) == len(sparse_bo.__all__)
 
 
+def test_formulas_have_no_fraction_of_unbraced_digits():
+    # docutils reads \frac12 as 12 over what follows.
+    assert [page.name for page in PAGES if re.search(r"frac\s*\d", page.read_text(encoding="utf-8"))] == []
+
+
 def test_the_citation_is_of_this_version():
     assert f"\nversion: {sparse_bo.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
