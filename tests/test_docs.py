@@ -1,7 +1,9 @@
 """What README and docstrings say is true: its code runs, its files exist, public names are documented."""
 
+import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,16 @@ import sparse_bo
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def links():
+    """Return the module that follows the site's links."""
+    spec = importlib.util.spec_from_file_location("site_links", ROOT / "docs" / "links.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_readme_code_runs_as_written(tmp_path, monkeypatch):
@@ -21,6 +33,49 @@ def test_readme_code_runs_as_written(tmp_path, monkeypatch):
         torch.manual_seed(0)
         exec("\n".join(blocks), {})
     assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl", "run.html"}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=lambda page: page.stem
+)
+def test_code_of_the_site_runs_as_written(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            exec(block, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_site_shows_python_in_no_other_way():
+    assert len(PAGES) >= 20
+    shown = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
+    assert set(shown) <= {"```", "```python", "```{toctree}", "```{eval-rst}", "```{include} ../README.md"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "api").glob("*.md")), ids=lambda path: path.stem)
+def test_the_reference_has_one_place_for_every_name(path):
+    places = re.findall(r"^\.\. auto(?:class|function):: (?:[\w.]+\.)?(\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(places) == len(set(places))
+
+
+def test_the_reference_has_every_public_name():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    public = [
+        name for name in sparse_bo.__all__ if not inspect.ismodule(getattr(sparse_bo, name)) and not name.startswith("__")
+    ]
+    # Errors come with their module.
+    missing = [
+        name for name in public if not re.search(rf"\b{name}$", text, re.MULTILINE) and not hasattr(sparse_bo.errors, name)
+    ]
+    assert missing == []
+    assert ".. automodule:: sparse_bo.errors" in text
+
+
+def test_formulas_and_code_of_how_it_works_are_where_the_pages_say():
+    for page in (ROOT / "docs" / "how").glob("*.md"):
+        for path in re.findall(r"`(sparse_bo/[\w/.]+)`", page.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
@@ -53,3 +108,34 @@ def test_all_is_sorted_as_a_reader_expects():
     upper = [n for n in sparse_bo.__all__ if n.isupper()]
     assert upper == sorted(upper)
     assert len(set(sparse_bo.__all__)) == len(sparse_bo.__all__)
+
+
+def test_formulas_have_no_fraction_of_unbraced_digits():
+    # docutils reads \frac12 as 12 over what follows.
+    assert [page.name for page in PAGES if re.search(r"frac\s*\d", page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {sparse_bo.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        ('<a href="other.html#there">', []),
+        ('<a href="https://example.org/nowhere">', []),
+        ('<a href="missing.html">', ["page.html: missing.html"]),
+        ('<a href="other.html#gone">', ["page.html: other.html#gone (no such anchor)"]),
+        ('<script src="https://example.org/x.js"></script>', ["page.html: loads https://example.org/x.js"]),
+        ('<link rel="stylesheet" href="no.css">', ["page.html: no.css"]),
+    ],
+)
+def test_broken_links_and_loads_of_a_site_are_found(page, found, tmp_path):
+    (tmp_path / "other.html").write_text('<p id="there">', encoding="utf-8")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    assert links().broken(tmp_path) == found
+
+
+def test_a_site_without_pages_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="run sphinx-build first"):
+        links().broken(tmp_path)

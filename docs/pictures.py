@@ -1,0 +1,203 @@
+"""The pictures of *How it works*, drawn by the package's own functions: ``python docs/pictures.py`` writes ``docs/how/*.png``.
+
+One problem throughout: a function on [0, 1], many results on the left, few on the right, a Gaussian kernel, noise sd 0.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from torch import Tensor
+
+from sparse_bo.core import dtc
+from sparse_bo.core.leverage import effective_dimension, inclusion_probabilities
+from sparse_bo.core.nystrom import nystrom_factor
+from sparse_bo.core.spectrum import variance_factor
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+HERE = Path(__file__).parent / "how"
+NOISE = 0.01
+LENGTHSCALE = 0.08
+EXACT, SPARSE, POINTS = "0.45", "#1f6fb4", "#c8401e"
+
+
+def kernel(A: Tensor, B: Tensor) -> Tensor:
+    """Return the Gaussian kernel between two sets of points of the line."""
+    return torch.exp(-0.5 * ((A[:, None] - B[None, :]) / LENGTHSCALE).square())
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A DTC posterior of results ``(X, y)`` on a dictionary ``D``; the exact one where ``D`` is ``X``."""
+
+    X: Tensor
+    y: Tensor
+    D: Tensor
+
+    @property
+    def state(self) -> dtc.DTC:
+        """The posterior as the package computes it."""
+        factor = nystrom_factor(kernel(self.D, self.D))
+        precision = torch.full_like(self.X, 1 / NOISE)
+        return dtc.fit(factor, factor.features(kernel(self.D, self.X)), precision, self.y / NOISE)
+
+    def moments(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance at points."""
+        state = self.state
+        features = state.factor.features(kernel(self.D, at))
+        return dtc.mean(state, features), dtc.variance(state, features, torch.ones_like(at))
+
+    def covariance(self, A: Tensor, B: Tensor) -> Tensor:
+        """Return the covariance of the posterior process between points."""
+        state = self.state
+        left, right = (state.factor.features(kernel(self.D, points)) for points in (A, B))
+        return dtc.covariance(state, left, right, kernel(A, B))
+
+    @property
+    def ratio(self) -> float:
+        """ρ: the largest eigenvalue of K − Q over the results, divided by λ."""
+        features = nystrom_factor(kernel(self.D, self.D)).features(kernel(self.D, self.X))
+        return max(float(torch.linalg.eigvalsh(kernel(self.X, self.X) - features @ features.mT)[-1]) / NOISE, 0.0)
+
+
+def problem() -> tuple[Tensor, Tensor, Tensor]:
+    """Return 120 inputs, their noisy results, and a grid of the line."""
+    generator = torch.Generator().manual_seed(3)
+    left, right = torch.rand(110, generator=generator).double() * 0.55, 0.6 + 0.4 * torch.rand(10, generator=generator).double()
+    X = torch.cat([left, right]).sort().values
+    y = truth(X) + math.sqrt(NOISE) * torch.randn(len(X), generator=generator).double()
+    return X, y, torch.linspace(0, 1, 401, dtype=torch.float64)
+
+
+def truth(x: Tensor) -> Tensor:
+    """Return the function that is sought."""
+    return torch.sin(9 * x) * (0.6 + x) + 0.4 * torch.cos(25 * x)
+
+
+def band(axes: Axes, grid: Tensor, mean: Tensor, variance: Tensor, color: str, label: str) -> None:
+    """Draw a mean with two standard deviations around it."""
+    sd = 2 * variance.sqrt()
+    axes.plot(grid, mean, color=color, label=label)
+    axes.fill_between(grid, mean - sd, mean + sd, color=color, alpha=0.2, linewidth=0)
+
+
+def posterior_picture() -> None:
+    """DTC on twelve points beside the exact posterior of 120 results."""
+    X, y, grid = problem()
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    D = greedy(X, 12)
+    axes.plot(X, y, ".", color="0.7", markersize=4, label="results")
+    band(axes, grid, *Fit(X, y, X).moments(grid), EXACT, "exact: 120 points")
+    band(axes, grid, *Fit(X, y, D).moments(grid), SPARSE, f"DTC: {len(D)} points")
+    axes.plot(D, torch.full_like(D, -2.4), "^", color=POINTS, label="dictionary")
+    axes.legend(ncols=2, frameon=False, fontsize=8)
+    axes.set(xlabel="x", ylabel="f(x)", ylim=(-2.6, 3.4))
+    save(figure, "posterior")
+
+
+def leverage_picture() -> None:
+    """Leverages, and what is kept of the inputs: few where results are many."""
+    X, y, _ = problem()
+    leverages = Fit(X, y, X).moments(X)[1] / NOISE
+    probability = inclusion_probabilities(leverages, torch.ones_like(X), oversampling=2.0, law="union")
+    kept = torch.rand(len(X), generator=torch.Generator().manual_seed(1), dtype=torch.float64) < probability
+    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    axes.vlines(X, 0, leverages, color="0.7", linewidth=1)
+    total = float(effective_dimension(leverages, torch.ones_like(X)))
+    axes.plot(X, leverages, ".", color="0.5", label=f"{len(X)} inputs; leverages sum to {total:.1f}")
+    label = f"kept, each with probability 2 × leverage: {int(kept.sum())}"
+    axes.plot(X[kept], leverages[kept], "o", color=POINTS, markersize=5, label=label)
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="x", ylabel="leverage", ylim=(0, None))
+    save(figure, "leverage")
+
+
+def batch_picture() -> None:
+    """The scores before a batch and at its end, and the sum that ends it."""
+    X, y, grid = problem()
+    X, y = X[::3], y[::3]
+    fit, width, threshold = Fit(X, y, X), 2.0, 200.0
+    mean, variance = fit.moments(grid)
+    start, picks, total = variance.clone(), [], 1.0
+    columns: list[Tensor] = []
+    while total <= threshold:
+        pick = int((mean + width * variance.sqrt()).argmax())
+        total += float(start[pick]) / NOISE
+        column = fit.covariance(grid, grid[pick : pick + 1]).squeeze(-1) - sum(
+            (c * c[pick] for c in columns), torch.zeros_like(grid)
+        )
+        columns.append(column / (column[pick] + NOISE).sqrt())
+        variance = (variance - columns[-1].square()).clamp_min(0.0)
+        picks.append(pick)
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    axes.plot(grid, mean, color=EXACT, label="mean, frozen during the batch")
+    axes.plot(grid, mean + width * start.sqrt(), color=SPARSE, linestyle="--", label="score before the batch")
+    axes.plot(grid, mean + width * variance.sqrt(), color=SPARSE, label=f"score after its {len(picks)} picks")
+    axes.plot(grid[picks], (mean + width * variance.sqrt())[picks], "o", color=POINTS, markersize=4, label="picks")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="x", ylabel="score")
+    save(figure, "batch")
+
+
+def conditioning_picture() -> None:
+    """A pending point far from the dictionary: what either update makes of the variance."""
+    X, y, grid = problem()
+    left = X < 0.5
+    fit = Fit(X[left], y[left], X[left][::9])
+    before = fit.moments(grid)[1]
+    point = torch.tensor([0.62], dtype=torch.float64)
+    column = fit.covariance(grid, point).squeeze(-1)
+    process = before - column.square() / (fit.moments(point)[1] + NOISE)
+    both = Fit(torch.cat([fit.X, point]), torch.cat([fit.y, point * 0]), fit.D)
+    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    axes.plot(grid, before, color=EXACT, linestyle="--", label="before")
+    axes.plot(grid, both.moments(grid)[1], color=POINTS, label="fixed dictionary")
+    axes.plot(grid, process, color=SPARSE, label="process conditioning")
+    axes.axvline(0.62, color="0.7", linewidth=1)
+    axes.annotate("pending", (0.63, 0.03), fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.set(xlabel="x", ylabel="variance of f", ylim=(0, 1.05))
+    save(figure, "conditioning")
+
+
+def certificate_picture() -> None:
+    """Ratio of sparse and exact variance for dictionaries of three sizes, inside its certified band."""
+    X, y, grid = problem()
+    exact = Fit(X, y, X).moments(grid)[1]
+    figure, panels = plt.subplots(1, 3, figsize=(7, 2.5), sharey=True, layout="constrained")
+    for axes, size in zip(panels, (10, 16, 22), strict=True):
+        fit = Fit(X, y, greedy(X, size))
+        factor = variance_factor(fit.ratio)
+        axes.axhspan(1 / factor, factor, color=SPARSE, alpha=0.15, linewidth=0)
+        axes.plot(grid, fit.moments(grid)[1] / exact, color=SPARSE)
+        axes.set(title=f"m = {size}: factor {factor:.3g}", xlabel="x", yscale="log")
+        axes.title.set_fontsize(9)
+    panels[0].set_ylabel("sparse / exact variance")
+    save(figure, "certificate")
+
+
+def greedy(X: Tensor, size: int) -> Tensor:
+    """Return the inputs of largest residual variance, one after another."""
+    D = X[:1]
+    while len(D) < size:
+        features = nystrom_factor(kernel(D, D)).features(kernel(D, X))
+        D = torch.cat([D, X[dtc.residual(features, torch.ones_like(X)).argmax()].reshape(1)])
+    return D
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    """Write a picture and forget it."""
+    figure.savefig(HERE / f"{name}.png", dpi=150, metadata={"Software": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    for draw in (posterior_picture, leverage_picture, batch_picture, conditioning_picture, certificate_picture):
+        draw()
