@@ -339,8 +339,9 @@ def test_a_run_with_a_given_prior_says_that_the_objective_is_far_from_its_mean(k
 
 def test_the_spread_of_the_best_point_of_a_box_has_no_floor():
     """GPyTorch never reports a variance below 10⁻¹⁰."""
-    loop = AskTell(bounds=domain("box")["bounds"], seed=0)
-    result = loop.run(lambda X: 1e-9 * bowl(X), 12)
+    loop, generator = AskTell(bounds=domain("box")["bounds"], seed=0), torch.Generator().manual_seed(0)
+    noise = 1e-11 * torch.randn(12, generator=generator, dtype=torch.float64)
+    result = loop.run(lambda X: 1e-9 * bowl(X) + noise[: len(X)], 12)
     assert 0.0 < result.best_sd < 1e-9
 
 

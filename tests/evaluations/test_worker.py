@@ -168,7 +168,7 @@ def test_runs_with_lists_make_the_picks_of_runs_with_tensors(executor):
     ("settings", "error", "message"),
     [
         ({"arrays": "pandas"}, ValueError, "'torch', 'numpy', 'list', got 'pandas'"),
-        ({"call_with": "index"}, ValueError, "'X', 'indices', 'batch', got 'index'"),
+        ({"call_with": "index"}, ValueError, "'X', 'indices', 'batch', 'parameters', got 'index'"),
         ({"objective": 3}, TypeError, "expected objective to be callable, got int"),
     ],
     ids=str,

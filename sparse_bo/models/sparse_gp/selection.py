@@ -280,39 +280,53 @@ def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, ge
     draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
     races = draws.log() / weights
     order = distinct.rows[races.topk(min(size, wanted)).indices]  # the winner first: every beginning is such a sample
-    needed = _needed(kernel, X, noise, order)
+    some = judged_rows(X.shape[-2], X.device)
+    needed = needed_size(kernel, X[..., order, :], X[..., some, :], noise[..., some])
     return DefaultRows(order[: needed.size].sort().values, needed.unexplained)
 
 
-class _Needed(NamedTuple):
+class Needed(NamedTuple):
+    """How many points of a dictionary are needed."""
+
     size: int
     unexplained: float
+    """What they leave of the variance, on average over rows, in units of the noise variance."""
 
 
-def _needed(kernel: PriorKernel, X: Tensor, noise: Tensor, order: Tensor) -> _Needed:
-    """Return how many of the first points of a dictionary are needed, and what they leave unexplained. O(m³ + m² rows).
+def judged_rows(n: int, device: torch.device) -> Tensor:
+    """Return the rows, ascending and spread over all ``n``, by which the size of a dictionary is judged."""
+    return torch.linspace(0, n - 1, min(JUDGED_BY, n), dtype=torch.float64, device=device).long()
+
+
+def needed_size(kernel: PriorKernel, points: Tensor, rows: Tensor, noise: Tensor) -> Needed:
+    """Return how many of the first points of a dictionary :data:`NEED` asks for. O(m³ + m² rows).
 
     A Cholesky factor explains point by point: ``k(x,x) − Σ_{j ≤ m} z_j(x)²`` is what the first m points leave.
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d``, transformed, in their order.
+        rows: ``batch_shape x r x d``, transformed: what is to be explained.
+        noise: ``batch_shape x r`` noise variances there (y²).
     """
-    some = torch.linspace(0, X.shape[-2] - 1, min(JUDGED_BY, X.shape[-2]), device=X.device).long()
-    wide, size = X[..., some, :].double(), 0
+    wide, size, m = rows.double(), 0, points.shape[-2]
     with torch.no_grad():
-        variance, level = kernel_diagonal(kernel, wide).double(), noise[..., some].double()
+        variance, level = kernel_diagonal(kernel, wide).double(), noise.double()
         prior = float((variance / level).mean())
-        while size < len(order):
-            size = min(max(2 * size, FIRST_SIZE), len(order))
-            points = X[..., order[:size], :].double()
-            factor = dictionary_factor(kernel, points)
-            squares = factor.features(kernel_matrix(kernel, points, wide).double()).square()  # batch_shape x rows x m
+        while size < m:
+            size = min(max(2 * size, FIRST_SIZE), m)
+            some = points[..., :size, :].double()
+            factor = dictionary_factor(kernel, some)
+            squares = factor.features(kernel_matrix(kernel, some, wide).double()).square()  # batch_shape x rows x m
             explained = (squares / level.unsqueeze(-1)).mean(dim=-2)
             explained = explained.reshape(-1, explained.shape[-1]).mean(dim=0)
             shares = [prior - part for part in accumulate(explained.tolist())]
             first = SMALLEST_DICTIONARY - 1
-            enough = (m for m in range(first, len(shares)) if shares[m] <= NEED) if factor.triangular else iter(())
+            enough = (place for place in range(first, len(shares)) if shares[place] <= NEED) if factor.triangular else iter(())
             needed = next(enough, None)
             if needed is not None:
-                return _Needed(needed + 1, max(shares[needed], 0.0))
-    return _Needed(len(order), max(shares[-1], 0.0))
+                return Needed(needed + 1, max(shares[needed], 0.0))
+    return Needed(m, max(shares[-1], 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,14 @@ from sparse_bo.models.sparse_gp.representation import (
     row_sums,
     sweep,
 )
-from sparse_bo.models.sparse_gp.selection import OVERSAMPLING, PILOT_POINTS, SMALLEST_DICTIONARY, uniform_rows
+from sparse_bo.models.sparse_gp.selection import (
+    OVERSAMPLING,
+    PILOT_POINTS,
+    SMALLEST_DICTIONARY,
+    judged_rows,
+    needed_size,
+    uniform_rows,
+)
 from sparse_bo.sharding import Group
 
 
@@ -177,14 +184,17 @@ def chosen_points(
     draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
     races = draws.log() / weights
     first = races.topk(min(wanted, len(races)))
-    told = rows.group.tensors("choosing a dictionary", [first.values, first.indices + rows.start, raw[first.indices]])
-    values, indices, points = (torch.cat([part[place] for part in told]) for place in range(3))
+    mine = [first.values, first.indices + rows.start, raw[first.indices], X[first.indices]]
+    told = rows.group.tensors("choosing a dictionary", mine)
+    values, indices, points, inputs = (torch.cat([part[place] for part in told]) for place in range(4))
     winners = values.topk(min(wanted, len(values))).indices
-    winners = winners[indices[winners].argsort()]
     _, group = torch.unique(points[winners], dim=0, return_inverse=True)
     leading = torch.zeros_like(group, dtype=torch.bool)
     leading[group.new_tensor([int((group == g).nonzero()[0]) for g in range(int(group.max()) + 1)])] = True
-    return points[winners][leading].to(raw)
+    winners = winners[leading]
+    judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
+    winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise).size]
+    return points[winners[indices[winners].argsort()]].to(raw)
 
 
 def _leverages(state: dtc.DTC, kernel: PriorKernel, pilot: Tensor, X: Tensor, noise: Tensor) -> Tensor:
