@@ -14,6 +14,7 @@ def test_fixed_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("free", [140 * 2**30, 2**10])
 def test_a_share_of_what_is_free_on_a_gpu(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free, 141 * 2**30))
     expected = max(int(DEVICE_SHARE * free), LEAST_MEMORY_BYTES)
     assert default_memory_bytes(torch.device("cuda")) == expected
