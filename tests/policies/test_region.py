@@ -9,7 +9,7 @@ from sparse_bo.core.evidence import Learned
 from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.local_gp import local_gp
-from sparse_bo.policies.region.region import AGAIN, HITS, SHORTEST, WHOLE, Region, first_region, moved, scouts
+from sparse_bo.policies.region.region import AGAIN, FEW_DIMS, HITS, SHORTEST, WHOLE, Region, first_region, moved, scouts
 from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds
 from sparse_bo.policies.region.surrogate import HIGHEST, known_rows
@@ -111,7 +111,7 @@ def test_candidates_lie_in_the_region_and_change_few_coordinates_of_the_centre(d
     assert bool(((bounds.lower <= U) & (bounds.upper >= U)).all())
     changed = (U[: search.CANDIDATES] != centre).sum(dim=-1)
     assert int(changed.min()) >= 1
-    if dims > search.FEW_DIMS:
+    if dims > FEW_DIMS:
         assert float(changed.double().mean()) == pytest.approx(search.CHANGED + 1.0 - search.CHANGED / dims, rel=0.05)
 
 

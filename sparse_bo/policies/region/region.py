@@ -13,9 +13,11 @@ WHOLE = 2.0
 """Length at which a region is the whole box wherever its centre is; where a run in few dimensions starts."""
 AGAIN = 0.8
 """Length of the region after a restart, and at the start in many dimensions (TuRBO's first length, Eriksson et al. 2019)."""
-MANY_DIMS = 8
-"""In more dimensions a run starts with a region of length :data:`AGAIN`: Rastrigin-10 then ends 11 and 21 % of its range below
-the best, and 19 and 23 % where it starts as the whole box (300 evaluations, seeds 0 and 1)."""
+FEW_DIMS = 8
+"""In so many dimensions and fewer a run starts with the whole box, fills its region with candidates and makes some picks
+anywhere. In more it starts with a region of length :data:`AGAIN`, and candidates and climbs keep most coordinates of the centre:
+Rastrigin-10 ends 11 and 21 % of its range below the best with a region to start with, 19 and 23 % with the whole box (300
+evaluations, seeds 0 and 1)."""
 LONGEST = 1.6
 """A region that was shorter than :data:`AGAIN` grows up to this (TuRBO)."""
 SHORTEST = 2.0**-7
@@ -65,7 +67,7 @@ class Region:
 
 def first_region(centre: int, *, dims: int) -> Region:
     """Return the region after the initial design, around its best point (a row)."""
-    return Region(centre=centre, length=WHOLE if dims <= MANY_DIMS else AGAIN)
+    return Region(centre=centre, length=WHOLE if dims <= FEW_DIMS else AGAIN)
 
 
 def scouts(dims: int) -> int:

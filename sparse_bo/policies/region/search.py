@@ -13,15 +13,14 @@ from torch import Tensor
 from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.region.local_gp import LocalGP, Moments
+from sparse_bo.policies.region.region import FEW_DIMS
 
 CANDIDATES = 800
 """Points of a search at which the acquisition function is computed before the best of them are climbed from."""
 NEAR = 0.25
 """Share of them, on top, that are normal around the centre at all scales."""
-FEW_DIMS = 8
-"""In more dimensions every candidate keeps some of the centre's coordinates, and climbs keep those."""
 UNIFORM = 0.5
-"""Share of the candidates that fill the region in fewer."""
+"""Share of the candidates that fill the region in up to :data:`FEW_DIMS` dimensions."""
 CHANGED = 5.0
 """Coordinates of the centre that a candidate changes on average, at most half of them (Regis & Shoemaker 2013; TuRBO: 20).
 With 5 in place of 20, Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %): 300 evaluations, means
