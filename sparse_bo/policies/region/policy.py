@@ -11,7 +11,8 @@ from sparse_bo.policies.region.region import FEW_DIMS
 from sparse_bo.validation import check_count, check_probability
 
 SHARE = 0.25
-"""Of the picks made anywhere in the box, in up to :data:`FEW_DIMS` dimensions: there the model knows what is where. A half was no better on noisy Hartmann-6 and on draws of a GP (300 evaluations, seeds 0 to 4, 0 to 2)."""
+"""Of the picks made anywhere in the box, in up to :data:`FEW_DIMS` dimensions: there the model knows what is where. A half was
+no better on noisy Hartmann-6 and on draws of a GP (300 evaluations, seeds 0 to 4, 0 to 2)."""
 LARGEST_DESIGN = 100
 """Points of the default initial design, at most. With 10 + d/2 for 2d it was no better: Ackley-20 ended 13 and 8 % of its
 range below the best (0.2 and 6 %), Rastrigin-10 30 and 13 % (19 and 23 %; 300 evaluations, seeds 0 and 1)."""

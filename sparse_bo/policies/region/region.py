@@ -15,7 +15,7 @@ AGAIN = 0.8
 """Length of the region after a restart, and at the start in many dimensions (TuRBO's first length, Eriksson et al. 2019)."""
 FEW_DIMS = 8
 """In so many dimensions and fewer a run starts with the whole box, fills its region with candidates and makes some picks
-anywhere. In more it starts with a region of length :data:`AGAIN`, and candidates and climbs keep most coordinates of the centre:
+anywhere. In more it starts with a region of length :data:`AGAIN`, and candidates and climbs keep most of the centre's inputs:
 Rastrigin-10 ends 11 and 21 % of its range below the best with a region to start with, 19 and 23 % with the whole box (300
 evaluations, seeds 0 and 1)."""
 LONGEST = 1.6
