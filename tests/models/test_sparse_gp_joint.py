@@ -278,20 +278,6 @@ def test_outputs_may_be_chosen_without_outcome_transform(many):
     assert chosen.rsample(torch.Size([2])).shape == (2, Q, 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
-def test_a_list_of_models_has_mean_variance_and_samples(many, monkeypatch):
-    models = ModelListGP(pair("plain", dictionary=ROWS)[1], pair("plain", dictionary=ROWS + 1)[1])
-    sampler = SobolQMCNormalSampler(torch.Size([5]), seed=0)
-    lazy = models.posterior(points(Q))
-    samples = sampler(lazy)
-    with monkeypatch.context() as patch:
-        patch.setattr(covariance, "LARGE_Q", 4096)
-        small = models.posterior(points(Q))
-        torch.testing.assert_close(lazy.mean, small.mean)
-        torch.testing.assert_close(lazy.variance, small.variance)
-        torch.testing.assert_close(samples, sampler(small), rtol=0, atol=1e-7)
-
-
 def test_what_follows_from_mean_and_variance(many):
     model, list_of_models = pair("two outputs", dictionary=ROWS)[1], ModelListGP(*[pair("plain", dictionary=ROWS)[1]] * 2)
     for several in (model, list_of_models):

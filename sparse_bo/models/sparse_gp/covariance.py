@@ -337,14 +337,14 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         q = self.shape[-1]
         if q > DENSE_ROWS:
             raise UnsupportedError(
-                f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}); mean, variance and samples of "
-                "one SparseGP need none: use one SparseGP of several outputs in place of a ModelListGP, fewer points, or "
+                f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}), and mean, variance and samples "
+                "need none; take one SparseGP of several outputs for a weighted sum of a list's, or fewer points, or "
                 "X.unsqueeze(-2) for marginals"
             )
         if q > LARGE_Q:
             warnings.warn(
                 f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes: "
-                "something other than one SparseGP's mean, variance and samples was asked of it",
+                "something other than mean, variance and samples was asked of it",
                 MemoryWarning,
                 stacklevel=2,
             )
@@ -357,6 +357,16 @@ class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs' roots side by side."""
         return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Return one output's covariance as it is (BoTorch asks a list's members for theirs); else as any such operator."""
+        q = self.base_linear_op.shape[-1]
+        if isinstance(row_index, slice) and row_index == col_index and row_index.step is None:
+            start, stop, _ = row_index.indices(self.shape[-1])
+            if stop - start == q and start % q == 0:
+                every = slice(None)
+                return self.base_linear_op._getitem(every, every, *batch_indices, start // q)
+        return super()._getitem(row_index, col_index, *batch_indices)
 
 
 class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types

@@ -130,12 +130,12 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         folded, lead = _folded(rhs[..., :q, :], parts.pivots.shape[:-2])
         ordered = folded[..., parts.order, :]
         first = torch.linalg.solve_triangular(parts.pivots, ordered[..., :p, :], upper=False)
-        rest = self._in_blocks(ordered[..., p:, :] - parts.others @ first, _solve_lower)
+        rest = self._in_blocks(ordered[..., p:, :] - parts.others @ first, solve_lower)
         solution = _unfolded(torch.cat([first, rest], dim=-2)[..., parts.order.argsort(), :], lead)
         if self.tail is None:
             return solution
         coefficients, triangle = self.tail
-        below = _solve_lower(triangle, rhs[..., q:, :] - coefficients @ _unfolded(first, lead))
+        below = solve_lower(triangle, rhs[..., q:, :] - coefficients @ _unfolded(first, lead))
         return torch.cat([solution, below], dim=-2)
 
     def _in_blocks(self, rows: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -176,7 +176,8 @@ def _unfolded(rows: Tensor, columns: torch.Size) -> Tensor:
     return rows.reshape(*rows.shape[:-1], *columns).movedim(tuple(range(-extra, 0)), tuple(range(extra)))
 
 
-def _solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
+def solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
+    """Return ``L⁻¹ Y`` of a lower factor, ``… x q x q``, and ``… x q x c`` right-hand sides."""
     return torch.linalg.solve_triangular(factor, rhs, upper=False)
 
 

@@ -26,6 +26,7 @@ from sparse_bo.models.sparse_gp.fitting import LikelihoodFit
 from sparse_bo.models.sparse_gp.growing import Growing
 from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, planned_size, uniform_rows
+from sparse_bo.models.sparse_gp.lists import answer_in_lists
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
@@ -338,3 +339,4 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
 
 DrawMatheronPaths.register(DictionaryPosterior)(draw_matheron_path)
 answer_for_sparse_models(DictionaryPosterior)
+answer_in_lists()

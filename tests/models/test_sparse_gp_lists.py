@@ -1,0 +1,184 @@
+"""Lists of models at many points: what the members say, and no dense matrix."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from botorch.acquisition import qLogNoisyExpectedImprovement
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.models import ModelListGP
+from botorch.models.gpytorch import ModelListGPyTorchModel
+from botorch.models.transforms import Log
+from botorch.posteriors import PosteriorList
+from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from botorch.utils.low_rank import extract_batch_covar
+
+from sparse_bo.errors import MemoryWarning
+from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import covariance, pivots
+from sparse_bo.models.sparse_gp.lists import StackedRoot, answer_in_lists
+from tests.models.sparse_problems import data, pair, points
+
+ROWS = torch.tensor([2, 11, 25])
+Q = 23
+SHAPE = torch.Size([5])
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """More than eight points are many; all of them are pivots, so that everything is exact."""
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+
+
+@pytest.fixture
+def nothing_dense(monkeypatch):
+    """More than eight points are many, and more than seven are never made dense."""
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    monkeypatch.setattr(covariance, "DENSE_ROWS", 7)
+
+
+def members(configuration="plain"):
+    return [pair(configuration, dictionary=rows)[1] for rows in (ROWS, ROWS + 1, ROWS[:2])]
+
+
+def by_dense_values(models, X, monkeypatch, sampler, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(covariance, "LARGE_Q", 4096)
+        posterior = models.posterior(X, **options)
+        return posterior.mean, posterior.variance, sampler(posterior)
+
+
+@pytest.mark.parametrize("sampler", [SobolQMCNormalSampler, IIDNormalSampler])
+@pytest.mark.parametrize("observation_noise", [False, True])
+@pytest.mark.parametrize(
+    ("configuration", "shape"), [("plain", (Q,)), ("plain", (3, Q)), ("batch", (Q,)), ("known noise", (2, 3, Q))]
+)
+def test_samples_are_those_of_the_dense_covariance(
+    sampler, observation_noise, configuration, shape, nothing_dense, monkeypatch
+):
+    models, X, options = ModelListGP(*members(configuration)), points(*shape), {"observation_noise": observation_noise}
+    sampler = sampler(SHAPE, seed=0)
+    posterior = models.posterior(X, **options)
+    found = posterior.mean, posterior.variance, sampler(posterior)
+    expected = by_dense_values(models, X, monkeypatch, sampler, **options)
+    for value, dense in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, dense, rtol=0, atol=1e-8)
+
+
+def test_samples_without_base_samples_have_the_shape_and_spread_of_the_posterior(nothing_dense):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # rsample draws from torch's own generator
+        posterior = ModelListGP(*members()).posterior(points(Q))
+        samples = posterior.rsample(torch.Size([2000])).detach()
+    assert samples.shape == (2000, Q, 3)
+    # Monte Carlo error of an sd from 2,000 samples: 1.6 % per standard error, of 69 the largest
+    torch.testing.assert_close(samples.std(dim=0), posterior.variance.detach().sqrt(), rtol=0.07, atol=0)
+
+
+def test_each_output_has_its_own_models_law(nothing_dense, monkeypatch):
+    """Also where pivots are few, so that laws are approximate."""
+    monkeypatch.setattr(pivots, "PIVOTS", 6)
+    monkeypatch.setattr(pivots, "BLOCK", 5)
+    models = members()
+    posterior = ModelListGP(*models).posterior(points(Q))
+    base = torch.randn(*SHAPE, Q, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    samples = posterior.rsample_from_base_samples(SHAPE, base)
+    for output, model in enumerate(models):
+        alone = model.posterior(points(Q)).rsample_from_base_samples(SHAPE, base[..., output])
+        torch.testing.assert_close(samples[..., output : output + 1], alone, rtol=0, atol=1e-12)
+
+
+def test_a_member_may_have_several_outputs(nothing_dense):
+    models = [pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1]]
+    posterior = ModelListGP(*models).posterior(points(Q + 1))
+    base = torch.randn(*SHAPE, Q + 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    samples = posterior.rsample_from_base_samples(SHAPE, base)
+    for model, outputs in zip(models, (slice(0, 2), slice(2, 3)), strict=True):
+        alone = model.posterior(points(Q + 1))
+        torch.testing.assert_close(posterior.mean[..., outputs], alone.mean)
+        torch.testing.assert_close(posterior.variance[..., outputs], alone.variance)
+        expected = alone.rsample_from_base_samples(SHAPE, base[..., outputs].squeeze(-1))
+        torch.testing.assert_close(samples[..., outputs], expected, rtol=0, atol=1e-9)
+
+
+def test_a_member_may_be_exact(many, monkeypatch):
+    exact, sparse = pair("plain", dictionary=ROWS)
+    models, sampler = ModelListGP(exact, sparse), SobolQMCNormalSampler(SHAPE, seed=0)
+    expected = by_dense_values(models, points(Q), monkeypatch, sampler)[2]
+    torch.testing.assert_close(sampler(models.posterior(points(Q))), expected, rtol=0, atol=1e-8)
+
+
+def test_a_root_solves_what_it_multiplies(nothing_dense):
+    covar = extract_batch_covar(ModelListGP(*members()).posterior(points(Q)).distribution)
+    root = covar.root_decomposition().root.to_dense()
+    assert isinstance(root, StackedRoot)
+    base = torch.randn(4, 3, Q, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(torch.linalg.solve_triangular(root, root.matmul(base), upper=False), base, rtol=0, atol=1e-6)
+
+
+def test_gradients_reach_the_points(nothing_dense):
+    models, X = ModelListGP(*members()), points(Q).requires_grad_()
+    base = torch.randn(2, Q, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def total(inputs):
+        return models.posterior(inputs).rsample_from_base_samples(torch.Size([2]), base).square().sum()
+
+    (gradient,) = torch.autograd.grad(total(X), X)
+    direction = torch.randn(X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        difference = (total(X + 1e-6 * direction) - total(X - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-4, atol=1e-6)
+
+
+def test_paths_go_member_by_member(nothing_dense):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # BoTorch's prior paths draw from torch's own generator
+        paths = draw_matheron_paths(ModelListGP(*members()), torch.Size([4]))
+    assert [values.shape for values in paths(points(Q))] == [(4, Q)] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
+def test_outputs_that_only_samples_can_untransform_stay_a_list(nothing_dense):
+    train = data()
+    train["train_Y"] = train["train_Y"].exp()
+    models = ModelListGP(*[SparseGP(**train, outcome_transform=Log(), dictionary=ROWS) for _ in range(2)])
+    posterior = models.posterior(points(Q))
+    assert isinstance(posterior, PosteriorList)
+    assert posterior.rsample(SHAPE).shape == (5, Q, 2)
+
+
+def test_a_weighted_sum_of_members_is_made_dense_and_says_so(many):
+    weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    models = ModelListGP(*members())
+    posterior = models.posterior(points(Q), posterior_transform=weighted)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), models.posterior(points(Q)).mean @ weighted.weights)
+    torch.testing.assert_close(posterior.variance.squeeze(-1), models.posterior(points(Q)).variance @ weighted.weights.square())
+    with pytest.warns(MemoryWarning, match="is made dense"):
+        assert posterior.rsample(SHAPE).shape == (5, Q, 1)
+
+
+def test_copies_and_few_points_are_left_to_botorch(many):
+    models = ModelListGP(*members())
+    for other in (copy.deepcopy(models), pickle.loads(pickle.dumps(models))):
+        torch.testing.assert_close(other.posterior(points(Q)).variance, models.posterior(points(Q)).variance)
+    few = models.posterior(points(3)).distribution.lazy_covariance_matrix
+    assert not isinstance(few.root_decomposition().root, StackedRoot)
+    before = ModelListGPyTorchModel.posterior
+    answer_in_lists()
+    assert ModelListGPyTorchModel.posterior is before
+    exact = ModelListGP(pair("plain")[0], pair("plain")[0])
+    assert exact.posterior(points(Q)).rsample(SHAPE).shape == (5, Q, 2)
+
+
+def test_an_acquisition_function_keeps_its_root_of_the_baseline(nothing_dense):
+    """BoTorch's defaults: the stack is what it solves with for new points."""
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    acquisition = qLogNoisyExpectedImprovement(
+        ModelListGP(*members()), points(Q), objective=lambda Y, X=None: Y @ weights, prune_baseline=False
+    )
+    assert isinstance(acquisition._baseline_L, StackedRoot)
+    values = acquisition(points(2, 1, seed=8))
+    assert values.shape == (2,)
+    assert bool(torch.isfinite(values).all())
