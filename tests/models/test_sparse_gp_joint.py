@@ -11,6 +11,7 @@ from botorch.acquisition.utils import compute_best_feasible_objective, get_infea
 from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
 from botorch.generation.sampling import ConstrainedMaxPosteriorSampling, MaxPosteriorSampling
 from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.kernels import InfiniteWidthBNNKernel
 from botorch.models.transforms import Bilog, ChainedOutcomeTransform, Log, Power, Standardize
 from botorch.models.transforms.outcome import StratifiedStandardize
 from botorch.optim.initializers import sample_points_around_best
@@ -28,10 +29,12 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import covariance, factor, joint, pivots, process
-from sparse_bo.models.sparse_gp.factor import JointRoot
+from sparse_bo.models.sparse_gp.factor import JointRoot, root_of
 from sparse_bo.models.sparse_gp.leading import begins_with, constant_rows, shared_rows
 from sparse_bo.models.sparse_gp.pivots import partition, preferred
 from tests.builders import unit_box
@@ -461,3 +464,34 @@ def test_rows_may_be_appended_to_the_law_of_a_sum(weights, few_pivots):
         assert another.base is None  # the law of another sum
         assert operator_of(model.posterior(torch.cat([baseline, new]))).root_decomposition().root.shape == (2, Q + 3, Q + 3)
     assert posterior.rsample(torch.Size([2])).shape == (2, Q + 3, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")
+def test_a_kernel_that_loses_digits_has_samples_all_the_same(many):
+    """As of the exact model, which warns and takes another root."""
+    train_X = torch.linspace(0.05, 0.95, 5, dtype=torch.float64).unsqueeze(-1)
+    kernel = InfiniteWidthBNNKernel(depth=3)
+    kernel.weight_var, kernel.bias_var = 10.0, 5.0
+    model = SparseGP(train_X, torch.sin(6 * train_X), train_Yvar=torch.full_like(train_X, 2e-6), covar_module=kernel)
+    X = torch.linspace(0, 1, 100, dtype=torch.float64).unsqueeze(-1)
+    with torch.no_grad():
+        operator = operator_of(model.posterior(X))
+        with pytest.warns(NumericalWarning, match="added to its variances"):
+            root = operator.root_decomposition().root
+        law = matrix(root, 100)
+        torch.testing.assert_close(law @ law.mT, operator.to_dense(), rtol=0, atol=1e-3 * float(operator.diagonal().max()))
+
+
+def test_a_matrix_that_is_no_covariance_has_no_root():
+    g = torch.Generator().manual_seed(0)
+    A = torch.randn(2, 6, 6, generator=g, dtype=torch.float64)
+    indefinite = A + A.mT
+    for matrix_ in (indefinite, torch.full((3, 3), torch.nan, dtype=torch.float64)):
+        with pytest.raises(NotPSDError):
+            root_of(matrix_)
+    nearly = A @ A.mT + 1.0
+    nearly[1] -= (torch.linalg.eigvalsh(nearly[1])[0] + 1e-3) * torch.eye(6, dtype=torch.float64)
+    with pytest.warns(NumericalWarning):
+        root = root_of(nearly)
+    torch.testing.assert_close(root[0] @ root[0].mT, nearly[0], rtol=0, atol=1e-8)
+    torch.testing.assert_close(root[1] @ root[1].mT, nearly[1], rtol=0, atol=1.01e-3)

@@ -11,6 +11,7 @@ pivots it is the Cholesky factor. Row ``i`` of the samples is driven by base sam
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
@@ -31,16 +33,41 @@ COLUMNS = 128
 """Samples that are made at a time outside the graph: 2,048 of 20,000 rows are 330 MB, and would be made six times over."""
 
 
+LIFTED = 1e-2
+"""A covariance whose smallest eigenvalue is below zero by at most this share of its largest variance is lifted to be one."""
+
+
 def root_of(covariance: Tensor) -> Tensor:
-    """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes.
+    """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes. O(n³).
+
+    Some kernels are positive definite in exact arithmetic only (arc cosines of infinite networks lose half the digits); where
+    jitter of the size of round-off is too little, what the smallest eigenvalue lacks is added to all variances, and said.
 
     Raises:
         NotPSDError: If there is none, as BoTorch's acquisition functions expect it.
+
+    Warns:
+        NumericalWarning: If more than round-off is added, up to :data:`LIFTED` of the largest variance.
     """
     try:
         return safe_cholesky(covariance).factor
     except ValueError as error:
-        raise NotPSDError(str(error)) from error
+        values = covariance.detach()
+        if not bool(values.isfinite().all()):
+            raise NotPSDError(str(error)) from error
+        least = torch.linalg.eigvalsh(values)[..., 0].clamp_max(0.0)
+        largest = values.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
+        if bool((-least > LIFTED * largest).any()):
+            raise NotPSDError(str(error)) from error
+        missing = -least + SAFE * largest
+        warnings.warn(
+            f"a joint covariance is none in floating point: {float(missing.max()):.1e} is added to its variances, of which the "
+            f"largest is {float(largest.max()):.1e}; the kernel loses digits, or points are too many in too little room",
+            NumericalWarning,
+            stacklevel=2,
+        )
+        eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        return safe_cholesky(covariance + missing[..., None, None] * eye).factor
 
 
 @dataclass(frozen=True, eq=False)
