@@ -33,11 +33,11 @@ from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,
     Representation,
-    dictionary_factor,
     exact_representation,
     kernel_diagonal,
     kernel_matrix,
 )
+from sparse_bo.models.sparse_gp.row_sums import dictionary_factor
 
 EXACT_MODELS = (SingleTaskGP, MixedSingleTaskGP, SingleTaskMultiFidelityGP)
 """Models whose posterior is an exact GP's and nothing else: subclasses may be anything."""

@@ -14,7 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import representation
+from sparse_bo.models.sparse_gp import row_sums
 
 TOLERANCE = 1e-8
 ROWS = torch.tensor([1, 4, 8, 15, 21, 28])
@@ -127,7 +127,7 @@ def test_conditioning_and_fantasies_are_the_siblings(case):
 @pytest.mark.parametrize("case", CASES)
 def test_over_a_dictionary_it_is_the_dense_dtc_posterior(case, monkeypatch):
     """The prior is read off the sibling's ``forward``, the formula is dense; the sweep is chunked."""
-    monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 11 * 5 * 8 * len(ROWS))
+    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 11 * 5 * 8 * len(ROWS))
     exact, sparse = pair(case, dictionary=ROWS)
     T, n = sparse.transform_inputs(points(5)), 30
     (X,), y, noise = exact.train_inputs, exact.train_targets, exact.likelihood.noise.detach()

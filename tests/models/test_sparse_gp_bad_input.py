@@ -16,8 +16,8 @@ from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import DictionaryWarning
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import selection
-from sparse_bo.models.sparse_gp.selection import planned_size
+from sparse_bo.models.sparse_gp import leverage_sampling
+from sparse_bo.models.sparse_gp.leverage_sampling import planned_size
 from tests.models.sparse_problems import D, N, data, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -232,8 +232,8 @@ def test_a_sampler_of_points_needs_one_data_set():
 
 
 def test_the_default_dictionary_follows_the_cap_and_the_seed(monkeypatch):
-    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 4)
-    monkeypatch.setattr(selection, "PILOT_POINTS", 10)
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 4)
+    monkeypatch.setattr(leverage_sampling, "PILOT_POINTS", 10)
     rows = {}
     for seed in (0, 0, 1):
         model = SparseGP(**data(n=200), max_dictionary=12, seed=seed)
@@ -248,8 +248,8 @@ def test_the_default_dictionary_follows_the_cap_and_the_seed(monkeypatch):
 
 
 def test_leverage_sampling_prefers_points_far_from_the_others(monkeypatch):
-    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 4)
-    monkeypatch.setattr(selection, "PILOT_POINTS", 20)
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 4)
+    monkeypatch.setattr(leverage_sampling, "PILOT_POINTS", 20)
     g = torch.Generator().manual_seed(0)
     crowd = 0.5 + 0.01 * torch.rand(190, D, generator=g, dtype=torch.float64)
     X = torch.cat([crowd, torch.rand(10, D, generator=g, dtype=torch.float64)])
@@ -288,13 +288,14 @@ def test_posterior_transforms_are_applied():
 def test_the_planned_dictionary_follows_time_and_memory():
     assert [planned_size(n, 1) for n in (10, 100_000, 1_000_000)] == [4096, 4096, 1414]
     assert planned_size(1000, 8) == 4096
-    assert 32 * 64 * planned_size(1000, 64) ** 2 <= selection.PLANNED_BYTES < 32 * 64 * (planned_size(1000, 64) + 1) ** 2
+    size = planned_size(1000, 64)
+    assert 32 * 64 * size**2 <= leverage_sampling.PLANNED_BYTES < 32 * 64 * (size + 1) ** 2
     assert planned_size(10**9, 10**6) == 1
 
 
 def test_the_default_dictionary_follows_the_plan(monkeypatch):
-    monkeypatch.setattr(selection, "PLANNED_WORK", 200 * 2 * 30**2)
-    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 100)
+    monkeypatch.setattr(leverage_sampling, "PLANNED_WORK", 200 * 2 * 30**2)
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 100)
     model = SparseGP(**data(n=200, outputs=2))
     model.posterior(points(1))
     assert len(model.prediction_strategy.rows) == 30

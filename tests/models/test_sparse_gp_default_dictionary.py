@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import representation, selection
+from sparse_bo.models.sparse_gp import leverage_sampling, row_sums
 
 N = 300
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 5)
-    monkeypatch.setattr(selection, "FIRST_SIZE", 8)
-    monkeypatch.setattr(selection, "OVERSAMPLING", 1e6)
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 5)
+    monkeypatch.setattr(leverage_sampling, "FIRST_SIZE", 8)
+    monkeypatch.setattr(leverage_sampling, "OVERSAMPLING", 1e6)
 
 
 def made(lengthscale, noise=0.1, **options):
@@ -39,9 +39,9 @@ def unexplained(model):
 def test_smooth_functions_need_few_points_and_rough_ones_the_cap():
     smooth, rough = made(0.8, max_dictionary=60), made(0.05, max_dictionary=60)
     assert smooth.dictionary.m < 30
-    assert unexplained(smooth) <= selection.NEED
+    assert unexplained(smooth) <= leverage_sampling.NEED
     assert rough.dictionary.m == 60
-    assert unexplained(rough) > selection.NEED
+    assert unexplained(rough) > leverage_sampling.NEED
 
 
 def test_the_last_point_was_needed_and_the_noise_decides():
@@ -49,7 +49,7 @@ def test_the_last_point_was_needed_and_the_noise_decides():
     m = model.dictionary.m
     assert m < 100
     fewer = made(0.4, max_dictionary=m - 1)
-    assert unexplained(model) <= selection.NEED < unexplained(fewer)
+    assert unexplained(model) <= leverage_sampling.NEED < unexplained(fewer)
     assert made(0.4, noise=0.001, max_dictionary=100).dictionary.m > m
 
 
@@ -69,9 +69,9 @@ def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     T = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = []
     for allowed, many in ((0.0, N), (0.0, 0), (1e9, 0)):  # as few rows are summed; then the two ways of many
-        monkeypatch.setattr(representation, "WHITENED_ONCE", allowed)
-        monkeypatch.setattr(representation, "MANY_ROWS", many)
-        monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 2**13)  # several blocks
+        monkeypatch.setattr(row_sums, "WHITENED_ONCE", allowed)
+        monkeypatch.setattr(row_sums, "MANY_ROWS", many)
+        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 2**13)  # several blocks
         with torch.no_grad():
             posterior = made(0.2, dictionary=torch.arange(30)).posterior(T)
             found.append((posterior.mean, posterior.variance))

@@ -17,7 +17,7 @@ from sparse_bo.core.woodbury import (
 )
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import representation
+from sparse_bo.models.sparse_gp import row_sums
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, log_density, noise_of, pair
 
 ROWS = torch.tensor([2, 11, 25])
@@ -101,7 +101,7 @@ def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, 
 def test_blocks_change_neither_likelihood_nor_gradient(fit, monkeypatch):
     values = []
     for memory in (2**28, 4000):
-        monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", memory)
+        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", memory)
         _, model = pair("known noise", dictionary=ROWS, fit=fit)
         value = likelihood(model)
         values.append((value.detach(), torch.autograd.grad(value, [model.covar_module.raw_lengthscale])[0]))

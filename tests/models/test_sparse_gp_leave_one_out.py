@@ -10,7 +10,7 @@ from botorch.models.transforms.outcome import Log
 
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import representation
+from sparse_bo.models.sparse_gp import row_sums
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, noise_of, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -45,7 +45,7 @@ def refits(model, points_of_dictionary):
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_sparse_predictions_are_those_of_refits_without_each_row(configuration, chunked, monkeypatch):
     if chunked:
-        monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 7 * 5 * 8 * len(ROWS))
+        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 7 * 5 * 8 * len(ROWS))
     model = pair(configuration, dictionary=ROWS)[1]
     results = model.leave_one_out(observation_noise=False, untransform=False)
     means, variances = refits(model, model.train_inputs[0][ROWS])
@@ -153,15 +153,15 @@ def test_one_observation_is_predicted_by_the_prior():
 def test_the_work_is_that_of_one_posterior_and_no_matrix_of_the_data_is_made(monkeypatch):
     """Neither ``n x n`` nor ``n x m`` tensors: no kernel block is larger than the chunk allows."""
     sizes = []
-    kernel_matrix = representation.kernel_matrix
+    kernel_matrix = row_sums.kernel_matrix
 
     def watched(kernel, X, Y):
         sizes.append(X.shape[-2] * Y.shape[-2])
         return kernel_matrix(kernel, X, Y)
 
-    monkeypatch.setattr(representation, "kernel_matrix", watched)
+    monkeypatch.setattr(row_sums, "kernel_matrix", watched)
     monkeypatch.setattr("sparse_bo.models.sparse_gp.cross_validation.kernel_matrix", watched)
-    monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", 20 * 5 * 8 * 8)
+    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 20 * 5 * 8 * 8)
     model = SparseGP(**data(n=200), dictionary=torch.arange(8))
     model.posterior(points(1))
     sizes.clear()

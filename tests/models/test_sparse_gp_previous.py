@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import growing, model, selection
+from sparse_bo.models.sparse_gp import growing, leverage_sampling, model
 
 N, K = 60, 9
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_several_outputs_grow_together():
 
 
 def test_a_dictionary_is_chosen_anew_when_the_data_have_grown_by_half(monkeypatch):
-    monkeypatch.setattr(selection, "SMALLEST_DICTIONARY", 5)
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 5)
     X, Y = data()
     old = SparseGP(X[:40], Y[:40], max_dictionary=20)
     one = SparseGP(X[:50], Y[:50], previous=old)

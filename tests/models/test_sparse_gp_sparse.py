@@ -16,8 +16,9 @@ from gpytorch.settings import prior_mode
 
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import representation
-from sparse_bo.models.sparse_gp.representation import fit_dtc, kernel_matrix, representation_of
+from sparse_bo.models.sparse_gp import row_sums
+from sparse_bo.models.sparse_gp.representation import kernel_matrix, representation_of
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.state import Appended
 from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, noise_of, pair, points
 
@@ -78,7 +79,7 @@ def test_a_point_does_not_feel_its_companions(configuration):
 @pytest.mark.parametrize("chunk_bytes", [1, 4000])
 def test_posterior_does_not_depend_on_the_chunk(chunk_bytes, monkeypatch):
     expected = sparse().posterior(points(4))
-    monkeypatch.setattr(representation, "DEFAULT_MEMORY_BYTES", chunk_bytes)
+    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", chunk_bytes)
     posterior = sparse().posterior(points(4))
     torch.testing.assert_close(posterior.mean, expected.mean)
     torch.testing.assert_close(posterior.variance, expected.variance)

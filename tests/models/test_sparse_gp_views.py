@@ -9,8 +9,8 @@ from botorch.exceptions.errors import UnsupportedError
 from sparse_bo import SparseMixedGP
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.models import SparseGP
+from sparse_bo.models.sparse_gp import leverage_sampling, sparsity
 from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import selection, sparsity
 from tests.models.sparse_problems import N, data, noise_of, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -119,7 +119,7 @@ def log(caplog):
 
 def test_a_default_that_is_crossed_is_logged_once(log, monkeypatch):
     monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    monkeypatch.setattr(selection, "MAX_DICTIONARY", 25)
+    monkeypatch.setattr(leverage_sampling, "MAX_DICTIONARY", 25)
     for n in (20, 22, 24):
         SparseGP(**data(n=n))
     assert [record.message.split(":")[0] for record in log.records] == ["SparseGP has more than 20 training points"]
@@ -135,7 +135,7 @@ def test_a_default_that_is_crossed_is_logged_once(log, monkeypatch):
 
 def test_what_the_user_has_chosen_is_not_logged(log, monkeypatch):
     monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    monkeypatch.setattr(selection, "MAX_DICTIONARY", 25)
+    monkeypatch.setattr(leverage_sampling, "MAX_DICTIONARY", 25)
     SparseGP(**data(), fit="vfe", max_dictionary=10)
     SparseGP(**data(), fit="subset", dictionary=UniformSampler(size=5))
     assert not log.records

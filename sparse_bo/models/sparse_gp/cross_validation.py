@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core import dtc
-from sparse_bo.models.sparse_gp.representation import (
-    PriorKernel,
-    Representation,
-    fit_dtc,
-    kernel_diagonal,
-    kernel_matrix,
-    sweep,
-)
+from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc, sweep
 
 Predictions = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """A model and ``observation_noise`` to means and variances (``… x n x 1``) and the targets they are of (``… x n``)."""

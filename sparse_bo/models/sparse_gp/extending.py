@@ -22,12 +22,8 @@ from sparse_bo.core import dtc
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.core.nystrom import NystromFactor
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.representation import (
-    PriorKernel,
-    Representation,
-    kernel_matrix,
-    sweep,
-)
+from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_matrix
+from sparse_bo.models.sparse_gp.row_sums import sweep
 
 GROWTH = 1.5
 """The dictionary is chosen anew when the data have grown by so much since."""

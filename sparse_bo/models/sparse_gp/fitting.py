@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sparse_bo.core.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.selection import uniform_rows
+from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
 
 COARSE_POINTS = 400
 """Points of the first search."""

@@ -25,24 +25,13 @@ from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
 from sparse_bo.models.sparse_gp.fitting import LikelihoodFit
 from sparse_bo.models.sparse_gp.growing import Growing
 from sparse_bo.models.sparse_gp.joint import JointPosterior
+from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, planned_size, uniform_rows
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import (
-    PriorKernel,
-    Representation,
-    exact_representation,
-    fit_dtc,
-    representation_of,
-)
-from sparse_bo.models.sparse_gp.selection import (
-    checked_dictionary,
-    default_rows,
-    planned_size,
-    sampled,
-    uniform_rows,
-    warn_if_far,
-)
+from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, exact_representation, representation_of
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc
+from sparse_bo.models.sparse_gp.selection import checked_dictionary, sampled, warn_if_far
 from sparse_bo.models.sparse_gp.sparsity import Sparsity, announce, say_of_dictionary
 from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, TrainingData, joined, mapped
 from sparse_bo.models.sparse_gp.training import Strategy, TrainingCovariance, TrainingPrior

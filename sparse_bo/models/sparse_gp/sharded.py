@@ -25,16 +25,11 @@ from sparse_bo.core.woodbury import (
     vfe_log_likelihood_from_sums,
 )
 from sparse_bo.dictionary import Dictionary
+from sparse_bo.models.sparse_gp.leverage_sampling import planned_size, uniform_rows
 from sparse_bo.models.sparse_gp.model import LEARNING_DICTIONARY, SUBSET_POINTS
 from sparse_bo.models.sparse_gp.options import Fit
-from sparse_bo.models.sparse_gp.representation import (
-    Representation,
-    dictionary_factor,
-    exact_representation,
-    kernel_matrix,
-    row_sums,
-)
-from sparse_bo.models.sparse_gp.selection import planned_size, uniform_rows
+from sparse_bo.models.sparse_gp.representation import Representation, exact_representation, kernel_matrix
+from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums
 from sparse_bo.models.sparse_gp.shards import Rows, chosen_points, differentiable_sums, fit_of_all
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined

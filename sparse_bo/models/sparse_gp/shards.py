@@ -17,15 +17,7 @@ from torch import Tensor
 from sparse_bo.core import dtc
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.core.woodbury import LowRankSums
-from sparse_bo.models.sparse_gp.representation import (
-    PriorKernel,
-    dictionary_factor,
-    kernel_diagonal,
-    kernel_matrix,
-    row_sums,
-    sweep,
-)
-from sparse_bo.models.sparse_gp.selection import (
+from sparse_bo.models.sparse_gp.leverage_sampling import (
     OVERSAMPLING,
     PILOT_POINTS,
     SMALLEST_DICTIONARY,
@@ -33,6 +25,8 @@ from sparse_bo.models.sparse_gp.selection import (
     needed_size,
     uniform_rows,
 )
+from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 from sparse_bo.sharding import Group
 
 

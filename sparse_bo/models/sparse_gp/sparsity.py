@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sparse_bo.core.spectrum import variance_factor
 from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
+from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.representation import PriorKernel
-from sparse_bo.models.sparse_gp.selection import AverageCovariance, data_points
+from sparse_bo.models.sparse_gp.selection import AverageCovariance
 
 _LOGGER = logging.getLogger(__name__)
 
