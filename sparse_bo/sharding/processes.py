@@ -87,7 +87,7 @@ class Processes(Group):
                 "group=sparse_bo.sharding.Alone() to run in this process alone"
             )
         self.time_limit, self.patience, self._turn = time_limit, patience, 0
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group: Any = self._safely(lambda: dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit)))
         # Rank 0's turns are marked in the job's own store: a collective would end at the time limit, and one without
         # a limit would keep a process whose peer hangs from exiting.
@@ -96,16 +96,6 @@ class Processes(Group):
         self._name = (
             f"sparse_bo/{bytes(token.tolist()).hex()}"  # never that of ranks before a restart, whose marks may be there
         )
-
-    @property
-    def rank(self) -> int:
-        """See :class:`Group`."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """See :class:`Group`."""
-        return self._size
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""
@@ -161,7 +151,7 @@ class Processes(Group):
 
     def _lost(self, reason: str) -> RankError:
         self.closed = (
-            f"rank {self._rank} of {self._size} has lost another rank, or waited more than {self.time_limit:g} s for it "
+            f"rank {self.rank} of {self.size} has lost another rank, or waited more than {self.time_limit:g} s for it "
             f"({reason}). Nothing told is lost: start the job again and resume from rank 0's journal, on any number of ranks"
         )
         return RankError(self.closed)
