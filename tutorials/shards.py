@@ -18,7 +18,6 @@ def measure(X: torch.Tensor) -> torch.Tensor:
     return torch.sin(5.0 * X[:, 0]) + X[:, 1] - (X[:, 2] - 0.3).square()
 
 
-torch.distributed.init_process_group("gloo")
 axis = torch.linspace(0.0, 1.0, SIDE, dtype=torch.float64)
 grid = sparse_bo.ProductGrid([axis, axis, torch.linspace(0.0, 1.0, 4, dtype=torch.float64)])
 
@@ -27,4 +26,3 @@ result = sparse_bo.maximize(measure, arms=arms, budget=60, seed=0, storage="shar
 
 print(f"rank {arms.group.rank}: arms {arms.start:,} to {arms.start + len(arms.part) - 1:,} of {len(arms):,}; "
       f"best {result.best_index:,}", flush=True)  # fmt: skip
-torch.distributed.destroy_process_group()

@@ -11,23 +11,22 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.conditioning import Process
-from sparse_bo.arms.contenders import Collector, Contenders, Refusal
+from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
 from sparse_bo.arms.gathering import STEP, Gathered
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.scan import Part, Scan, scan
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.streaming import capacity, streamed_moments
-from sparse_bo.arms.sweep import sweep, sweep_rows
+from sparse_bo.arms.streaming import PosteriorOfContenders, capacity, streamed_moments
+from sparse_bo.arms.sweep import sweep
 from sparse_bo.core import dtc
-from sparse_bo.core.chunking import row_slices, shrinking
+from sparse_bo.core.chunking import shrinking
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.observations import Observations
@@ -116,59 +115,19 @@ def _shards(prior: ArmPrior) -> ShardedArms:
 
 
 @dataclass(frozen=True, eq=False)
-class ShardedPosterior(ArmPosterior):
-    """The posterior over arms in shards: those of all ranks that can be picked in one batch, and any others on request.
+class ShardedPosterior(PosteriorOfContenders):
+    """The posterior over arms in shards; the contenders are those of all ranks.
 
     Whatever is asked of it is asked on every rank, and every rank gets the same answer.
     """
 
     local: InMemoryPosterior | None
     """Over the arms that this rank holds; ``None`` where these are streamed."""
-    width: float
-    """Of the batch that the contenders are for (y)."""
-    stop_rule: StopRule
-    """Of the batch that the contenders are for."""
-    contenders: Contenders
-    """Arms of all ranks that can be picked in it."""
-    best_index: int
-    """Arm with the highest posterior mean, the first on ties."""
-    best_mean: float
-    """Its posterior mean (y)."""
 
     @property
     def group(self) -> Group:
         """The ranks."""
         return _shards(self.prior).group
-
-    def kernel_rows(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`."""
-        return self.fit.kernel_rows(indices)
-
-    def leverages_at(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q m (d + r))."""
-        return self.fit.leverages_at(indices)
-
-    def means_at(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q m (d + r))."""
-        return self.fit.means_at(indices)
-
-    def swept_means(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q m d)."""
-        return self.fit.form.mean(self.kernel_rows(indices))
-
-    def best(self) -> tuple[int, float, float]:
-        """See :class:`ArmPosterior`. The leverage is float64. O(m (d + r))."""
-        where = torch.tensor([self.best_index], device=self.observed_leverages.device)
-        return self.best_index, self.best_mean, float(self.leverages_at(where))
-
-    def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """See :class:`ArmPosterior`. O(contenders), nothing sent."""
-        if width != self.width or stop_rule.largest_ratio > self.stop_rule.largest_ratio:
-            raise ValueError(
-                f"these contenders are the arms that width = {self.width} and {self.stop_rule} can pick, got width = {width} "
-                f"and {stop_rule}; make a posterior for those"
-            )
-        return replace(self.contenders, upper=self.contenders.upper.clone())
 
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
@@ -178,29 +137,14 @@ class ShardedPosterior(ArmPosterior):
         if isinstance(conditioner, Process):  # its picks need not be among the contenders any more
             arms.remember(conditioner.picked)
         with arms.group.shielded(STEP), arms.alone():
-            found = self._scores_now(conditioner, width, refuse)
+            indices, upper, floor = self.highest_now(conditioner, self.prior.here, first=arms.start, refuse=refuse)
+            open_ = upper > -math.inf  # nothing is left out for a low score
+            found = Scan(indices[open_], upper[open_], floor, -math.inf, self.contenders.extremes, -1, -math.inf)
         gathered = Gathered(arms, found, fingerprint=_fingerprint(self.fit), exact=False).contenders
         assert gathered.indices is not None
         if not len(gathered.indices):  # every arm is refused
             return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
         return replace(gathered, extremes=self.contenders.extremes)
-
-    def _scores_now(self, conditioner: Conditioner, width: float, refuse: Refusal | None) -> Scan:
-        """Return the arms of this rank with the highest scores, and what leaves nothing out for a low one."""
-        prior, first = self.prior.here, _shards(self.prior).start
-        collector = Collector(capacity(prior.memory_bytes), like=self.observed_leverages)
-        rows = sweep_rows(prior, m=2 * self.dictionary.m, step=self.dictionary.m) if len(prior.arms) else 1
-        for part in row_slices(len(prior.arms), chunk=rows):
-            indices = torch.arange(first + part.start, first + part.stop, device=prior.arms.device)
-            reducible, residual = conditioner.leverages(indices)
-            scores = self.swept_means(indices) + width * (reducible + residual).clamp_min_(0.0).sqrt_()
-            if refuse is not None:
-                scores = scores.masked_fill_(refuse(indices), -math.inf)
-            collector.add(first + part.start, scores, torch.full_like(scores, -math.inf))
-        indices, upper, floor = collector.finish()
-        open_ = upper > -math.inf
-        extremes = self.contenders.extremes
-        return Scan(indices[open_], upper[open_], floor, -math.inf, extremes, -1, -math.inf)
 
 
 def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) -> ShardedPosterior:

@@ -45,8 +45,8 @@ def capacity(memory_bytes: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamedPosterior(ArmPosterior):
-    """The posterior over a streamed arm set: the arms that can be picked in one batch, and any others on request. A value."""
+class PosteriorOfContenders(ArmPosterior):
+    """The posterior over arms of which those are known that can be picked in one batch, and any others on request. A value."""
 
     width: float
     """Of the batch that the contenders are for (y)."""
@@ -85,25 +85,44 @@ class StreamedPosterior(ArmPosterior):
         if width != self.width or stop_rule.largest_ratio > self.stop_rule.largest_ratio:
             raise ValueError(
                 f"these contenders are the arms that width = {self.width} and {self.stop_rule} can pick, got width = {width} "
-                f"and {stop_rule}; make a streamed posterior for those"
+                f"and {stop_rule}; make a posterior for those"
             )
         return replace(self.contenders, upper=self.contenders.upper.clone())
+
+    def highest_now(
+        self, conditioner: Conditioner, prior: ArmPrior, *, first: int, refuse: Refusal | None
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return the arms with the highest scores after some picks, as :meth:`Collector.finish` does. O(a m (d + r)).
+
+        Args:
+            conditioner: The posterior conditioned on the picks.
+            prior: Over the arms to look at.
+            first: The number of its first arm.
+            refuse: Tells the arms to leave out.
+        """
+        collector = Collector(capacity(prior.memory_bytes), like=self.observed_leverages)
+        count = len(prior.arms)
+        rows = sweep_rows(prior, m=2 * self.dictionary.m, step=self.dictionary.m) if count else 1
+        for part in row_slices(count, chunk=rows):
+            indices = torch.arange(first + part.start, first + part.stop, device=prior.arms.device)
+            reducible, residual = conditioner.leverages(indices)
+            scores = self.swept_means(indices) + self.width * (reducible + residual).clamp_min_(0.0).sqrt_()
+            if refuse is not None:
+                scores = scores.masked_fill_(refuse(indices), -math.inf)
+            collector.add(first + part.start, scores, torch.full_like(scores, -math.inf))
+        return collector.finish()
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedPosterior(PosteriorOfContenders):
+    """The posterior over a streamed arm set. A value."""
 
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
         """See :class:`ArmPosterior`. A pass over all arms for those with the highest scores *now*: O(a m (d + r))."""
         prior = self.prior
-        collector = Collector(capacity(prior.memory_bytes), like=self.observed_leverages)
-        rows = sweep_rows(prior, m=2 * self.dictionary.m, step=self.dictionary.m)
-        for part in row_slices(prior.arms.shape[0], chunk=rows):
-            indices = torch.arange(part.start, part.stop, device=prior.arms.device)
-            reducible, residual = conditioner.leverages(indices)
-            scores = self.swept_means(indices) + width * (reducible + residual).clamp_min_(0.0).sqrt_()
-            if refuse is not None:
-                scores = scores.masked_fill_(refuse(indices), -math.inf)
-            collector.add(part.start, scores, torch.full_like(scores, -math.inf))
-        indices, upper, floor = collector.finish()
+        indices, upper, floor = self.highest_now(conditioner, prior, first=0, refuse=refuse)
         if not len(indices):  # every arm is refused
             return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
         return replace(self.contenders, indices=indices, upper=without_repeats(prior.arms, indices, upper), floor=floor)

@@ -27,7 +27,7 @@ from sparse_bo.cli.inputs import (
 from sparse_bo.cli.launch import launch, spread
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
-from sparse_bo.cli.ranks import device_on_rank, ranks_of_job, restarted, spread_over
+from sparse_bo.cli.ranks import device_on_rank, ranks_of_job, spread_over
 from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
@@ -46,6 +46,7 @@ from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
 from sparse_bo.sharding import Group
+from sparse_bo.sharding.processes import restarts
 from sparse_bo.validation import check_choice
 
 
@@ -62,10 +63,19 @@ def run(settings: RunSettings, options: dict[str, Any]) -> None:
     """
     with ranks_of_job() as group:
         storage = settings.storage
-        if storage is not None and restarted() and group.from_first("looking for the journal", storage.exists()):
-            _resume(ResumeSettings(storage=storage, out=settings.out, quiet=settings.quiet), group)
+        if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
+            _go_on(settings, storage, group)
         else:
             _run(settings, options, group)
+
+
+def _go_on(settings: RunSettings, storage: Path, group: Group) -> None:
+    """See :func:`run`; where torchrun has started it again, and its journal is there."""
+    try:
+        problem = described_problem(settings, seed=settings.seed)
+    except INPUT_ERRORS as error:
+        raise refused(error) from error
+    _resume(ResumeSettings(storage=storage, out=settings.out, quiet=settings.quiet), group, problem=problem)
 
 
 def _run(settings: RunSettings, options: dict[str, Any], group: Group) -> None:
@@ -199,12 +209,18 @@ def resume(settings: ResumeSettings) -> None:
         _resume(settings, group)
 
 
-def _resume(settings: ResumeSettings, group: Group) -> None:
-    """See :func:`resume`; on one of the ranks of a job."""
+def _resume(settings: ResumeSettings, group: Group, *, problem: Mapping[str, Any] | None = None) -> None:
+    """See :func:`resume`; on one of the ranks of a job.
+
+    Args:
+        settings: Of the command.
+        group: The ranks.
+        problem: What the journal has to be of, where the user has named it; then nobody is asked.
+    """
     storage, quiet = settings.storage, settings.quiet or not group.leads
     try:
         check_size(settings, {})
-        about = _about_on_ranks(settings, group)
+        about = _about_on_ranks(settings, group, problem)
         notes = about["notes"]
         out = Path(notes["out"]) if settings.out is None else settings.out
         where, count, asynchronous = notes["executor"]
@@ -212,21 +228,21 @@ def _resume(settings: ResumeSettings, group: Group) -> None:
         where = (None if settings.executor == "here" else settings.executor) if changed else where
         count = settings.workers if changed or settings.workers is not None else count
         workers = spread(where, count, asynchronous and where is not None)
-        problem = problem_of(notes["problem"]).to(device_on_rank(device_of(about["device"]), group))
+        made = problem_of(notes["problem"]).to(device_on_rank(device_of(about["device"]), group))
         with folder(out) if group.leads else nullcontext():
-            loop = AskTell.resume(storage, arms=spread_over(problem.domain, group).get("arms"))
+            loop = AskTell.resume(storage, arms=spread_over(made.domain, group).get("arms"))
         more = max((notes["budget"] if settings.budget is None else settings.budget) - loop.asked, 0)
-        outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet)
+        outcome = launch(loop, made, more, workers, storage=storage, quiet=quiet)
     except INPUT_ERRORS as error:
         raise refused(error) from error
-    finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
+    finish(outcome, loop, made, out, storage=storage, quiet=quiet, writes=group.leads)
 
 
-def _about_on_ranks(settings: ResumeSettings, group: Group) -> dict[str, Any]:
+def _about_on_ranks(settings: ResumeSettings, group: Group, problem: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what identifies a run that may be gone on with; rank 0 reads it, and asks if need be.
 
     Raises:
-        ValueError: If it was not made by ``run``, or is not trusted.
+        ValueError: If it was not made by ``run``, is of another problem, or is not trusted.
         OSError: If there is no journal.
     """
     step, about = "looking at the journal", None
@@ -240,7 +256,13 @@ def _about_on_ranks(settings: ResumeSettings, group: Group) -> dict[str, Any]:
                 raise ValueError(
                     f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python"
                 )
-            _trusted(storage, notes["problem"], Path(notes["out"]) if settings.out is None else settings.out, settings)
+            if problem is None:
+                _trusted(storage, notes["problem"], Path(notes["out"]) if settings.out is None else settings.out, settings)
+            elif notes["problem"] != problem:
+                raise ValueError(
+                    f"{storage} was there before torchrun started this run, and is of another problem ({notes['problem']}); "
+                    "name another --storage"
+                )
     told: dict[str, Any] = group.from_first(step, about)
     return told
 

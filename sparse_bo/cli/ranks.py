@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,10 +16,7 @@ import torch.distributed as dist
 from sparse_bo.cli.console import console, errors
 from sparse_bo.domains import ShardedArms
 from sparse_bo.sharding import Alone, Group, Processes
-from sparse_bo.sharding.group import TIME_LIMIT
-
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that torchrun sets, and that a script for Slurm exports."""
+from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
 
 
 @contextmanager
@@ -30,12 +26,10 @@ def ranks_of_job() -> Iterator[Group]:
     Raises:
         RuntimeError: If the other ranks cannot be reached.
     """
-    if any(name not in os.environ for name in NEEDED) or int(os.environ["WORLD_SIZE"]) < 2:
+    if any(name not in os.environ for name in NAMES_OF_A_JOB) or int(os.environ["WORLD_SIZE"]) < 2:
         yield Alone()
         return
-    mine = not dist.is_initialized()
-    if mine:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=TIME_LIMIT))
+    mine = join_job()
     group = Processes()
     before = console.quiet, errors.quiet
     console.quiet = errors.quiet = not group.leads
@@ -45,11 +39,6 @@ def ranks_of_job() -> Iterator[Group]:
         console.quiet, errors.quiet = before
         if mine:
             dist.destroy_process_group()
-
-
-def restarted() -> bool:
-    """Return whether torchrun has started these ranks again after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def device_on_rank(device: torch.device, group: Group) -> torch.device:

@@ -10,15 +10,7 @@ from sparse_bo.sharding.group import Group
 class Alone(Group):
     """The only rank of its group."""
 
-    @property
-    def rank(self) -> int:
-        """0."""
-        return 0
-
-    @property
-    def size(self) -> int:
-        """1."""
-        return 1
+    rank, size = 0, 1
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""

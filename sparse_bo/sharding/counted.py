@@ -28,16 +28,7 @@ class Counted(Group):
 
     def __init__(self, group: Group) -> None:
         self.group, self.traffic = group, Traffic()
-
-    @property
-    def rank(self) -> int:
-        """See :class:`Group`."""
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        """See :class:`Group`."""
-        return self.group.size
+        self.rank, self.size = group.rank, group.size
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""

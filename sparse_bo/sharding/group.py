@@ -41,18 +41,12 @@ class Group(ABC):
     A group in which a step has failed is closed: every later call raises at once.
     """
 
+    rank: int
+    """This process's number, from 0."""
+    size: int
+    """The number of ranks."""
     closed: str | None = None
     """Why nothing more can be said, once that is so."""
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This process's number, from 0."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The number of ranks."""
 
     @abstractmethod
     def gather_blocks(self, block: Tensor) -> list[Tensor]:

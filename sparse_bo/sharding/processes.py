@@ -6,6 +6,7 @@ on every device. What each rank computes with is its own affair, a GPU as well a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,8 +27,42 @@ LONGEST_NAP = 0.01
 """A wait looks again after an eighth of the time it has taken so far, and after so long at most."""
 
 
+NAMES_OF_A_JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that torchrun sets, and that a script for Slurm exports."""
+
+
+def join_job() -> bool:
+    """Join the job that the environment names, through gloo, unless this process has joined one.
+
+    A rank that torchrun has started again finds the store of those before it: PyTorch 2.13 empties it no more, and gloo reads
+    the addresses of processes that are gone. On one machine the count of restarts keeps the two apart.
+
+    Returns:
+        Whether it has been joined here; ``False`` if it was before, or the environment names none.
+
+    Raises:
+        RuntimeError: If the other ranks cannot be reached.
+    """
+    if not dist.is_available() or dist.is_initialized() or any(name not in os.environ for name in NAMES_OF_A_JOB):
+        return False
+    from torch._C._distributed_c10d import PrefixStore  # where torch was built without, there is none
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=TIME_LIMIT)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    if restarts() and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:  # several agents count each their own
+        store = PrefixStore(f"restart {restarts()}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    return True
+
+
+def restarts() -> int:
+    """Return how often torchrun has started the ranks of this job again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 class Processes(Group):
-    """All processes of the job that ``torch.distributed.init_process_group`` has joined.
+    """All processes of the job that ``torch.distributed.init_process_group`` has joined, or that torchrun has started.
 
     A rank whose process ends is noticed at once; one that hangs, after ``time_limit``. While rank 0 evaluates the objective the
     others wait for it to go on, for at most ``patience``: how long an evaluation takes is nobody's fault.
@@ -37,7 +72,7 @@ class Processes(Group):
         patience: Seconds that the others wait for rank 0 between two steps.
 
     Raises:
-        RuntimeError: Outside a process group.
+        RuntimeError: Outside a job.
         RankError: If the other ranks do not make one too, within ``time_limit``.
         ValueError: If a time is not positive.
     """
@@ -45,29 +80,22 @@ class Processes(Group):
     def __init__(self, *, time_limit: float = TIME_LIMIT, patience: float = PATIENCE) -> None:
         check_positive("time_limit", time_limit)
         check_positive("patience", patience)
+        join_job()
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "there is no process group; start the script by `torchrun --nproc-per-node 4 script.py` and call "
-                "torch.distributed.init_process_group('gloo') first (on GPUs 'cpu:gloo,cuda:nccl'), or pass "
+                "there is no job of several processes; start the script by `torchrun --nproc-per-node 4 script.py`, or pass "
                 "group=sparse_bo.sharding.Alone() to run in this process alone"
             )
         self.time_limit, self.patience, self._turn = time_limit, patience, 0
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group: Any = self._safely(lambda: dist.new_group(backend="gloo", timeout=timedelta(seconds=time_limit)))
         # Rank 0's turns are marked in the job's own store: a collective would end at the time limit, and one without
         # a limit would keep a process whose peer hangs from exiting.
         self._store = dist.distributed_c10d._get_default_store()
-        self._name = f"sparse_bo/{getattr(self._group, 'group_name', 'ranks')}"
-
-    @property
-    def rank(self) -> int:
-        """See :class:`Group`."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """See :class:`Group`."""
-        return self._size
+        token = self.send_block(torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8), 0)
+        self._name = (
+            f"sparse_bo/{bytes(token.tolist()).hex()}"  # never that of ranks before a restart, whose marks may be there
+        )
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""
@@ -123,7 +151,7 @@ class Processes(Group):
 
     def _lost(self, reason: str) -> RankError:
         self.closed = (
-            f"rank {self._rank} of {self._size} has lost another rank, or waited more than {self.time_limit:g} s for it "
+            f"rank {self.rank} of {self.size} has lost another rank, or waited more than {self.time_limit:g} s for it "
             f"({reason}). Nothing told is lost: start the job again and resume from rank 0's journal, on any number of ranks"
         )
         return RankError(self.closed)

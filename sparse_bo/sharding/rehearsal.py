@@ -54,21 +54,13 @@ class _Actor(Group):
     """One rank of a rehearsal."""
 
     def __init__(self, stage: _Stage, rank: int, size: int) -> None:
-        self._stage, self._rank, self._size = stage, rank, size
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self._stage, self.rank, self.size = stage, rank, size
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
-        met = self._stage.meet(self._rank, block)
+        met = self._stage.meet(self.rank, block)
         gone = [rank for rank, other in enumerate(met) if other is None]
         if gone:
-            raise RankError(f"rank {self._rank} of {self._size} has lost rank {gone[0]}")
+            raise RankError(f"rank {self.rank} of {self.size} has lost rank {gone[0]}")
         return [other.clone() for other in met if other is not None]
 
     def send_block(self, block: Tensor, source: int) -> Tensor:

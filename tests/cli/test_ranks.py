@@ -1,15 +1,18 @@
 """The command line on ranks: who prints, who computes where, and what cannot be spread."""
 
-import pytest
+import sys
+
 import torch
 
 from sparse_bo.cli import ranks
 from sparse_bo.cli.console import console
 from sparse_bo.sharding import Alone, rehearse
+from sparse_bo.sharding.processes import NAMES_OF_A_JOB
+from tests.cli.builders import invoke
 
 
 def test_without_a_job_there_is_one_rank(monkeypatch):
-    for name in ranks.NEEDED:
+    for name in NAMES_OF_A_JOB:
         monkeypatch.delenv(name, raising=False)
     with ranks.ranks_of_job() as group:
         assert group.size == 1
@@ -17,7 +20,7 @@ def test_without_a_job_there_is_one_rank(monkeypatch):
 
 
 def test_a_job_of_one_rank_is_no_job(monkeypatch):
-    for name in ranks.NEEDED:
+    for name in NAMES_OF_A_JOB:
         monkeypatch.setenv(name, "1")
     with ranks.ranks_of_job() as group:
         assert isinstance(group, Alone)
@@ -33,17 +36,36 @@ def test_arms_are_spread_and_boxes_refused():
     assert "start it without torchrun" in str(first)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(None, False), ("0", False), ("2", True)])
-def test_a_restart_is_known_by_torchruns_count(count, expected, monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    if count is not None:
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    assert ranks.restarted() is expected
-
-
 def test_a_rank_computes_on_the_gpu_of_its_number(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "5")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     devices = rehearse(2, lambda group: ranks.device_on_rank(torch.device("cuda"), group))
     assert devices == [torch.device("cuda", 1)] * 2
     assert ranks.device_on_rank(torch.device("cpu"), Alone()) == torch.device("cpu")
+
+
+def test_started_again_the_command_goes_on_with_its_own_journal_unasked(tmp_path, monkeypatch):
+    (tmp_path / "own_of_ranks.py").write_text("def measure(X):\n    return X.sum(dim=1)\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    command = [
+        "run",
+        "--objective",
+        "own_of_ranks:measure",
+        "--policy",
+        "random",
+        "--budget",
+        "6",
+        "--storage",
+        "run.db",
+        "--quiet",
+    ]
+    assert invoke(*command, "--grid", "0:1:9,0:1:9").exit_code == 0
+    again = invoke(*command, "--grid", "0:1:9,0:1:9")
+    assert again.exit_code == 2, again.output  # the journal is there
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = invoke(*command, "--grid", "0:1:9,0:1:9")
+    assert again.exit_code == 0, again.output
+    other = invoke(*command, "--grid", "0:1:9,0:1:8")
+    assert other.exit_code == 2
+    assert "is of another problem" in other.output

@@ -15,6 +15,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from sparse_bo import SparseGP
 from sparse_bo.errors import RankError
 from sparse_bo.models import ShardedSparseGP
+from sparse_bo.models.sparse_gp import row_sums
 from sparse_bo.sharding import Counted, rehearse
 
 AGREES = {"rtol": 1e-10, "atol": 1e-10}
@@ -63,6 +64,29 @@ def test_the_posterior_is_that_of_one_process(name):
     expected = posterior(SparseGP(X, Y, **OPTIONS[name]))
     for found in rehearse(3, lambda group: posterior(sharded(group, **OPTIONS[name]))):
         torch.testing.assert_close(found, expected, **AGREES)
+
+
+def test_many_rows_cost_no_digits(monkeypatch):
+    """Beyond ``MANY_ROWS`` sums are whitened together, and the mean loses nothing by it, whatever order the sums are in."""
+    many_X = torch.rand(6000, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    many_Y = torch.sin(6.0 * many_X[:, :1]) + many_X[:, 1:2] ** 2
+    test_X, cuts = many_X[:50] ** 2, [0, 2500, 2503, 6000]
+
+    def found(model):
+        model.eval()
+        of_all = model.posterior(test_X)
+        return of_all.mean.detach(), of_all.variance.detach()
+
+    def script(group):
+        some = slice(cuts[group.rank], cuts[group.rank + 1])
+        return found(ShardedSparseGP(many_X[some], many_Y[some], group=group, dictionary=many_X[:200]))
+
+    together = found(SparseGP(many_X, many_Y, dictionary=many_X[:200]))
+    over_ranks = rehearse(3, script)
+    monkeypatch.setattr(row_sums, "MANY_ROWS", 10**6)
+    row_by_row = found(SparseGP(many_X, many_Y, dictionary=many_X[:200]))
+    for each in (together, *over_ranks):
+        torch.testing.assert_close(each, row_by_row, rtol=0, atol=1e-12)
 
 
 def test_known_noise_is_that_of_every_row():

@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from sparse_bo import maximize
 from sparse_bo.errors import RankError
 from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.records import read_run
+from sparse_bo.sharding import processes
 from tests.sharding.builders import bbkb, killed, objective, on_processes, picks_in, scattered, split
 
 BUDGET = 60
@@ -97,30 +100,84 @@ def test_a_process_that_never_comes_is_an_error_within_the_time_limit(tmp_path):
     assert 0.5 < waited[0] < 5.0
 
 
+@pytest.mark.parametrize(("restart", "key"), [("0", "address"), ("2", "restart 2/address")])
+def test_ranks_that_are_started_again_do_not_read_what_those_before_them_wrote(restart, key, monkeypatch):
+    server = dist.TCPStore("localhost", 0, is_master=True)
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(server.port)}
+    torchruns = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": restart}
+    for name, value in (job | torchruns).items():
+        monkeypatch.setenv(name, value)
+    joined = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: joined.append(how["store"]))
+    assert processes.join_job()
+    joined[0].set("address", "1.2.3.4")
+    assert server.check([key])
+
+
+def test_without_a_job_there_is_nothing_to_join(monkeypatch):
+    for name in processes.NAMES_OF_A_JOB:
+        monkeypatch.delenv(name, raising=False)
+    assert not processes.join_job()
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+LOST = f"""
+import os, sys
+sys.path.insert(0, {os.getcwd()!r})
+from tests.sharding.builders import bbkb, killed, objective, picks_in, scattered, split
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+"""
+
+
+def started(command: list[str], folder: Path) -> None:
+    done = subprocess.run([*TORCHRUN, *command], cwd=folder, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr  # a rank was lost
+
+
 @pytest.mark.slow
 def test_torchrun_starts_ranks_again_and_the_run_goes_on(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
-import os, sys, torch
-sys.path.insert(0, {os.getcwd()!r})
+    (tmp_path / "script.py").write_text(
+        LOST
+        + f"""
 from sparse_bo import maximize
-from tests.sharding.builders import bbkb, killed, objective, picks_in, scattered, split
 from sparse_bo.sharding import Processes
-torch.distributed.init_process_group("gloo")
-group, first = Processes(time_limit=20), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 def seen(loop, row):
     if first and loop.asked > 20:
         killed()
+group = Processes(time_limit=20)
 result = maximize(objective, arms=split(scattered(), group), policy=bbkb(), budget={BUDGET}, seed=3,
-                  storage={str(tmp_path / "run.db")!r}, resume=True, callback=seen)
+                  storage="run.db", resume=True, callback=seen)
 if group.leads:
-    open({str(tmp_path / "picks")!r}, "w").write(repr(picks_in(result.history)))
+    open("picks", "w").write(repr(picks_in(result.history)))
 """,
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    started(["script.py"], tmp_path)
     expected = picks_in(maximize(objective, arms=scattered(), policy=bbkb(), budget=BUDGET, seed=3).history)
     assert (tmp_path / "picks").read_text() == repr(expected)
+
+
+@pytest.mark.slow
+def test_the_command_line_goes_on_where_torchrun_starts_it_again(tmp_path):
+    (tmp_path / "own.py").write_text(
+        LOST
+        + """
+asked = []
+def measure(X):
+    asked.extend(X)
+    if first and len(asked) > 20:
+        killed()
+    return objective(X)
+""",
+        encoding="utf-8",
+    )
+    options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--policy", "bbkb", "--budget", "40", "--seed", "3"]
+    command = ["-m", "sparse_bo", "run", *options, "--quiet", "--storage", "run.db", "--out", "out"]
+    started(command, tmp_path)
+    first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.db")
+    (tmp_path / "own.py").write_text(first.replace('== "0"', '== "never"'), encoding="utf-8")
+    alone = [sys.executable, *command[:-3], "whole.db", "--out", "out"]
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert cut.history.indices == read_run(tmp_path / "whole.db").history.indices
+    assert cut.told == 40

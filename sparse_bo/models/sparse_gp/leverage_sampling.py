@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.core import dtc
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
-from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, fit_dtc, sweep
+from sparse_bo.models.sparse_gp.row_sums import AllRows, Here, dictionary_factor, fit_dtc_among, sweep
 
 PILOT_POINTS = 256
 """Size of the uniform dictionary from which the first leverages are computed."""
@@ -96,7 +96,9 @@ class Pilot(NamedTuple):
     """``n`` posterior variance over noise, averaged over the batch."""
 
 
-def pilot_posterior(kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor) -> Pilot:
+def pilot_posterior(
+    kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Tensor, noise: Tensor, *, among: AllRows | None = None
+) -> Pilot:
     """Return the DTC posterior over ``pilot`` at every point. O(n p²).
 
     Args:
@@ -105,9 +107,10 @@ def pilot_posterior(kernel: PriorKernel, pilot: Tensor, X: Tensor, residuals: Te
         X: ``batch_shape x n x d``, transformed.
         residuals: ``batch_shape x n`` targets less the prior mean.
         noise: ``batch_shape x n`` noise variances (y²).
+        among: The data set, if there are rows elsewhere; the posterior knows all of them.
     """
     with torch.no_grad():
-        state = fit_dtc(kernel, pilot, X, residuals=residuals, noise=noise)
+        state = fit_dtc_among(among or Here(X.shape[-2]), kernel, pilot, X, residuals=residuals, noise=noise)
         means, parts = [], []
         for rows in sweep(pilot, X):
             wide = X[..., rows, :].double()
@@ -156,16 +159,24 @@ def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, ge
         return DefaultRows(distinct.rows, None)
     pilot = distinct.rows[uniform_rows(a, min(PILOT_POINTS, size), generator=generator, device=X.device)]
     posterior = pilot_posterior(kernel, X[..., pilot, :], X, torch.zeros_like(noise), noise)
-    scores = distinct.counts * posterior.leverages[distinct.rows]
-    weights = scores.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
-    dimension = float(weights.sum())
-    wanted = max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension))
+    weights = race_weights(distinct.counts * posterior.leverages[distinct.rows])
     draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
     races = draws.log() / weights
-    order = distinct.rows[races.topk(min(size, wanted)).indices]  # the winner first: every beginning is such a sample
+    size = sample_size(float(weights.sum()), size)
+    order = distinct.rows[races.topk(size).indices]  # the winner first: every beginning is such a sample
     some = judged_rows(X.shape[-2], X.device)
     needed = needed_size(kernel, X[..., order, :], X[..., some, :], noise[..., some])
     return DefaultRows(order[: needed.size].sort().values, needed.unexplained)
+
+
+def race_weights(leverages: Tensor) -> Tensor:
+    """Return the weights of inputs in the draw of a default dictionary, in (0, 1], from the sums of their leverages."""
+    return leverages.clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def sample_size(dimension: float, size: int) -> int:
+    """Return how many of at most ``size`` inputs are drawn where :func:`race_weights` sum up to ``dimension``."""
+    return min(size, max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension)))
 
 
 class Needed(NamedTuple):

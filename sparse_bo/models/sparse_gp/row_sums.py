@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -18,11 +23,41 @@ MANY_ROWS = 4096
 """Rows beyond which the data are summed the fast way; up to so many, results keep their last digits."""
 WHITENED_ONCE = 1e-2
 """Rows are whitened together if the bound on what that loses, relative to the prior's precision, is below; the loss itself is
-some hundred times smaller (1.5e-6 where the bound is 1.6e-4 and 1.9e-3 where it is 0.16: Hartmann-6, m = 2,048)."""
+some hundred times smaller (1.5e-6 where the bound is 1.6e-4 and 1.9e-3 where it is 0.16: Hartmann-6, m = 2,048). Of the mean
+nothing is lost: :meth:`_Data.refined`."""
 WHITENED_FROM = 4
 """And if there are so many times as many rows as dictionary points: else nothing is saved."""
 TRACE_ROWS = 256
 """Rows that ``tr A`` is estimated from."""
+
+
+class AllRows(Protocol):
+    """The rows of a data set, of which some are here and others may be with other processes."""
+
+    @property
+    def total(self) -> int:
+        """Their number n, here and elsewhere."""
+
+    def own(self, numbers: Tensor) -> Tensor:
+        """Return those of some rows (numbered among all, ascending) that are here, numbered from the first one here."""
+
+    def summed(self, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        """Return the sums over all processes of what each computes from its rows; called on all of them alike."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """All rows are here: :class:`AllRows` of one process."""
+
+    total: int
+
+    def own(self, numbers: Tensor) -> Tensor:
+        """See :class:`AllRows`."""
+        return numbers
+
+    def summed(self, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        """See :class:`AllRows`."""
+        return list(parts())
 
 
 def dictionary_factor(kernel: PriorKernel, points: Tensor) -> NystromFactor:
@@ -72,10 +107,13 @@ def row_sums(
 
 def sweep(points: Tensor, X: Tensor) -> list[slice]:
     """Return the row slices of a sweep over ``X`` (``batch_shape x n x d``) against ``points`` (``batch_shape x m x d``)."""
+    return list(row_slices(X.shape[-2], chunk=_rows_at_a_time(points, X, X.shape[-2])))
+
+
+def _rows_at_a_time(points: Tensor, X: Tensor, n: int) -> int:
     numel = broadcast_shapes(points.shape[:-2], X.shape[:-2]).numel()
     per_row = 5 * 8 * max(numel, 1) * points.shape[-2]
-    memory = max(DEFAULT_MEMORY_BYTES, per_row)
-    return list(row_slices(X.shape[-2], chunk=chunk_rows(X.shape[-2], bytes_per_row=per_row, memory_bytes=memory)))
+    return chunk_rows(n, bytes_per_row=per_row, memory_bytes=max(DEFAULT_MEMORY_BYTES, per_row))
 
 
 def fit_dtc(kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
@@ -91,44 +129,104 @@ def fit_dtc(kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor
     Raises:
         ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
     """
-    factor = dictionary_factor(kernel, points)
-    if torch.is_grad_enabled() or X.shape[-2] <= MANY_ROWS:
-        sums = row_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
-        gram, projected = sums.gram, sums.projected
-    else:
-        gram, projected = normal_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
-    gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, projected, 0.0, dtc.largest_precision(1.0 / noise))
+    return fit_dtc_among(Here(X.shape[-2]), kernel, points, X, residuals=residuals, noise=noise)
 
 
-def normal_sums(
-    kernel: PriorKernel, factor: NystromFactor, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` as :func:`row_sums` does, outside the graph, in 0.6 to 0.9 of its time.
+def fit_dtc_among(
+    rows: AllRows, kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor
+) -> dtc.DTC:
+    """Fit as :func:`fit_dtc` to all rows of a data set, of which those given are here; the same posterior is made elsewhere.
 
-    Where :data:`WHITENED_ONCE` allows it, the rows are summed as they are and whitened together. Arguments as there.
+    All but its ``largest_precision``, which is that of the rows here.
     """
-    residuals, noise, dictionary, n = residuals.double(), noise.double(), points.double(), X.shape[-2]
+    data = _Data(kernel, dictionary_factor(kernel, points), points, X, residuals, noise, rows)
+    if torch.is_grad_enabled() or rows.total <= MANY_ROWS:
+        return data.posterior(*rows.summed(data.sums))
+    if not data.can_be_whitened_together():
+        return data.posterior(*rows.summed(data.normal_sums))
+    gram, projected = rows.summed(partial(data.normal_sums, whiten=False))
+    return data.refined(data.posterior(whitened_gram(data.factor.matrix, gram), data.whitened_vector(projected)))
 
-    def scaled(rows: slice | Tensor) -> Tensor:
-        K_DX = kernel_matrix(kernel, dictionary, X[..., rows, :].double()).double()
-        return K_DX * noise[..., rows].rsqrt().unsqueeze(-2)
 
-    once, blocks = factor.triangular and n >= WHITENED_FROM * points.shape[-2], sweep(points, X)
-    if once:
-        some = torch.linspace(0, n - 1, min(blocks[0].stop, TRACE_ROWS), device=X.device).long()
-        trace = scaled(some).square().sum(dim=(-2, -1)) * (n / len(some))
-        once = whitening_error(factor.matrix, trace) <= WHITENED_ONCE
-    parts: list[Tensor] = []
-    for rows in blocks:
-        S = scaled(rows)
-        if not once:
-            S = torch.linalg.solve_triangular(factor.matrix, S, upper=False) if factor.triangular else factor.matrix.mT @ S
-        whitened = (residuals[..., rows] * noise[..., rows].rsqrt()).unsqueeze(-1)
-        block = [lower_gram(S), S @ whitened]
-        parts = [total.add_(part) for total, part in zip(parts, block, strict=True)] if parts else block
-    gram, projected = from_lower(parts[0]), parts[1]
-    if once:
-        gram = whitened_gram(factor.matrix, gram)
-        projected = torch.linalg.solve_triangular(factor.matrix, projected, upper=False)
-    return gram, projected.squeeze(-1)
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Rows here and a dictionary, and the sums of the former over the latter. Tensors as in :func:`fit_dtc`."""
+
+    kernel: PriorKernel
+    factor: NystromFactor
+    points: Tensor
+    X: Tensor
+    residuals: Tensor
+    noise: Tensor
+    rows: AllRows
+
+    def posterior(self, gram: Tensor, projected: Tensor) -> dtc.DTC:
+        """Return the posterior of ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r``. O(m³)."""
+        gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        precision = dtc.largest_precision(1.0 / self.noise)
+        return dtc.DTC(self.factor, gram, safe_cholesky(gram).factor, projected, 0.0, precision)
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Return ``ZᵀN⁻¹Z`` and ``ZᵀN⁻¹r`` of the rows here, with gradients."""
+        sums = row_sums(self.kernel, self.factor, self.points, self.X, residuals=self.residuals, noise=self.noise)
+        return sums.gram, sums.projected
+
+    def normal_sums(self, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`sums` does, outside the graph, in 0.6 to 0.9 of its time; unwhitened, in half of it.
+
+        Args:
+            whiten: ``False``: with ``K_DX`` in place of ``Zᵀ``, for both to be whitened together.
+        """
+        parts: list[Tensor] = []
+        for some in sweep(self.points, self.X):
+            S = self._scaled(some)
+            S = self.factor.features(S).mT if whiten else S
+            outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
+            block = [lower_gram(S), S @ outcomes.unsqueeze(-1)]
+            parts = [total.add_(part) for total, part in zip(parts, block, strict=True)] if parts else block
+        return from_lower(parts[0]), parts[1].squeeze(-1)
+
+    def can_be_whitened_together(self) -> bool:
+        """Return whether that loses little (:data:`WHITENED_ONCE`) and spares work; the same on all processes."""
+        n, m = self.rows.total, self.points.shape[-2]
+        if not self.factor.triangular or n < WHITENED_FROM * m:
+            return False
+        count = min(_rows_at_a_time(self.points, self.X, n), TRACE_ROWS)
+        some = self.rows.own(torch.linspace(0, n - 1, count, dtype=torch.float64, device=self.X.device).long())
+
+        def bound() -> list[Tensor]:
+            trace = self._scaled(some).square().sum(dim=(-2, -1)) * (n / count)
+            return [trace.new_tensor(whitening_error(self.factor.matrix, trace))]
+
+        return float(self.rows.summed(bound)[0]) <= WHITENED_ONCE
+
+    def whitened_vector(self, projected: Tensor) -> Tensor:
+        """Return ``L⁻¹ v`` (``batch_shape x m``)."""
+        return torch.linalg.solve_triangular(self.factor.matrix, projected.unsqueeze(-1), upper=False).squeeze(-1)
+
+    def refined(self, state: dtc.DTC) -> dtc.DTC:
+        """Return a posterior whose mean has the digits back that whitening the rows together has cost. O(n m d).
+
+        One step of iterative refinement (Wilkinson 1963): with ``w`` computed from a slightly wrong ``B``, what is left,
+        ``Zᵀ N⁻¹ (r − Z w) − w``, is computed from the rows themselves and solved for with the same ``B``.
+        """
+        if not bool(state.projected.any()):  # w is exactly 0, as for a posterior that is made for its variances
+            return state
+        alpha = state.factor.lift(state.weights.unsqueeze(-1))  # batch_shape x m x 1
+
+        def missed() -> list[Tensor]:
+            total = torch.zeros_like(state.projected)
+            for some in sweep(self.points, self.X):
+                S = self._scaled(some)
+                outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
+                total += (S @ (outcomes.unsqueeze(-1) - S.mT @ alpha)).squeeze(-1)
+            return [total]
+
+        (left,) = self.rows.summed(missed)
+        return replace(state, projected=state.projected + self.whitened_vector(left) - state.weights)
+
+    def _scaled(self, some: slice | Tensor) -> Tensor:
+        """Return ``K_DX N^(−½)`` of some rows, ``batch_shape x m x rows``."""
+        X = self.X[..., some, :].double()
+        K_DX = kernel_matrix(self.kernel, self.points.double(), X).double()
+        return K_DX * self.noise[..., some].double().rsqrt().unsqueeze(-2)

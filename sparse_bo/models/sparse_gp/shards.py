@@ -6,8 +6,8 @@ rows: O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,19 +15,21 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core import dtc
-from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.core.woodbury import LowRankSums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
-    OVERSAMPLING,
     PILOT_POINTS,
-    SMALLEST_DICTIONARY,
     judged_rows,
     needed_size,
+    pilot_posterior,
+    race_weights,
+    sample_size,
     uniform_rows,
 )
-from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
-from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
+from sparse_bo.models.sparse_gp.representation import PriorKernel
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc_among
 from sparse_bo.sharding import Group
+
+SUMS = "sums over rows"
 
 
 class Rows:
@@ -62,18 +64,22 @@ class Rows:
         """Numbers of this rank's rows."""
         return slice(self.start, self.starts[self.group.rank + 1])
 
+    def own(self, numbers: Tensor) -> Tensor:
+        """See :class:`~sparse_bo.models.sparse_gp.row_sums.AllRows`."""
+        mine = numbers - self.start
+        return mine[(mine >= 0) & (mine < self.here.stop - self.start)]
+
+    def summed(self, parts: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        """See :class:`~sparse_bo.models.sparse_gp.row_sums.AllRows`. Two collectives; no gradients."""
+        with self.group.shielded(SUMS):
+            local = list(parts())
+        return self.group.total(SUMS, local)
+
     def gathered(self, numbers: Tensor, *columns: Tensor) -> list[Tensor]:
         """Return some rows (``q`` numbers, ascending) of every tensor, ``q x …``, on every rank. Two collectives."""
-        mine = numbers - self.start
-        mine = mine[(mine >= 0) & (mine < self.here.stop - self.start)]
+        mine = self.own(numbers)
         told = self.group.tensors("gathering rows", [column.detach()[mine] for column in columns])
         return [torch.cat([part[place] for part in told]).to(column) for place, column in enumerate(columns)]
-
-
-def sums_of_all(rows: Rows, sums: LowRankSums) -> LowRankSums:
-    """Return the sums over the rows of all ranks, the same everywhere. Two collectives, O(r²) bytes; no gradients."""
-    parts = [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
-    return _sums(rows, rows.group.total("sums over rows", parts))
 
 
 def _sums(rows: Rows, parts: Sequence[Tensor]) -> LowRankSums:
@@ -93,7 +99,7 @@ class _Total(torch.autograd.Function):
         ctx.group, ctx.local = group, local
         ctx.save_for_backward(*parameters)
         with torch.no_grad():
-            return tuple(group.total("sums over rows", list(local())))
+            return tuple(group.total(SUMS, list(local())))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,14 +142,9 @@ def fit_of_all(rows: Rows, kernel: PriorKernel, points: Tensor, X: Tensor, *, re
     Raises:
         ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
     """
-    factor = dictionary_factor(kernel, points)
-    with rows.group.shielded("sums over rows"):
-        local = row_sums(kernel, factor, points, X, residuals=residuals, noise=noise)
-        precision = float((1.0 / noise).max())
-    sums = sums_of_all(rows, local)
-    largest = rows.group.largest("the largest precision", [precision])[0]
-    gram = torch.eye(sums.gram.shape[-1], dtype=sums.gram.dtype, device=sums.gram.device) + sums.gram
-    return dtc.DTC(factor, gram, safe_cholesky(gram).factor, sums.projected, 0.0, gram.new_tensor(largest))
+    state = fit_dtc_among(rows, kernel, points, X, residuals=residuals, noise=noise)
+    largest = rows.group.largest("the largest precision", [float(state.largest_precision)])[0]
+    return replace(state, largest_precision=state.largest_precision.new_tensor(largest))
 
 
 def chosen_points(
@@ -170,11 +171,10 @@ def chosen_points(
     n = rows.total
     numbers = uniform_rows(n, min(PILOT_POINTS, size), generator=generator, device=X.device)
     (pilot,) = rows.gathered(numbers, X)
-    state = fit_of_all(rows, kernel, pilot, X, residuals=torch.zeros_like(noise), noise=noise)
     with rows.group.shielded("leverages"):
-        weights = _leverages(state, kernel, pilot, X, noise).clamp(max=1.0).clamp_min(torch.finfo(torch.float64).tiny)
+        weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, among=rows).leverages)
     (dimension,) = rows.group.total("leverages", [weights.sum()])
-    wanted = min(size, max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * float(dimension))))
+    wanted = sample_size(float(dimension), size)
     draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
     races = draws.log() / weights
     first = races.topk(min(wanted, len(races)))
@@ -189,13 +189,3 @@ def chosen_points(
     judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
     winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise).size]
     return points[winners[indices[winners].argsort()]].to(raw)
-
-
-def _leverages(state: dtc.DTC, kernel: PriorKernel, pilot: Tensor, X: Tensor, noise: Tensor) -> Tensor:
-    """Return the posterior variance over noise of this rank's rows, ``n_r``. O(n_r p²)."""
-    parts = []
-    for some in sweep(pilot, X):
-        wide = X[some].double()
-        features = state.factor.features(kernel_matrix(kernel, pilot.double(), wide).double())
-        parts.append(dtc.variance(state, features, kernel_diagonal(kernel, wide).double()) / noise[some].double())
-    return torch.cat(parts)
