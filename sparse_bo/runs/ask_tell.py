@@ -31,6 +31,7 @@ from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State
 from sparse_bo.runs.boundary import Boundary
+from sparse_bo.runs.budget import check_budget
 from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
@@ -352,7 +353,7 @@ class AskTell:
             return self._follow()
         with self._ranks.leading():
             spread = workers_of(executor, workers)
-            end = self.asked + check_count("budget", budget, minimum=0)
+            end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
             self._evaluate(evaluate, spread, end, _Progress(self, callback))
