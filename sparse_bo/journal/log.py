@@ -211,7 +211,9 @@ class Log:
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection, seen: Seen) -> None:
         self.path, self.connection, self.lock = path, connection, lock
         self._mark = seen.mark or Mark(0, 0, (seen.version,), False)
-        self._due, self._bytes, self._next, self._closed = True, 0, 0.0, False
+        self._bytes, self._next, self._closed = 0, 0.0, False
+        self.due = True
+        """Whether :meth:`mark` must be written with the next transaction: the log may begin anew."""
         try:
             with storage_errors(path, "write"):
                 connection.execute("PRAGMA journal_mode = WAL")  # of a copy by VACUUM INTO; otherwise it is that already
@@ -258,20 +260,18 @@ class Log:
                 execute("ROLLBACK")
             raise
 
-    def due(self) -> list[Statement]:
-        """Return what must be written with the next transaction: the mark, if the log may begin anew.
+    def mark(self) -> Statement:
+        """Return how the mark is written.
 
         Raises:
             StorageError: If the file cannot be read.
         """
-        if not self._due:
-            return []
         with storage_errors(self.path, "write"):
-            return [self._next_mark(open=True)]
+            return self._next_mark(open=True)
 
     def written(self, size: int) -> None:
-        """Record that a transaction of so many bytes, with :meth:`due`, is written; checkpoint if it is time."""
-        self._due = False
+        """Record that a transaction of so many bytes, with the mark where it was due, is written; checkpoint if it is time."""
+        self.due = False
         self._bytes += size
         if self._bytes < LOG_BYTES and time.monotonic() < self._next:
             return
@@ -291,7 +291,7 @@ class Log:
             sqlite3.Error: If that fails; the log stays as it is.
         """
         start = time.monotonic()
-        self._due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
+        self.due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
         self.connection.execute(*self._next_mark(open=open))
         self._move(wait_seconds)
         self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)
