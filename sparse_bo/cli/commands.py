@@ -41,8 +41,8 @@ from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
-from sparse_bo.runs.budget import check_budget
 from sparse_bo.runs.choice import Goal, chosen_policy
+from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page

@@ -35,11 +35,12 @@ class Boundary:
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
+        before = self._before
         try:
             for number in HELD:
                 handler = _handler_of(number)
                 if callable(handler):
-                    self._before[number] = handler
+                    before[number] = handler
                     _handle_by(number, self._hold)
         except BaseException:  # of a handler that is not held yet
             self._restore()

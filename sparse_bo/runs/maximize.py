@@ -15,8 +15,8 @@ from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
-from sparse_bo.runs.budget import check_budget
 from sparse_bo.runs.choice import Goal
+from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_choice
 

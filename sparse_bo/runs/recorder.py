@@ -124,7 +124,9 @@ class Recorder:
             StorageError: If that fails; then nothing is written.
         """
         if self._journal is not None:
-            self._append(Event("tell", None, None, None, np.array(list(answers)), np.array(list(answers.values()))))
+            n = len(answers)
+            tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
+            self._append(Event("tell", None, None, None, tickets, results))
 
     def updating(self, *, by_ask: bool) -> _Updating:
         """Let the journal write, with the next event, that the block updates the run; not if the block raises.
@@ -192,7 +194,7 @@ class Recorder:
 
     def _append(self, event: Event) -> None:
         """Write an event: it is in the file when this returns, and not if it raises."""
-        journal = self.journal
+        journal = self.journal if self._released else self._journal
         assert journal is not None
         before = journal.last
         try:
