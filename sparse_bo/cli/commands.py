@@ -42,6 +42,7 @@ from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import Goal, chosen_policy
+from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
@@ -128,13 +129,11 @@ def budget_of(budget: int | None, name: str) -> int:
     """Return the evaluations to make on a problem.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are none, or more than a run can make.
     """
     if budget is None:
         return 200 if name in SYNTHETIC or name == "own" else 10_000
-    if budget < 1:
-        raise ValueError(f"expected --budget >= 1, got {budget}")
-    return budget
+    return check_budget(budget, name="--budget", minimum=1)
 
 
 def _check_new(storage: Path | None) -> None:

@@ -54,7 +54,7 @@ def _check_size(tickets: Sequence[int], y: Any) -> None:
     """
     shape = getattr(y, "shape", None)
     if isinstance(shape, tuple):
-        if tuple(shape) not in ((len(tickets),), (len(tickets), 1)):
+        if shape != (len(tickets),) and shape != (len(tickets), 1):
             raise _wrong_shape(tickets, tuple(shape))
     elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
         raise _wrong_shape(tickets, (len(y),))

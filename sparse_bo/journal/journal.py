@@ -12,22 +12,18 @@ damages the rest. One process writes, any number read.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sqlite3
-import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.errors import StorageError
+from sparse_bo.journal.contents import Contents
 from sparse_bo.journal.files import (
     beside,
     check_nothing_left,
@@ -42,19 +38,13 @@ from sparse_bo.journal.files import (
     write_new,
 )
 from sparse_bo.journal.log import Log, Seen, check_log, counted
-from sparse_bo.journal.packing import unpack
 from sparse_bo.journal.tables import (
-    Evaluated,
     Event,
     Row,
     Statement,
-    crc,
-    event_checksum,
-    floats,
     insert_event,
     insert_row,
     insert_snapshot,
-    integers,
     size_in_log,
 )
 
@@ -71,11 +61,9 @@ class _At(NamedTuple):
     last: int
     """And of the last one queued."""
     queue: tuple[Statement, ...]
-    attempt: _At | None
-    """Where it is if the transaction that was begun is in the file, which only the file knows; ``None`` if there is none."""
 
 
-class Journal:
+class Journal(Contents):
     """An open journal, for writing or for reading.
 
     One object can be used by several threads: calls take turns, those that iterate a thousand records at a time. After any
@@ -85,17 +73,13 @@ class Journal:
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, log: Log | None, seen: Seen) -> None:
-        self.path = path
-        self._rows = 0 if seen.last is None else seen.last.rows
-        self._connection, self._log = connection, log
-        self._cursor = connection.cursor()
-        self._guard = threading.RLock()
+        super().__init__(path, connection, rows=0 if seen.last is None else seen.last.rows)
+        self._log, self._cursor = log, connection.cursor()
         with storage_errors(path, "read"):
-            self.about: dict[str, Any] = json.loads(self._about("run") or b"{}")
             last = _last(connection)
-        self._at = _At(last, last, (), None)
-        if not isinstance(self.about, dict):
-            raise StorageError(f"the description of the run in {path} is damaged")
+        self._at = _At(last, last, ())
+        self._trying = False
+        """Whether a transaction was begun; where the journal is then, only the file knows: see :meth:`_settled`."""
         self._left = None if log is None else weakref.finalize(self, _close_left, log, os.getpid())
 
     @staticmethod
@@ -200,9 +184,8 @@ class Journal:
     @property
     def last(self) -> int:
         """Number of the last event, written or queued; −1 if there is none."""
-        at = self._at  # replaced whole, so it can be read without waiting
-        if at.attempt is None:
-            return at.last
+        if not self._trying:
+            return self._at.last  # replaced whole, so it can be read without waiting
         with self._guard:
             return self._settled().last
 
@@ -238,20 +221,18 @@ class Journal:
             StorageError: If it cannot be written; then nothing is, and what is queued stays so.
         """
         with self._guard:
-            at = self._at if self._at.attempt is None else self._settled()
-            if event is None and not at.queue:
+            at = self._settled() if self._trying else self._at
+            last, statements, log = at.last, at.queue, self._log
+            if event is not None:
+                last += 1
+                statements = (*statements, insert_event(last, event))
+            elif not statements:
                 return
-            log = self._log
             if log is None:
                 raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
-            due, last = log.due(), at.last
-            if event is None:
-                statements = (*due, *at.queue)
-            else:
-                last += 1
-                statements = (*due, *at.queue, insert_event(last, event))
-            after = _At(last, last, (), None)
-            self._at = _At(at.written, at.last, at.queue, after)
+            if log.due:
+                statements = (log.mark(), *statements)
+            self._trying = True
             try:
                 if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
                     self._cursor.execute(*statements[0])
@@ -263,7 +244,8 @@ class Journal:
             except BaseException:
                 self._settled()
                 raise
-            self._at = after
+            self._at = _At(last, last, ())
+            self._trying = False
             log.written(size_in_log(statements))
 
     def _write(self, statements: tuple[Statement, ...]) -> None:
@@ -275,123 +257,20 @@ class Journal:
 
     def _settled(self) -> _At:
         """Return where the journal is: if an exception came in between, as the file says."""
-        at = self._at
-        if at.attempt is None:
-            return at
+        if not self._trying:
+            return self._at
         with storage_errors(self.path, "write"):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             last = _last(self._connection)
         # Without an event in it there is no telling whether it was written; rows and snapshots can be written again.
-        self._at = at.attempt if last == at.attempt.written > at.written else at._replace(attempt=None)
+        if last > self._at.written:
+            self._at = _At(last, last, ())
+        self._trying = False
         return self._at
 
-    def events(self, *, after: int = -1) -> Iterator[Event]:
-        """Yield the events with a number above ``after``, in order; those queued are not among them.
-
-        Raises:
-            StorageError: If one is damaged or missing.
-        """
-        for kind, first, max_q, picks, tickets, results in self._records(after):
-            yield Event(kind, first, max_q, self._points(picks), integers(tickets), floats(results))
-
-    def evaluations(self) -> Evaluated:
-        """Return everything asked and told. About 4 µs per event.
-
-        Raises:
-            StorageError: If an event is damaged or missing.
-        """
-        picks: list[bytes] = []
-        tickets: list[bytes] = []
-        results: list[bytes] = []
-        before = 0
-        for _, _, _, picked, answered, values in self._records(-1):
-            if picked is not None:
-                picks.append(picked)
-            if values is not None:
-                results.append(values)
-                if answered is None:
-                    before = len(values) // 8
-                    answered = np.arange(before).astype("<i8").tobytes()
-                tickets.append(answered)
-        every = self._points(b"".join(picks))
-        assert every is not None
-        told, values = np.frombuffer(b"".join(tickets), "<i8"), np.frombuffer(b"".join(results), "<f8")
-        return Evaluated(every, told, values, len(every) - before)
-
-    def _records(self, after: int) -> Iterator[tuple[Any, ...]]:
-        with self._guard, storage_errors(self.path, "read"):
-            end, expected = self._settled().written, after
-        while expected < end:
-            # No cursor outlives this block: one that an error's traceback holds would keep the file from being closed.
-            query = "SELECT * FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-            with self._guard, storage_errors(self.path, "read"):
-                records = self._connection.execute(query, (expected, end, READ_AT_A_TIME)).fetchall()
-            if not records:
-                break
-            for seq, *parts, checksum in records:
-                expected += 1
-                if seq != expected or checksum != event_checksum(seq, *parts):
-                    raise StorageError(f"event {expected} of {self.path} is damaged or missing")
-                yield tuple(parts)
-        if expected < end:
-            raise StorageError(f"the events of {self.path} after {expected} are missing")
-
-    def rows(self) -> list[Row]:
-        """Return the history that has been written.
-
-        Raises:
-            StorageError: If a row is damaged or missing.
-        """
-        found, whole = self.leading_rows()
-        if not whole:
-            raise StorageError(
-                f"row {len(found)} of the history in {self.path} is damaged or missing; it follows from the events: resuming "
-                "the run computes it again"
-            )
-        return found
-
-    def leading_rows(self) -> tuple[list[Row], bool]:
-        """Return the history up to the first row that is damaged or missing, and whether there is none such."""
-        found: list[Row] = []
-        query = "SELECT number, tickets, CAST(summary AS BLOB), checksum FROM rows ORDER BY number"  # damaged text is no text
-        with self._guard, storage_errors(self.path, "read"), closing(self._connection.execute(query)) as records:
-            for number, tickets, summary, checksum in records:
-                if number != len(found) or checksum != crc(tickets, summary):
-                    return found, False
-                found.append(Row(np.frombuffer(tickets, "<i8"), json.loads(summary)))
-        return found, len(found) >= self._rows
-
-    def snapshots(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number of the last event in a readable snapshot, and the snapshot, from the latest on."""
-        with self._guard, storage_errors(self.path, "read"):
-            records = self._connection.execute("SELECT * FROM snapshots ORDER BY seq DESC").fetchall()
-        for seq, data, checksum in records:
-            if checksum == crc(data):
-                yield seq, data
-            else:
-                logger.warning("a snapshot in %s is damaged; resuming from an earlier one", self.path)
-
-    def arms(self) -> Tensor | None:
-        """Return the arms, ``a x d``, or ``None`` if they were too large to be kept."""
-        with self._guard, storage_errors(self.path, "read"):
-            data = self._about("arms")
-        return None if data is None else unpack(data)["arms"]
-
-    def _about(self, name: str) -> bytes | None:
-        record = self._connection.execute("SELECT value, checksum FROM about WHERE name = ?", (name,)).fetchone()
-        if record is None:
-            return None
-        value, checksum = record
-        if checksum != crc(value):
-            raise StorageError(f"the description of the run in {self.path} is damaged")
-        return bytes(value)
-
-    def _points(self, picks: bytes | None) -> NDArray[Any] | None:
-        if picks is None:
-            return None
-        dims = self.about.get("dims")
-        return np.frombuffer(picks, "<i8") if dims is None else np.frombuffer(picks, "<f8").reshape(-1, dims)
+    def _end(self) -> int:
+        return self._settled().written
 
 
 def _writing(path: Path, lock: sqlite3.Connection) -> Journal:

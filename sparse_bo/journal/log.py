@@ -8,7 +8,7 @@ give together, then says whether the log continues the file (:func:`check_log`),
 A mark also says how many events and rows there were when it was written: SQLite reads a table whose last pages damage has cut
 off as a shorter one, and says nothing. What came after it is in the log alone, which SQLite reads up to the first record that
 is not whole: as it must after a power failure, and after damage too. Transactions behind that record are told by their bytes
-(:func:`unread_transactions`), with a warning; only the last one cannot be told from one that a kill has cut off.
+(:mod:`sparse_bo.journal.frames`), with a warning; only the last one cannot be told from one that a kill has cut off.
 
 The random number is SQLite's schema version too, which SQLite's own ways of copying (``.backup``, ``VACUUM INTO``) change:
 such a copy is known as one, and needs no log.
@@ -23,13 +23,11 @@ import sqlite3
 import time
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal.files import WAIT_SECONDS, beside, connect, not_its_log, size_of, storage_errors
+from sparse_bo.journal.frames import frames_of, header_is_damaged, unread_transactions
 from sparse_bo.journal.tables import LOG_TABLE, Statement, crc
 
 logger = logging.getLogger(__name__)
@@ -173,61 +171,8 @@ def _continues(file: Seen, seen: Seen) -> bool:
 def _has_mark(log: Path, connection: sqlite3.Connection) -> bool:
     """Return whether a log that changes nothing in the mark has it at all, as every own one does, or is empty."""
     (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'log'").fetchone()
-    frames = _frames(log)
+    frames = frames_of(log)
     return frames is None or not frames.own[:1].any() or bool((frames.page[frames.own] == page).any())
-
-
-class _Frames(NamedTuple):
-    """The frames of a log, each a page."""
-
-    page: NDArray[Any]
-    """``n`` numbers of pages."""
-    ends: NDArray[np.bool_]
-    """``n``: whether it ends a transaction."""
-    own: NDArray[np.bool_]
-    """``n``: whether its salt is the log's; others are left of an earlier log."""
-
-
-def _frames(log: Path) -> _Frames | None:
-    """Read off the frames of a log (https://sqlite.org/fileformat2.html#walformat); ``None`` if it has no header."""
-    with log.open("rb") as file:
-        header = np.frombuffer(file.read(32), ">u4")
-        if len(header) < 8 or not 512 <= header[2] <= 65536:
-            return None
-        parts = [("page", ">u4"), ("commit", ">u4"), ("salt", ">u4", 2), ("checksum", ">u8"), ("data", f"V{header[2]}")]
-        frames = np.fromfile(file, np.dtype(parts))
-    return _Frames(frames["page"], frames["commit"] > 0, (frames["salt"] == header[4:6]).all(axis=1))
-
-
-def unread_transactions(log: Path, read: int) -> int:
-    """Return how many transactions follow in a log after the frames that SQLite has read, but for the last one.
-
-    They are there after damage, and after a power failure that let later pages reach the disk before earlier ones. The last
-    one is left out: a process that is killed while it writes leaves it so too.
-
-    Args:
-        log: The file.
-        read: Frames that SQLite has taken for whole.
-    """
-    frames = _frames(log)
-    if frames is None or not frames.own.any():
-        return 0
-    last = int(frames.own.nonzero()[0][-1])
-    return int((frames.ends & frames.own)[read:last].sum())
-
-
-def header_is_damaged(log: Path) -> bool:
-    """Return whether a log has frames and a header that does not sum up: SQLite takes it for empty."""
-    with log.open("rb") as file:
-        data = file.read(33)
-    if len(data) < 33:
-        return False
-    first = second = 0
-    words = np.frombuffer(data[:24], ">u4" if data[3] % 2 else "<u4").tolist()
-    for one, two in zip(words[::2], words[1::2], strict=True):
-        first = (first + one + second) % 2**32
-        second = (second + two + first) % 2**32
-    return [first, second] != np.frombuffer(data[24:32], ">u4").tolist()
 
 
 def _cut_off(path: Path, events: int, marked: int) -> str:
@@ -266,7 +211,9 @@ class Log:
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection, seen: Seen) -> None:
         self.path, self.connection, self.lock = path, connection, lock
         self._mark = seen.mark or Mark(0, 0, (seen.version,), False)
-        self._due, self._bytes, self._next, self._closed = True, 0, 0.0, False
+        self._bytes, self._next, self._closed = 0, 0.0, False
+        self.due = True
+        """Whether :meth:`mark` must be written with the next transaction: the log may begin anew."""
         try:
             with storage_errors(path, "write"):
                 connection.execute("PRAGMA journal_mode = WAL")  # of a copy by VACUUM INTO; otherwise it is that already
@@ -313,20 +260,18 @@ class Log:
                 execute("ROLLBACK")
             raise
 
-    def due(self) -> list[Statement]:
-        """Return what must be written with the next transaction: the mark, if the log may begin anew.
+    def mark(self) -> Statement:
+        """Return how the mark is written.
 
         Raises:
             StorageError: If the file cannot be read.
         """
-        if not self._due:
-            return []
         with storage_errors(self.path, "write"):
-            return [self._next_mark(open=True)]
+            return self._next_mark(open=True)
 
     def written(self, size: int) -> None:
-        """Record that a transaction of so many bytes, with :meth:`due`, is written; checkpoint if it is time."""
-        self._due = False
+        """Record that a transaction of so many bytes, with the mark where it was due, is written; checkpoint if it is time."""
+        self.due = False
         self._bytes += size
         if self._bytes < LOG_BYTES and time.monotonic() < self._next:
             return
@@ -346,7 +291,7 @@ class Log:
             sqlite3.Error: If that fails; the log stays as it is.
         """
         start = time.monotonic()
-        self._due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
+        self.due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
         self.connection.execute(*self._next_mark(open=open))
         self._move(wait_seconds)
         self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)

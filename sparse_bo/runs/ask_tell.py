@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,29 @@ from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import (
-    ContradictionError,
     ObjectiveError,
-    PendingBatchError,
     RankError,
     RunInterrupted,
-    ScheduleComplete,
 )
-from sparse_bo.evaluations.answers import FAILED, answers_of, some
+from sparse_bo.evaluations.answers import FAILED, answers_of
 from sparse_bo.evaluations.batch import Batch, tickets_of
 from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State
-from sparse_bo.runs.boundary import Boundary
 from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
+from sparse_bo.runs.given import check_budget, check_seed, checked_initial
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.past import past_of
+from sparse_bo.runs.progress import Progress
 from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import about_run, run_info, settings_of_run
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_count, check_finite
-
-SEEDS = 2**64
-"""A seed is smaller: torch's generators take no other."""
+from sparse_bo.runs.steps import Steps
+from sparse_bo.validation import check_count
 
 logger = logging.getLogger(__name__)
 
@@ -113,23 +108,22 @@ class AskTell:
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
-        if check_count("seed", seed, minimum=0) >= SEEDS:
-            raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
+        check_seed(seed)
         if certify_every is not None:
             check_count("certify_every", certify_every)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
-        observed = None if initial is None else _checked_initial(initial, self._domain)
+        observed = None if initial is None else checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        self._lock = threading.RLock()
         with self._ranks.creating():  # the journal is rank 0's
-            self._recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
+            recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
+        self._steps = Steps(self._engine, recorder, self._ranks)
         if observed is not None:
             self._engine.take(self._engine.observed(*observed))
-            self._recorder.updated(self._engine)
+            recorder.updated(self._engine)
 
     @classmethod
     def resume(
@@ -166,8 +160,8 @@ class AskTell:
         try:
             loop = cls(past.domain, past.policy, **past.settings)
             loop._about = {**loop._about, **past.why}
-            loop._recorder = Recorder(past.journal)
-            loop._recorder.repeat(loop._engine, past.start, past.events)
+            loop._steps.recorder = Recorder(past.journal)
+            loop._steps.recorder.repeat(loop._engine, past.start, past.events)
         except BaseException:
             if past.journal is not None:
                 past.journal.let_go()
@@ -176,13 +170,13 @@ class AskTell:
 
     def close(self) -> None:
         """Write what is left to write to the journal, and release it. Does nothing without one."""
-        with self._lock:
-            self._recorder.close()
+        with self._steps.lock:
+            self._steps.recorder.close()
 
     def release(self) -> None:
         """Let go of the journal's file until the next ask or tell, so that another process may read or resume it."""
-        with self._lock:
-            self._recorder.release()
+        with self._steps.lock:
+            self._steps.recorder.release()
 
     def __enter__(self) -> AskTell:
         return self
@@ -213,7 +207,7 @@ class AskTell:
     @property
     def pending(self) -> list[int]:
         """Tickets that are out, in order."""
-        with self._lock:
+        with self._steps.lock:
             return self._engine.ledger.pending
 
     @property
@@ -240,29 +234,7 @@ class AskTell:
         """
         if max_q is not None:
             check_count("max_q", max_q)
-        limit = UNLIMITED if max_q is None else max_q
-        with self._lock:
-            return self._ask(self._ranks.agree("ask", limit))
-
-    def _ask(self, limit: int) -> Batch:
-        """See :meth:`ask`; on every rank alike."""
-        if self._engine.due:
-            self._take_in(by_ask=True)
-        batch, needed = self._hand_out(limit)
-        if batch is None and self._engine.ledger.answered:
-            self._take_in(by_ask=True)
-            batch, needed = self._hand_out(limit)
-        if batch is not None:
-            return batch
-        with self._ranks.recording():
-            self._recorder.flush()  # what has been taken in above stays so
-        out = self._engine.ledger.outstanding
-        raise PendingBatchError(
-            f"{out} evaluations are still out (tickets {some(self.pending)}), and the policy needs about "
-            f"{needed} of their results before it hands out more; tell or fail them before the next ask",
-            needed=needed,
-            pending=out,
-        )
+        return self._steps.ask(UNLIMITED if max_q is None else max_q)
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
         """Hand back results, in any order and any number at a time; once none is out the state is updated.
@@ -280,7 +252,7 @@ class AskTell:
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
         """
-        self._answer(lambda: (numbers := tickets_of(tickets), answers_of(numbers, y)))
+        self._steps.answer(lambda: answers_of(self._known(tickets), y))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
         """Mark evaluations as failed: they give no observation, and what keeps failing is picked ever more rarely.
@@ -289,7 +261,7 @@ class AskTell:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
-        self._answer(lambda: (numbers := tickets_of(tickets), dict.fromkeys(numbers, FAILED)))
+        self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
         """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
@@ -302,7 +274,7 @@ class AskTell:
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
         """
-        with self._lock:
+        with self._steps.lock:
             ledger = self._engine.ledger
             numbers = ledger.pending if tickets is None else tickets_of(tickets)
             ledger.check(numbers)
@@ -352,13 +324,13 @@ class AskTell:
             return self._follow()
         with self._ranks.leading():
             spread = workers_of(executor, workers)
-            end = self.asked + check_count("budget", budget, minimum=0)
+            end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            self._evaluate(evaluate, spread, end, _Progress(self, callback))
+            self._evaluate(evaluate, spread, end, Progress(self._engine, None if callback is None else partial(callback, self)))
         return self.result()
 
-    def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: _Progress) -> None:
+    def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: Progress) -> None:
         """Make the evaluations of a run, here or on workers."""
         try:
             self._ranks.agree("run")
@@ -369,36 +341,24 @@ class AskTell:
             self._ranks.agree("end")
         except KeyboardInterrupt as interrupt:
             message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
-            raise RunInterrupted(message, loop=self, result=self._result_of(self._engine)) from interrupt
+            raise RunInterrupted(message, loop=self, result=self._so_far()) from interrupt
         except EvaluationFailed as error:
             reason = f"the objective failed {error}"
             message = (
                 f"{reason}. Everything told before is in .result and .loop; tell or fail the tickets in "
                 ".loop.pending, then go on with .loop.run(...)"
             )
-            result = self._result_of(self._engine)
+            result = self._so_far()
             raise ObjectiveError(message, loop=self, result=result, reason=reason) from error.__cause__
         except Exception as error:
-            vars(error).update(loop=self, result=self._result_of(self._engine))
+            vars(error).update(loop=self, result=self._so_far())
             error.add_note("Everything told before is in the attributes .loop and .result of this exception.")
             raise
 
-    def _follow(self) -> Result:
-        """Let happen here what rank 0 lets happen in its run, to its end."""
-        try:
-            self._ranks.agree("run")
-            while (told := self._ranks.next()).kind != "end":
-                with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self._lock:  # rank 0 gets them too
-                    self._ask(told.value) if told.kind == "ask" else self._take_answers(told.value)
-        except RankError as error:
-            vars(error).update(loop=self, result=self._result_of(self._engine))
-            raise
-        return self.result()
-
     def result(self) -> Result:
         """Return the best arms and the history so far; takes in what an interrupted update left."""
-        with self._lock:
-            return self._result_of(self._caught_up())
+        self._steps.catch_up()
+        return self._so_far()
 
     def certificate(self) -> Certificate | None:
         """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
@@ -407,78 +367,21 @@ class AskTell:
         """
         return self._engine.certificate()
 
-    def _result_of(self, engine: Engine) -> Result:
-        history = History(tuple(engine.rows), run_info(self._about))
-        return Result(engine.state.report(), history, engine.state, self._domain.dtype, self._domain)
+    def _follow(self) -> Result:
+        """Let happen here what rank 0 lets happen in its run, to its end."""
+        try:
+            self._steps.follow()
+        except RankError as error:
+            vars(error).update(loop=self, result=self._so_far())
+            raise
+        return self.result()
 
-    def _hand_out(self, limit: int) -> tuple[Batch | None, int]:
-        """Return a new batch, or ``None`` and how many results the policy needs. If that raises, nothing has changed."""
-        handing = self._engine.propose(limit)
-        if isinstance(handing, int):
-            return None, handing
-        with self._ranks.recording(), Boundary(), self._engine.handing_out(handing):
-            self._recorder.asked(handing, limit)
-        self._ranks.note(handing.picks)
-        return handing.batch, 0
+    def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
+        """Return tickets that are out."""
+        numbers = tickets_of(tickets)
+        self._engine.ledger.check(numbers)
+        return numbers
 
-    def _answer(self, given: Callable[[], tuple[list[int], dict[int, float]]]) -> None:
-        """Record results, those that rank 0 was given; once none is out, take them in."""
-        with self._lock:
-            answers: dict[int, float] = {}
-            if self._ranks.leads:
-                with self._ranks.leading():
-                    tickets, answers = given()
-                    self._engine.ledger.check(tickets)
-            self._take_answers(self._ranks.agree("tell", answers))
-
-    def _take_answers(self, answers: dict[int, float]) -> None:
-        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
-        if not answers:
-            return
-        with self._ranks.recording(), Boundary(), self._engine.answering(answers):
-            self._recorder.told(answers)
-        if self._engine.complete:
-            self._take_in(by_ask=False)
-
-    def _caught_up(self) -> Engine:
-        """Return the engine after an update that was interrupted, if one was: the last result was told, none is out."""
-        with self._lock:
-            if self._engine.complete:
-                self._take_in(by_ask=False)
-            return self._engine
-
-    def _take_in(self, *, by_ask: bool) -> None:
-        """Take in the results that are in: all of it, or nothing if that raises."""
-        update = self._engine.folded()
-        with self._ranks.recording(), Boundary():
-            with self._recorder.updating(by_ask=by_ask):
-                self._engine.take(update)
-            self._recorder.updated(self._engine)
-        self._engine.failures.look(self._engine.rows)  # last: a warning may be made an error, and everything is recorded
-
-
-class _Progress:
-    """Calls back with every new row of the history."""
-
-    def __init__(self, loop: AskTell, callback: Callback | None) -> None:
-        self.loop, self.callback, self.rows = loop, callback, len(loop._engine.rows)
-
-    def evaluated(self, seconds: float) -> None:
-        self.loop._engine.spend("objective", seconds)
-
-    def told(self) -> None:
-        rows = self.loop._engine.rows
-        while self.callback is not None and self.rows < len(rows):
-            self.rows += 1
-            self.callback(self.loop, rows[self.rows - 1])
-
-
-def _checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
-    where, y = initial
-    picks = domain.check("initial inputs", where)
-    values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
-    if len(values) != len(picks) or not len(picks):
-        got = f"{len(values)} values and {len(picks)} inputs"
-        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
-    check_finite("initial values", values)
-    return picks, values
+    def _so_far(self) -> Result:
+        state = self._engine.state
+        return Result(state.report(), self.history, state, self._domain.dtype, self._domain)

@@ -1,4 +1,4 @@
-"""Sections that Ctrl-C cannot cut in two: it waits for their end."""
+"""Sections that Ctrl-C cannot cut in two: it waits for their end; and changes that a section takes back if it raises."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,6 +17,35 @@ HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))
 _raw = importlib.import_module("_signal" if "_signal" in sys.builtin_module_names else "signal")
 _handler_of: Callable[[int], Any] = _raw.getsignal
 _handle_by: Callable[[int, Any], Any] = _raw.signal
+
+
+class Undone(ABC):
+    """A change, made when the block begins, and undone if change or block raise.
+
+    A class: a generator in its place takes longer than what it guards, and one that an exception leaves behind would undo what
+    has happened. Lives only around one block.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _make(self) -> None:
+        """Make the change."""
+
+    @abstractmethod
+    def _undo(self) -> None:
+        """Put everything back, whether or not the change was made whole."""
+
+    def __enter__(self) -> None:
+        try:
+            self._make()
+        except BaseException:
+            self._undo()
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._undo()
 
 
 class Boundary:
@@ -35,11 +65,12 @@ class Boundary:
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
+        before = self._before
         try:
             for number in HELD:
                 handler = _handler_of(number)
                 if callable(handler):
-                    self._before[number] = handler
+                    before[number] = handler
                     _handle_by(number, self._hold)
         except BaseException:  # of a handler that is not held yet
             self._restore()

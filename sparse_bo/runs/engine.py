@@ -32,6 +32,7 @@ from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.timing import Phase
+from sparse_bo.runs.boundary import Undone
 from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger
@@ -58,11 +59,8 @@ class Update:
     """About what a replay would cost."""
 
 
-class _Change(Generic[W]):
-    """A change of the machine, made when the block begins; everything is put back as it was if change or block raise.
-
-    A class, since a generator in its place takes longer than what it guards. Lives only around one block.
-    """
+class _Change(Undone, Generic[W]):
+    """A change of the machine."""
 
     __slots__ = ("_before", "_change", "_engine", "_ledger", "_rows", "_what")
 
@@ -71,16 +69,8 @@ class _Change(Generic[W]):
         self._before = _FIELDS(engine)
         self._rows, self._ledger = len(engine.rows), engine.ledger.mark()
 
-    def __enter__(self) -> None:
-        try:
-            self._change(self._what)
-        except BaseException:
-            self._undo()
-            raise
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            self._undo()
+    def _make(self) -> None:
+        self._change(self._what)
 
     def _undo(self) -> None:
         engine = self._engine

@@ -67,17 +67,14 @@ class Ahead:
             self._fetched = (inputs, first, last)
         # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop].copy()
-        indices: Tensor | None = None
         if self._on_host:
             X = torch.from_numpy(inputs[start - first : stop - first].copy())
-            if self.domain.indexed:
-                indices = torch.from_numpy(host)  # nobody keeps the array: ledger and journal copy it when it is handed out
+            picks = torch.from_numpy(host)  # nobody keeps the array: ledger and journal copy it when it is handed out
         else:
             X = inputs[start - first : stop - first].clone()
-            if self.domain.indexed:
-                indices = self.picks[start:stop].clone()
-        named = self.domain.named(self.picks[start:stop])
-        return Handing(Batch(indices, X, tickets, named), host, self, start, generator)
+            picks = self.picks[start:stop].clone()
+        batch = Batch(picks if self.domain.indexed else None, X, tickets, self.domain.named(picks))
+        return Handing(batch, host, self, start, generator)
 
 
 class Ledger:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from sparse_bo.sharding import Group
 
 STEP = "the next event"
 Kind = Literal["ask", "tell", "run", "end", "stop"]
+_ALONE = nullcontext()
+"""What stands around a step where there are no other ranks: a generator costs as much as a step."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Lockstep:
 
     def __init__(self, group: Group) -> None:
         self.group, self._events = group, hashlib.blake2b(digest_size=8)
-        self._leading = False
+        self._alone, self._leading = group.size == 1, False
 
     @property
     def leads(self) -> bool:
@@ -73,7 +75,7 @@ class Lockstep:
         Raises:
             RankError: If rank 0 does something else, or the ranks have come apart, or one is lost.
         """
-        if self.group.size == 1:
+        if self._alone:
             return value
         told = self._exchanged(Occurrence(kind, value) if self.leads else None)
         if told.kind == "stop":
@@ -95,15 +97,22 @@ class Lockstep:
 
     def note(self, picks: NDArray[Any]) -> None:
         """Remember picks that were handed out: ranks that made others find out at the next event."""
-        if self.group.size > 1:
+        if not self._alone:
             self._events.update(picks.tobytes())
 
-    @contextmanager
-    def leading(self) -> Iterator[None]:
+    def leading(self) -> AbstractContextManager[None]:
         """Tell the others, on rank 0, when what it does between events raises: they raise too, and the run can go on.
 
         Within another such block the outer one does: what is raised inside may be caught on the way.
         """
+        return _ALONE if self._alone else self._telling()
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Close the group if rank 0 cannot record what has happened on the others already."""
+        return _ALONE if self._alone else self._closing()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
         outermost, self._leading = not self._leading, True
         try:
             yield
@@ -128,12 +137,11 @@ class Lockstep:
             self.group.exchange(step)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Close the group if rank 0 cannot record what has happened on the others already."""
+    def _closing(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if self.leads and self.group.size > 1 and self.group.closed is None:
+            if self.leads and self.group.closed is None:
                 with suppress(RankError):
                     self.group.await_first()
                     self.group.give_up(STEP, f"{type(error).__name__}: {error}")

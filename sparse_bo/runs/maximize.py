@@ -16,8 +16,9 @@ from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.choice import Goal
+from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_choice, check_count
+from sparse_bo.validation import check_choice
 
 
 def maximize(
@@ -88,7 +89,7 @@ def maximize(
 
     An exception leaves the journal free: the same call with ``resume=True`` goes on, and so does the exception's ``loop``.
     """
-    check_count("budget", budget, minimum=0)
+    check_budget(budget)
     at_a_time = _at_a_time(workers_of(executor, workers))  # what does not fit is said before a journal is made
     check_choice("goal", goal, get_args(Goal))
     if resume and storage is None:

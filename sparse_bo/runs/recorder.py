@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, pack
+from sparse_bo.runs.boundary import Undone
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
 from sparse_bo.runs.records import Start, evaluations_of, row_of, start_of
@@ -25,8 +26,8 @@ and so many again for each of these bytes that the last one had: large snapshots
 logger = logging.getLogger(__name__)
 
 
-class _Updating:
-    """See :meth:`Recorder.updating`. A class: a generator that an exception leaves behind would take back what has happened."""
+class _Updating(Undone):
+    """See :meth:`Recorder.updating`."""
 
     __slots__ = ("_before", "_journal")
 
@@ -34,18 +35,9 @@ class _Updating:
         self._journal = journal
         self._before = -1 if journal is None else journal.last
 
-    def __enter__(self) -> None:
-        if self._journal is None:
-            return
-        try:
+    def _make(self) -> None:
+        if self._journal is not None:
             self._journal.queue(Event("update"))
-        except BaseException:
-            self._undo()
-            raise
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            self._undo()
 
     def _undo(self) -> None:
         if self._journal is not None and self._journal.last > self._before:
@@ -124,7 +116,9 @@ class Recorder:
             StorageError: If that fails; then nothing is written.
         """
         if self._journal is not None:
-            self._append(Event("tell", None, None, None, np.array(list(answers)), np.array(list(answers.values()))))
+            n = len(answers)
+            tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
+            self._append(Event("tell", None, None, None, tickets, results))
 
     def updating(self, *, by_ask: bool) -> _Updating:
         """Let the journal write, with the next event, that the block updates the run; not if the block raises.
@@ -192,7 +186,7 @@ class Recorder:
 
     def _append(self, event: Event) -> None:
         """Write an event: it is in the file when this returns, and not if it raises."""
-        journal = self.journal
+        journal = self.journal if self._released else self._journal
         assert journal is not None
         before = journal.last
         try:

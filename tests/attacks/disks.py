@@ -155,7 +155,7 @@ def _refused(attempt: Callable[[], AskTell]) -> bool:
 def _slow(folder: Path, generator: random.Random, counts: Counter[str], expected: Any) -> None:
     path, told = folder / "run.db", dict[int, float]()
     loop = started(POLICY, path)
-    journal = loop._recorder.journal
+    journal = loop._steps.recorder.journal
     assert journal is not None
     seconds = SLOW_SECONDS * generator.random()
     journal._connection.set_trace_callback(lambda statement: time.sleep(seconds))
@@ -176,7 +176,7 @@ def writers(tries: int, seed: int) -> Counter[str]:
         for n in range(tries):
             path, told = folder / f"{n}.db", dict[int, float]()
             loop = started(POLICY, path)
-            journal = loop._recorder.journal
+            journal = loop._steps.recorder.journal
             assert journal is not None
             connection = journal._connection
             pages = connection.execute("PRAGMA page_count").fetchone()[0]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from click.testing import Result
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -19,6 +24,7 @@ from typer.testing import CliRunner
 from sparse_bo import AskTell, SparseGP, maximize, optimize_batch
 from sparse_bo.cli.app import app
 from sparse_bo.policies import BBKB, GPUCB, RandomSearch
+from sparse_bo.runs.given import MOST
 from tests.attacks.builders import SECONDS, TYPED, scratch
 from tests.journal.runs import arms
 
@@ -75,7 +81,7 @@ def _tell(draw: Callable[..., Any]) -> None:
 
 def _maximize(draw: Callable[..., Any]) -> None:
     wrong = draw(st.dictionaries(st.sampled_from(OF_MAXIMIZE), ODD, min_size=1, max_size=2))
-    if isinstance(wrong.get("budget"), int) and wrong["budget"] > 100:
+    if isinstance(wrong.get("budget"), int) and 100 < wrong["budget"] <= MOST:
         wrong["budget"] = 3
     maximize(constant, **{"arms": FEW, "budget": 3, "policy": RandomSearch(), **wrong})
 
@@ -162,7 +168,11 @@ TEXTS = ("--policy", "--problem", "--kernel", "--device", "--executor", "--preci
 HUGE = "1" + "0" * 40
 VALUES = ("-1", "0", "1e-300", "1e300", "nan", "inf", "x", "", "²", "[/b]", "18446744073709551615", HUGE, "3", "0.5")
 LARGE = ("--budget", "--arms", "--dims")
-"""Options that a large number would make a long run of."""
+"""Options that a large number makes a long run of,"""
+LONG = (1e3, 1e10)
+"""if it is between these: a larger one must be refused before any work."""
+BYTES = 4 * 2**30
+"""A command that takes more memory, or more processor time than :data:`SECONDS`, is ended, and counts as one that hangs."""
 WRONG = st.one_of(
     st.sampled_from(VALUES),
     st.integers(-9, 9).map(str),
@@ -175,24 +185,61 @@ ARGUMENTS = st.tuples(st.one_of(st.sampled_from(NUMBERS), st.sampled_from(NUMBER
 def command_line(tries: int, seed: int) -> Counter[str]:
     """Generated wrong options: one line that says what is wrong, exit code 2, and nothing written; or a run."""
     counts = Counter[str]()
-    base = ["run", "--problem", "gp-draw", "--arms", "30", "--dims", "2", "--budget", "3", "--quiet"]
+    base = ["run", "--problem", "gp-draw", "--arms", "30", "--dims", "2", "--budget", "3", "--quiet", "--out"]
 
     def one(draw: Callable[..., Any]) -> None:
         name, value = draw(ARGUMENTS)
-        if name in LARGE and value == "18446744073709551615":
-            value = HUGE
+        if name in LARGE:
+            value = _not_long(value)
         out = folder / f"out-{counts['tries']}"
         counts["tries"] += 1
-        start = time.process_time()
-        done = CliRunner().invoke(app, [*base, name, value, "--out", str(out)])
-        crash = done.exception is not None and not isinstance(done.exception, SystemExit)
-        if crash or "Traceback" in done.output or done.exit_code not in (0, 1, 2, 3):
+        done = _ended(lambda: CliRunner().invoke(app, [*base, str(out), name, value]), folder / "said")
+        if isinstance(done, int):
+            counts["hangs"] += 1
+            counts[f"{name} {value!r}: ended by {signal.Signals(done).name}"] += 1
+            return
+        if done["crash"] or "Traceback" in done["output"] or done["exit_code"] not in (0, 1, 2, 3):
             counts["tracebacks"] += 1
-            counts[f"{name} {value!r}: {done.exception!r}"[:160]] += 1
-        counts["wrong"] += done.exit_code == 2 and out.exists()
-        counts["hangs"] += time.process_time() - start > SECONDS
+            counts[f"{name} {value!r}: {done['crash']}"[:160]] += 1
+        counts["wrong"] += done["exit_code"] == 2 and out.exists()
 
     with scratch() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        CliRunner().invoke(app, [*base, str(folder / "first")])  # imports for all of them, which are forked
         _examples(tries, one)
     return counts
+
+
+def _not_long(value: str) -> str:
+    """Return a whole number beyond :data:`LONG` in place of one within, anything else as it is."""
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return str(int(number) * int(LONG[1])) if LONG[0] < number < LONG[1] and number.is_integer() else value
+
+
+def _ended(run: Callable[[], Result], said: Path) -> dict[str, Any] | int:
+    """Return what a command said and how it ended, in a process of its own, or the signal that ended it.
+
+    Args:
+        run: The command.
+        said: A file that the process may write.
+    """
+    import resource  # not on Windows
+
+    said.unlink(missing_ok=True)
+    pid = os.fork()
+    if not pid:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS) + 1))
+            resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+            signal.alarm(120)
+            done = run()
+            crash = done.exception is not None and not isinstance(done.exception, SystemExit)
+            report = {"exit_code": done.exit_code, "output": done.output, "crash": repr(done.exception) if crash else ""}
+            said.write_text(json.dumps(report))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else json.loads(said.read_text())

@@ -14,6 +14,7 @@ import pytest
 
 from sparse_bo import AskTell
 from sparse_bo.errors import PendingBatchError, StorageError
+from sparse_bo.runs.steps import Steps
 from tests.attacks.builders import At, interrupt, out_of_memory
 from tests.journal.runs import arms, policy, value
 
@@ -118,7 +119,7 @@ class AtTheEndOfUpdates(At):
     taken = False
 
     def _line(self, frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_code is AskTell._take_in.__code__ and frame.f_locals["by_ask"] and self.left:
+        if event == "line" and frame.f_code is Steps.take_in.__code__ and frame.f_locals["by_ask"] and self.left:
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             if self.taken and "updating" in text:
                 self.left = 0

@@ -16,6 +16,7 @@ from tests.cli.builders import QUICK, invoke
         (["--problem", "mnist"], "problem to be one of"),
         (["--policy", "magic"], "policy to be one of"),
         (["--budget", "0"], "--budget >= 1"),
+        (["--budget", "9914231978136112"], "--budget of at most 1,000,000,000"),
         (["--policy", "random", "--oversampling", "3"], "has no option --oversampling; it takes --batch-size"),
         (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
         (["--noise-sd", "-1"], "noise_sd >= 0"),

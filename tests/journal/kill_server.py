@@ -27,7 +27,7 @@ def kill_after(loop: AskTell, statements: int) -> None:
         if left[0] <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    loop._recorder.journal._connection.set_trace_callback(trace)
+    loop._steps.recorder.journal._connection.set_trace_callback(trace)
 
 
 def child(journal: str, log: str, statements: int) -> None:

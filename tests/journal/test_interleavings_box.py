@@ -107,7 +107,7 @@ class OnABox(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def resume(self, crash):
         if crash:  # what is queued is lost with the process
-            kill(self.loop._recorder.journal)
+            kill(self.loop._steps.recorder.journal)
         else:
             self.loop.close()
         self.loop = AskTell.resume(self.path)

@@ -127,7 +127,7 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(path)
     """SQLite's own limit on the file's size gives the error that a full disk gives."""
     reference = AskTell(arms(), policy(), seed=1)
     loop = AskTell(arms(), policy(), seed=1, storage=path)
-    connection = loop._recorder.journal._connection
+    connection = loop._steps.recorder.journal._connection
     refused, named = {"ask": 0, "tell": 0}, True
     while loop.asked < 400:
         step(reference, budget=400)
@@ -302,7 +302,7 @@ def test_a_journal_on_a_read_only_disk_is_read_or_the_error_says_how(path, tmp_p
     disk = tmp_path / "disk"
     loop = AskTell(arms(), policy(), seed=1, storage=path)
     finished(loop, budget=40)
-    kill(loop._recorder.journal)
+    kill(loop._steps.recorder.journal)
     for name, ends in LEFT.items():
         if name == "closed":
             AskTell.resume(path).close()
@@ -589,7 +589,7 @@ def test_the_journal_grows_with_what_is_told_not_with_the_run_so_far(path, monke
     sizes = []
     for budget in (900, 1800, 2700):  # steps that are many pages long
         finished(loop, budget=budget)
-        loop._recorder.journal._log.checkpoint()
+        loop._steps.recorder.journal._log.checkpoint()
         sizes.append(path.stat().st_size)
     loop.close()
     assert sizes[2] - sizes[1] <= 1.3 * (sizes[1] - sizes[0])

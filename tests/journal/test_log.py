@@ -41,7 +41,7 @@ def killed(path: Path, *, steps: int = 30, seed: int = 1) -> AskTell:
     loop = AskTell(arms(), policy(), seed=seed, storage=path)
     for _ in range(steps):
         step(loop)
-    kill(loop._recorder.journal)
+    kill(loop._steps.recorder.journal)
     return loop
 
 
@@ -137,7 +137,7 @@ def test_a_file_put_beside_another_log_is_refused_and_nothing_is_changed(replace
         loop = AskTell.resume(path)
         for _ in range(steps):
             step(loop)
-        kill(loop._recorder.journal)
+        kill(loop._steps.recorder.journal)
     else:
         killed(path, steps=steps)
         log = path.with_name("run.db-wal").read_bytes()
@@ -485,8 +485,8 @@ def test_missing_events_are_noticed_in_the_journal_of_a_killed_run(path):
         finished(loop, budget=20)
     loop = AskTell.resume(path)
     step(loop)
-    last = loop._recorder.journal.last
-    kill(loop._recorder.journal)
+    last = loop._steps.recorder.journal.last
+    kill(loop._steps.recorder.journal)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("DELETE FROM events WHERE seq > ?", (last - 1,))
@@ -511,7 +511,7 @@ def test_missing_last_rows_of_the_history_are_noticed_and_computed_again(long_ru
 def test_journals_whose_mark_does_not_count_are_resumed_and_get_one_that_does(path):
     with AskTell(arms(), policy(), seed=1, storage=path) as loop:
         finished(loop, budget=20)
-        events = loop._recorder.journal.last + 1
+        events = loop._steps.recorder.journal.last + 1
     with sqlite3.connect(path) as connection:
         (text,) = connection.execute("SELECT mark FROM log").fetchone()
         assert json.loads(text)[4:] == [events, len(loop.history.rows)]

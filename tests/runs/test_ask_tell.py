@@ -254,6 +254,8 @@ def test_other_bad_arguments_are_named():
         maximize(f, arms=arms(40), budget=-1)
     with pytest.raises(TypeError, match="budget to be an integer"):
         maximize(f, arms=arms(40), budget=1e3)
+    with pytest.raises(ValueError, match="budget of at most 1,000,000,000, got 10,000,000,000,000"):
+        maximize(f, arms=arms(40), budget=10**13)
     with pytest.raises(ValueError, match="max_q >= 1"):
         AskTell(arms(40)).ask(max_q=0)
 

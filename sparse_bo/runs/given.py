@@ -1,0 +1,60 @@
+"""What a run is given, checked: its budget, its seed, and observations made before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Domain
+from sparse_bo.validation import check_count, check_finite
+
+MOST = 10**9
+"""A run keeps every evaluation, in 100 bytes of memory or more: so many take 100 GB and some hours, without the objective."""
+
+SEEDS = 2**64
+"""A seed is smaller: torch's generators take no other."""
+
+
+def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
+    """Return a budget (NumPy's integers too) as an ``int`` that a run can come to the end of.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is too small, or above :data:`MOST`.
+    """
+    if check_count(name, budget, minimum=minimum) > MOST:
+        raise ValueError(
+            f"expected {name} of at most {MOST:,}, got {int(budget):,}: a run keeps every evaluation in memory, in 100 bytes "
+            "or more each, so that it never comes to that end. Ask for what it can, and go on from there with another run"
+        )
+    return int(budget)
+
+
+def check_seed(seed: int) -> None:
+    """Check a seed.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is negative, or not below :data:`SEEDS`.
+    """
+    if check_count("seed", seed, minimum=0) >= SEEDS:
+        raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
+
+
+def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
+    """Return the picks and the results of observations made before a run, each ``n``.
+
+    Raises:
+        TypeError: If they are of another kind.
+        ValueError: If there are none, or not as many inputs as results, or a result is not finite.
+    """
+    where, y = initial
+    picks = domain.check("initial inputs", where)
+    values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
+    if len(values) != len(picks) or not len(picks):
+        got = f"{len(values)} values and {len(picks)} inputs"
+        raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
+    check_finite("initial values", values)
+    return picks, values

@@ -1,0 +1,122 @@
+"""The steps of a run: ask, tell and update; each is agreed on by all ranks, recorded, and made whole or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from sparse_bo.errors import ContradictionError, PendingBatchError, ScheduleComplete
+from sparse_bo.evaluations.answers import some
+from sparse_bo.evaluations.batch import Batch
+from sparse_bo.runs.boundary import Boundary
+from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.recorder import Recorder
+
+
+class Steps:
+    """Makes the steps of a run, one at a time: calls of several threads take turns. Owned by ``AskTell`` alone.
+
+    Args:
+        engine: Where nothing has happened yet.
+        recorder: Of its journal.
+        ranks: Of the run.
+    """
+
+    def __init__(self, engine: Engine, recorder: Recorder, ranks: Lockstep) -> None:
+        self.engine, self.recorder, self.ranks = engine, recorder, ranks
+        self.lock = threading.RLock()
+
+    def ask(self, limit: int) -> Batch:
+        """Hand out the next evaluations, at most so many, those that rank 0 asks for.
+
+        Raises:
+            PendingBatchError: If nothing may be handed out before more results are told.
+            StorageError: If the journal cannot be written; nothing is handed out then.
+        """
+        with self.lock:
+            return self._asked(self.ranks.agree("ask", limit))
+
+    def answer(self, given: Callable[[], dict[int, float]]) -> None:
+        """Record results (NaN: failed), those that rank 0 was given; once none is out, take them in.
+
+        Args:
+            given: Returns them; called on rank 0 alone.
+
+        Raises:
+            TicketError: If a ticket is unknown or already answered.
+            StorageError: If the journal cannot be written; nothing is recorded then.
+        """
+        with self.lock:
+            answers: dict[int, float] = {}
+            if self.ranks.leads:
+                with self.ranks.leading():
+                    answers = given()
+            self._answered(self.ranks.agree("tell", answers))
+
+    def follow(self) -> None:
+        """Let happen here what rank 0 lets happen in its run, to its end.
+
+        Raises:
+            RankError: If rank 0 stopped or is lost.
+        """
+        self.ranks.agree("run")
+        while (told := self.ranks.next()).kind != "end":
+            with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # rank 0 gets them too
+                self._asked(told.value) if told.kind == "ask" else self._answered(told.value)
+
+    def catch_up(self) -> None:
+        """Make an update that was interrupted, if one was: the last result was told, none is out."""
+        with self.lock:
+            if self.engine.complete:
+                self.take_in(by_ask=False)
+
+    def take_in(self, *, by_ask: bool) -> None:
+        """Update the state by the results that are in: by all of them, or not at all if that raises."""
+        update = self.engine.folded()
+        with self.ranks.recording(), Boundary():
+            with self.recorder.updating(by_ask=by_ask):
+                self.engine.take(update)
+            self.recorder.updated(self.engine)
+        self.engine.failures.look(self.engine.rows)  # last: a warning may be made an error, and everything is recorded
+
+    def _asked(self, limit: int) -> Batch:
+        """See :meth:`ask`; on every rank alike."""
+        engine = self.engine
+        if engine.due:
+            self.take_in(by_ask=True)
+        made = self._hand_out(limit)
+        if isinstance(made, int) and engine.ledger.answered:
+            self.take_in(by_ask=True)
+            made = self._hand_out(limit)
+        if not isinstance(made, int):
+            return made
+        with self.ranks.recording():
+            self.recorder.flush()  # what has been taken in above stays so
+        ledger = engine.ledger
+        raise PendingBatchError(
+            f"{ledger.outstanding} evaluations are still out (tickets {some(ledger.pending)}), and the policy needs about "
+            f"{made} of their results before it hands out more; tell or fail them before the next ask",
+            needed=made,
+            pending=ledger.outstanding,
+        )
+
+    def _hand_out(self, limit: int) -> Batch | int:
+        """Return a new batch, or how many results the policy needs. If that raises, nothing has changed."""
+        handing = self.engine.propose(limit)
+        if isinstance(handing, int):
+            return handing
+        with self.ranks.recording(), Boundary(), self.engine.handing_out(handing):
+            self.recorder.asked(handing, limit)
+        self.ranks.note(handing.picks)
+        return handing.batch
+
+    def _answered(self, answers: dict[int, float]) -> None:
+        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
+        if not answers:
+            return
+        with self.ranks.recording(), Boundary(), self.engine.answering(answers):
+            self.recorder.told(answers)
+        if self.engine.complete:
+            self.take_in(by_ask=False)
