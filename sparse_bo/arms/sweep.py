@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import StoredColumns
@@ -84,7 +83,7 @@ def kernel_chunks(
         if stored is not None:
             yield part, stored.part(part, out=block)
         else:
-            yield part, prior.covariance.cross(dictionary.points, prior.arms[part], out=block)
+            yield part, prior.fixed.cross(dictionary.points, part, out=block)
 
 
 def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> Sweep:
