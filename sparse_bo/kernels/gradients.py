@@ -23,7 +23,7 @@ from sparse_bo.kernels.distances import TOLERANCES
 from sparse_bo.kernels.profiles import COEFFICIENTS, LEAST_DISTANCE, write_slope
 from sparse_bo.kernels.structure import Live, Parts, Profile, Stationary, live_structure_of
 
-_BLOCK = 2**22
+BLOCK = 2**22
 """Numbers of the block of slopes that plain tensor operations make at a time."""
 
 
@@ -71,13 +71,7 @@ class _Leaf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, Y: Tensor, inverse: Tensor, variance: Tensor | None, profile: Profile) -> Tensor:
         K = X.new_empty(len(X), len(Y))
-        leaf = _leaf(profile, inverse)
-        if on_triton(X):
-            from sparse_bo.kernels import triton_kernel
-
-            triton_kernel.fill(leaf, X, Y, K)
-        else:
-            tiles.fill(leaf, X, Y, K)
+        write_leaf(_leaf(profile, inverse), X, Y, K)
         if variance is not None:
             K.mul_(variance)
         # Values are held for the variance alone: the covariance that is factorised holds them as well.
@@ -137,8 +131,9 @@ def _by_scaled(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> tupl
     to_U, to_V = torch.empty_like(U), torch.zeros_like(V)
     ones = torch.cat([V, V.new_ones(len(V), 1)], dim=1)
     weight = V.new_zeros(len(V))
-    for rows in row_slices(len(U), chunk=max(_BLOCK // max(len(V), 1), 1) if not on_triton(U) else max(len(U), 1)):
-        M = _weighed(leaf, U[rows], V, gradient[rows])
+    chunk = len(U) if on_triton(U) else BLOCK // max(len(V), 1)
+    for rows in row_slices(len(U), chunk=max(chunk, 1)):
+        M = weighed(leaf, U[rows], V, gradient[rows])
         sums = M @ ones
         to_U[rows] = sums[:, :-1] - sums[:, -1:] * U[rows]
         to_V += M.T @ U[rows]
@@ -146,8 +141,18 @@ def _by_scaled(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> tupl
     return to_U, to_V - weight.unsqueeze(-1) * V
 
 
-def _weighed(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``M``, ``n x n'``."""
+def write_leaf(leaf: Stationary, X: Tensor, Y: Tensor, out: Tensor) -> None:
+    """Write ``k(X, Y)`` of one part into ``out``, ``n x n'``; one launch on a GPU."""
+    if on_triton(X):
+        from sparse_bo.kernels import triton_kernel
+
+        triton_kernel.fill(leaf, X, Y, out)
+    else:
+        tiles.fill(leaf, X, Y, out)
+
+
+def weighed(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> Tensor:
+    """Return ``M``, ``n x n'``; one launch on a GPU."""
     if on_triton(U):
         from sparse_bo.kernels import triton_kernel
 

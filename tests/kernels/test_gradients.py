@@ -51,7 +51,7 @@ def test_blocks_of_slopes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.autograd.grad(K.square().sum(), X)[0]
 
     whole = gradient()
-    monkeypatch.setattr("sparse_bo.kernels.gradients._BLOCK", 25)
+    monkeypatch.setattr("sparse_bo.kernels.gradients.BLOCK", 25)
     torch.testing.assert_close(gradient(), whole, rtol=1e-13, atol=1e-13)
 
 
