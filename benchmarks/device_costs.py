@@ -45,6 +45,8 @@ DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
 ARMS = 1_000_000
 """For which seconds are predicted: from the counts over two numbers of arms, along a straight line."""
 PICKS = 64
+STARTS = 4
+"""Of a fit that would be made from several starts at once."""
 PULLED = 2
 """Distinct arms pulled, for each point of the dictionary; a fit is counted for twice as many too."""
 FORMS = {"fused": True, "by GPyTorch": False}
@@ -194,6 +196,20 @@ def page(records: list[Record]) -> Iterator[Block]:
     yield f"SparseGP on training data with {DIMS} inputs; a fit takes some 20 to 100 likelihoods:"
     counts = [(f"{r['n']:,}", str(r["m"]), part, *cells(Cost(**c))) for r in models for part, c in r["parts"].items()]
     yield Table(("n", "m", "part", *COLUMNS), counts)
+    for r in models:
+        yield starts(r)
+
+
+def starts(record: Record) -> str:
+    """Return what a fit from several starts at once would gain, as predicted."""
+    one = Cost(**record["parts"]["likelihood and gradient"])
+    together = replace(one, busy=STARTS * one.busy)
+    alone, batched, serial = (short(1e3 * seconds) for seconds in (one.seconds(), together.seconds(), STARTS * one.seconds()))
+    return f"""
+Fits from several starts are not batched. A likelihood of n = {record["n"]:,} takes {alone} ms, those of {STARTS} starts in one
+batch {batched} ms, one after the other {serial} ms (predicted). SparseGP fits from one start, where the optimum on few points
+lies, and tries another only if that fails: every fit would pay for what few need.
+"""
 
 
 def headline(records: list[Record]) -> str:

@@ -238,8 +238,9 @@ def float32_products(device: torch.device) -> Rounding:
     """Return how float32 matrices are multiplied on a device, as the process is set at the moment.
 
     Any of torch's ways to set it counts: ``torch.backends.cuda.matmul.fp32_precision``, ``torch.backends.fp32_precision``,
-    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used.
+    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used. What is not known,
+    because a version of torch does not say it or says something new, counts as the coarsest.
     """
     backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
-    setting = str(backend.matmul.fp32_precision)
+    setting = str(getattr(getattr(backend, "matmul", None), "fp32_precision", "unknown"))
     return ROUNDINGS["ieee"] if setting in ("none", "ieee") else ROUNDINGS.get(setting, ROUNDINGS["bf16"])
