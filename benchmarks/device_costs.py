@@ -45,6 +45,10 @@ DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
 ARMS = 1_000_000
 """For which seconds are predicted: from the counts over two numbers of arms, along a straight line."""
 PICKS = 64
+STARTS = 4
+"""Of a fit that would be made from several starts at once."""
+PULLED = 2
+"""Distinct arms pulled, for each point of the dictionary; a fit is counted for twice as many too."""
 FORMS = {"fused": True, "by GPyTorch": False}
 """The kernel, as the package evaluates it on CUDA or not."""
 
@@ -62,23 +66,23 @@ def kernel() -> MaternKernel:
     return module
 
 
-def problem(arms: Tensor, m: int, *, fused: bool) -> tuple[ArmPrior, Observations, Dictionary]:
-    """Return a prior, observations of about 2 m arms and a dictionary of m of them."""
+def problem(arms: Tensor, m: int, *, fused: bool, pulled: int = PULLED) -> tuple[ArmPrior, Observations, Dictionary]:
+    """Return a prior, observations of ``pulled`` · m distinct arms and a dictionary of m of them."""
     covariance = covariance_function(kernel(), like=arms[:2])
     covariance = covariance if fused else replace(covariance, structure=None)
     prior = ArmPrior(arms, covariance, prior_variances(covariance, arms), 0.0, NOISE, memory_bytes=2**30)
     generator = torch.Generator().manual_seed(1)
-    indices = torch.randint(len(arms), (2 * m,), generator=generator).unique().to(arms.device)
+    indices = torch.randperm(len(arms), generator=generator)[: pulled * m].sort().values.to(arms.device)
     y = torch.randn(len(indices), generator=generator, dtype=torch.float64).to(arms.device)
     points = arms[indices[:m]]
     observations = add_observations(no_observations(arms), arms, indices, y)
     return prior, observations, Dictionary(points, torch.ones_like(points[:, 0]), indices[:m])
 
 
-def batch_parts(a: int, m: int, form: str) -> dict[str, Cost]:
+def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str, Cost]:
     """Count the parts of one batch over a arms."""
     device = second_device()
-    prior, observations, dictionary = problem(rand(a, DIMS), m, fused=FORMS[form])
+    prior, observations, dictionary = problem(rand(a, DIMS), m, fused=FORMS[form], pulled=pulled)
     made: list[InMemoryPosterior] = []
 
     def resparsify() -> None:
@@ -99,7 +103,9 @@ def batch(m: int, form: str) -> Record:
     few = sweep_rows(prior, m=m, step=-(-m // 4))
     many = 2 * few
     small, large = batch_parts(few, m, form), batch_parts(many, m, form)
-    return {"few": few, "many": many, "parts": {name: [asdict(small[name]), asdict(large[name])] for name in small}}
+    pulled = batch_parts(few, m, form, pulled=2 * PULLED)["fit"]
+    counts = {name: [asdict(small[name]), asdict(large[name])] for name in small}
+    return {"few": few, "many": many, "pulled": [PULLED * m, asdict(pulled)], "parts": counts}
 
 
 def model(n: int, m: int) -> Record:
@@ -153,11 +159,15 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
         yield Job({"work": "SparseGP", "m": chosen.inducing, "n": n}, partial(model, n, chosen.inducing))
 
 
-def at(record: Record, part: str, a: int = ARMS) -> Cost:
-    """Return the cost of a part of a batch over a arms."""
+def at(record: Record, part: str, a: int = ARMS, *, pulled: int | None = None) -> Cost:
+    """Return the cost of a part of a batch over a arms, of which so many were pulled (twice the dictionary)."""
     few, many = (Cost(**counts) for counts in record["parts"][part])
     per_arm = (many - few) * (1.0 / (record["many"] - record["few"]))
-    return few + per_arm * (a - record["few"])
+    cost = few + per_arm * (a - record["few"])
+    if pulled is None or part != "fit":
+        return cost
+    counted, twice = record["pulled"]
+    return cost + (Cost(**twice) - few) * (pulled / counted - 1.0)
 
 
 def cells(cost: Cost) -> tuple[str, ...]:
@@ -186,6 +196,20 @@ def page(records: list[Record]) -> Iterator[Block]:
     yield f"SparseGP on training data with {DIMS} inputs; a fit takes some 20 to 100 likelihoods:"
     counts = [(f"{r['n']:,}", str(r["m"]), part, *cells(Cost(**c))) for r in models for part, c in r["parts"].items()]
     yield Table(("n", "m", "part", *COLUMNS), counts)
+    for r in models:
+        yield starts(r)
+
+
+def starts(record: Record) -> str:
+    """Return what a fit from several starts at once would gain, as predicted."""
+    one = Cost(**record["parts"]["likelihood and gradient"])
+    together = replace(one, busy=STARTS * one.busy)
+    alone, batched, serial = (short(1e3 * seconds) for seconds in (one.seconds(), together.seconds(), STARTS * one.seconds()))
+    return f"""
+Fits from several starts are not batched. A likelihood of n = {record["n"]:,} takes {alone} ms, those of {STARTS} starts in one
+batch {batched} ms, one after the other {serial} ms (predicted). SparseGP fits from one start, where the optimum on few points
+lies, and tries another only if that fails: every fit would pay for what few need.
+"""
 
 
 def headline(records: list[Record]) -> str:

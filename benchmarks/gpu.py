@@ -3,8 +3,10 @@
     python benchmarks/gpu.py                          # on a CUDA device: eight minutes of an H200, float64 first
     python benchmarks/gpu.py --clock 7                # no part begins later, and none that repeats or runs goes on
     python benchmarks/gpu.py --device cpu --quick     # the same code on small sizes, seconds: to test it
+    python benchmarks/gpu.py --device second --tiny   # on a device made of host memory (g++): a rehearsal without a card
 
-Each record has the lines that one part yields, and is written when that part ends; a part that fails costs no other.
+Each record has the lines that one part yields, and is written when that part ends; a part that fails costs no other, and if the
+card computes no more after it, a new process goes on with the next.
 """
 
 from __future__ import annotations
@@ -237,6 +239,7 @@ def run(bench: Bench, a: int, budget: int, most: int, name: str) -> Iterator[Lin
         "evaluations": asked,
         "batches": len(rows),
         "m": rows[-1].dictionary_size,
+        "distinct": loop.state.observations.n,
         "rechecked": sum(row.rechecked for row in rows),
         "peak_gb": bench.peak_gb(),
     }
@@ -304,7 +307,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield each part."""
     for seed in chosen.seeds:
         sizes = {"product": chosen.product, "memory_bytes": chosen.memory_bytes}
-        bench = Bench(chosen.device, seed=seed, minutes=chosen.clock, **sizes)
+        bench = Bench(chosen.device, seed=seed, minutes=chosen.clock - chosen.elapsed / 60.0, **sizes)
         for name, part, sizes in parts(chosen):
             listed = [list(size) if isinstance(size, tuple) else size for size in sizes]  # as JSON gives them back
             yield Job({"part": name, "sizes": listed, "seed": seed}, partial(lines_of, part, bench, sizes))
@@ -341,8 +344,8 @@ def predicted(part: str, sizes: list[Any], line: Line, counts: Mapping[int, Reco
         counts: Of batches, by dictionary size; what is not among them is not predicted.
     """
 
-    def batch(m: int, a: int, *names: str) -> float:
-        return sum((device_costs.at(counts[m], name, a) for name in names), Cost()).seconds()
+    def batch(m: int, a: int, *names: str, pulled: int | None = None) -> float:
+        return sum((device_costs.at(counts[m], name, a, pulled=pulled) for name in names), Cost()).seconds()
 
     if part == "copy":
         return H200.bandwidth / 1e9
@@ -355,7 +358,8 @@ def predicted(part: str, sizes: list[Any], line: Line, counts: Mapping[int, Reco
     if part == "picks" and sizes[1] in counts:
         return 1e6 * batch(sizes[1], sizes[0], PICKS_COUNTED) * line["blocks"] / sizes[2]
     if part == "run" and sizes[2] in counts:
-        each = batch(sizes[2], sizes[0], "fit", "sweep", PICKS_COUNTED)
+        # Pulled arms grow from none; every batch counts as if its dictionary had its final size.
+        each = batch(sizes[2], sizes[0], "fit", "sweep", PICKS_COUNTED, pulled=line["distinct"] // 2)
         return line["batches"] * each + HOST_PICK * line["evaluations"]
     if part == "streamed" and sizes[1] in counts:
         return batch(sizes[1], math.prod(sizes[0]), "fit", "sweep")
@@ -373,7 +377,9 @@ def row(line: Line) -> list[str]:
     expected = "" if line["predicted"] is None else f"{short(line['predicted'])} {line['unit']}"
     share = f"{100 * line['share']:.0f} %" if "share" in line else ""
     peak = f"{line['peak_gb']:.1f}" if line.get("peak_gb") is not None else ""
-    more = ", ".join(f"{key} {line[key]:,}" for key in ("batches", "blocks", "m", "rechecked") if line.get(key) is not None)
+    more = ", ".join(
+        f"{key} {line[key]:,}" for key in ("batches", "blocks", "m", "distinct", "rechecked") if line.get(key) is not None
+    )
     return [line["what"], f"{short(line['value'])} {line['unit']}", expected, share, peak, more]
 
 
@@ -417,7 +423,7 @@ sweep over 10⁹ arms in 60 s.
     },
     seeds=(1, 1, 1),
     threads=None,
-    devices=("cuda", "cpu"),
+    devices=("cuda", "cpu", "second"),
     ignored=(Warning,),
 )
 

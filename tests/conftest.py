@@ -56,12 +56,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    name = config.getoption("--device") or ("cuda" if torch.cuda.is_available() else "")
     for item in items:  # so that -m gpu selects whatever runs on a card
-        if (
-            isinstance(item, pytest.Function)
-            and getattr(item, "callspec", None)
-            and item.callspec.params.get("device") == "cuda"
-        ):
+        given = item.callspec.params.get("device") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+        if given == "cuda" or (name.startswith("cuda") and "accelerator" in _fixtures(item)):
             item.add_marker(pytest.mark.gpu)
     if config.getoption("--device") is None:
         return

@@ -4,9 +4,10 @@ import importlib
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -95,6 +96,64 @@ def test_a_job_that_fails_in_its_own_process_says_why(tmp_path: Path) -> None:
         importlib.import_module("harness.runner")._in_own_process(failing, ["--quick"], 3)
 
 
+def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(bench: object, *sizes: object) -> Iterator[dict]:
+        yield {"what": "half of it", "value": 1.0, "unit": "s"}
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(importlib.import_module("gpu"), "picks", broken)
+    with pytest.raises(RuntimeError, match="2 measurements failed") as told:
+        run("gpu", tmp_path)
+    assert "ValueError: no such thing" in str(told.value.__cause__)
+    written = [json.loads(line)["part"] for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert written.count("streamed") == 2
+    assert "picks" not in written
+    assert (tmp_path / "gpu.md").exists()
+
+
+def test_where_the_device_computes_no_more_a_new_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After an illegal access CUDA fails at everything else that the process asks."""
+    runner, parts = importlib.import_module("harness.runner"), importlib.import_module("gpu")
+    commands: list[list[str]] = []
+
+    def started(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        commands.append(command)
+        with pytest.MonkeyPatch.context() as other:
+            other.setattr(runner, "answers", lambda _: True)
+            other.setattr(parts, "recursive", recursive)
+            runner.main(parts.EXPERIMENT, None, command[2:])
+        return subprocess.CompletedProcess(command, 0)
+
+    def broken(bench: object, *sizes: object) -> Iterator[dict]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        yield
+
+    recursive = parts.recursive
+    monkeypatch.setattr(parts, "recursive", broken)
+    monkeypatch.setattr(runner, "answers", lambda _: False)
+    # git is asked by records, not here
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=started))
+    with pytest.raises(RuntimeError, match="1 measurements failed"):
+        run("gpu", tmp_path)
+    ((*_, option, first, elapsed, seconds),) = commands
+    assert (option, elapsed) == ("--first-job", "--elapsed")
+    assert float(seconds) > 0.0
+    written = [json.loads(line)["part"] for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert "recursive RLS" not in written
+    assert len(written) == 12
+    assert int(first) == written.index("model") + 1
+    assert "computes no more" in capsys.readouterr().out
+
+
+def test_a_device_that_answers() -> None:
+    answers = importlib.import_module("harness.runner").answers
+    assert answers(torch.device("cpu"))
+    if not torch.cuda.is_available():
+        assert not answers(torch.device("meta"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize(
     ("name", "device", "message"),
@@ -102,6 +161,7 @@ def test_a_job_that_fails_in_its_own_process_says_why(tmp_path: Path) -> None:
         ("gpu", "cuda", "no CUDA device"),
         ("plan_check", "cuda", "runs on cpu"),
         ("bkb_figures", "abacus", "runs on cpu or cuda"),
+        ("gpu", "second", "made of host memory"),
     ],
 )
 def test_says_where_it_cannot_run(

@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparse_bo.arms import moments
-from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels import CovarianceFunction, gradients
+from sparse_bo.kernels.structure import Stationary, leaves
 
 
 class Card(NamedTuple):
@@ -77,7 +78,18 @@ class Cost:
         return max(self.busy, self.launches * card.launch) + self.waits * card.wait
 
 
-_FREE = {"empty", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "lift_fresh", "resize_", "set_"}
+_FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "_unsafe_view",
+    "lift_fresh",
+    "resize_",
+    "set_",
+}
 _WAITS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "equal", "_linalg_eigh"}
 _GATHERS = {"index_select", "index", "gather", "embedding"}
 
@@ -103,6 +115,8 @@ class Counting(TorchDispatchMode):
         here = any(x.device.type == self.device.type for x in (*taken, *given))
         if not here or name in _FREE or (func.is_view and name != "_to_copy"):
             return
+        if given and not any(x.numel() for x in given) and name not in _WAITS:  # nothing to compute: nothing is launched
+            return
         waits = name in _WAITS or (name == "index" and any(x.dtype == torch.bool for x in taken[1:]))
         if name in ("_to_copy", "copy_"):
             to_host = any(x.device.type == "cpu" for x in given) and any(x.device.type == self.device.type for x in taken)
@@ -119,10 +133,10 @@ class Counting(TorchDispatchMode):
         self.cost += Cost(1.0, moved, flop, float(waits), max(flop / rate, moved / bandwidth))
 
     @contextmanager
-    def one(self, moved: float, flop: float) -> Iterator[None]:
-        """Count everything inside as one operation."""
-        if not self._fused:
-            self.add(moved, flop, rate=self.card.vector)
+    def one(self, moved: float, flop: float, *, launches: int = 1) -> Iterator[None]:
+        """Count everything inside as one operation, or as so many that share its bytes and flop."""
+        for _ in range(0 if self._fused else launches):
+            self.add(moved / launches, flop / launches, rate=self.card.vector)
         self._fused += 1
         try:
             yield
@@ -194,14 +208,30 @@ def counted(work: Callable[[], object], *, device: torch.device, card: Card = H2
     def fused_cross(self: CovarianceFunction, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
         if self.structure is None:
             return cross(self, X, Y, out=out)
-        n = len(X) * len(Y)
-        with mode.one(_bytes(X) + _bytes(Y) + 8 * n, (3.0 * X.shape[-1] + 40.0) * n):
+        n, parts = len(X) * len(Y), len(leaves(self.structure))
+        moved, flop = _bytes(X) + _bytes(Y) + 8 * n, (3.0 * X.shape[-1] + 40.0) * n
+        with mode.one(parts * moved, parts * flop, launches=parts):
             return cross(self, X, Y, out=out)
 
     def fused_squares(product: Tensor, out: Tensor) -> None:
         with mode.one(_bytes(product) + 2 * _bytes(out), 2.0 * product.numel()):
             squares(product, out)
 
-    with patch.object(CovarianceFunction, "cross", fused_cross), patch.object(moments, "add_squares", fused_squares), mode:
+    def fused_leaf(structure: Stationary, X: Tensor, Y: Tensor, out: Tensor) -> None:
+        with mode.one(_bytes(X) + _bytes(Y) + _bytes(out), (3.0 * X.shape[-1] + 40.0) * out.numel()):
+            gradients.tiles.fill(structure, X, Y, out)
+
+    def fused_slopes(leaf: Stationary, U: Tensor, V: Tensor, gradient: Tensor) -> Tensor:
+        with mode.one(_bytes(U) + _bytes(V) + 2 * _bytes(gradient), (3.0 * U.shape[-1] + 40.0) * gradient.numel()):
+            return weighed(leaf, U, V, gradient)
+
+    weighed = gradients.weighed
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(CovarianceFunction, "cross", fused_cross))
+        stack.enter_context(patch.object(moments, "add_squares", fused_squares))
+        stack.enter_context(patch.object(gradients, "write_leaf", fused_leaf))
+        stack.enter_context(patch.object(gradients, "weighed", fused_slopes))
+        stack.enter_context(patch.object(gradients, "BLOCK", sys.maxsize))  # as where a slope is one launch
+        stack.enter_context(mode)
         work()
     return mode.cost

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> list[Ex
     known = [] if chosen.again else experiment.read(chosen.folder)
     jobs = list(experiment.jobs(chosen))
     todo = [(k, job) for k, job in enumerate(jobs) if not any(_is_of(job, record, state["device"]) for record in known)]
+    todo = [(k, job) for k, job in todo if k >= chosen.first_job]
     print(f"{experiment.name}: {len(todo)} of {len(jobs)} to measure ({path} has the others; --again: all)", flush=True)
     start, failed = time.perf_counter(), list[Exception]()
     for count, (k, job) in enumerate(todo):
@@ -63,12 +65,32 @@ def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> list[Ex
         try:
             measured = _in_own_process(experiment, words, k) if alone else job.measure()
         except Exception as error:  # of hundreds of measurements, one that fails shall not cost the others
-            failed.append(error)
+            # Not the exception itself: its traceback holds the tensors of what failed.
+            failed.append(RuntimeError(f"{label}: {type(error).__name__}: {error}"))
             print(f"{label}: failed\n{traceback.format_exc()}", flush=True)
+            if not alone and count + 1 < len(todo) and not answers(chosen.device):
+                failed += _rest_in_new_process(experiment, words, k + 1, time.perf_counter() - start)
+                break
             continue
         append(path, {**job.key, **measured, **state})
         print(f"{label}: {time.perf_counter() - began:.1f} s", flush=True)
     return failed
+
+
+def answers(device: torch.device) -> bool:
+    """Return whether a device still computes: after some errors CUDA fails at whatever a process asks of it."""
+    try:
+        return float(torch.ones(2, device=device).sum()) == 2.0
+    except RuntimeError:
+        return False
+
+
+def _rest_in_new_process(experiment: Experiment, words: list[str], first: int, elapsed: float) -> list[Exception]:
+    """Make the measurements from a job on in a new process, which writes their records; return why that failed."""
+    print(f"the device computes no more in this process: from measurement {first} on in a new one", flush=True)
+    command = [sys.executable, experiment.script, *words, "--first-job", str(first), "--elapsed", str(elapsed)]
+    done = subprocess.run(command, check=False)
+    return [] if done.returncode == 0 else [RuntimeError(f"the new process ended with {done.returncode}; see above")]
 
 
 def _is_of(job: Job, record: Record, device: str) -> bool:
@@ -106,6 +128,8 @@ def _parse(experiment: Experiment, description: str | None, words: list[str]) ->
     if experiment.own_process:
         parser.add_argument("--here", action="store_true", help="measure in this process, not each in its own")
     parser.add_argument("--job", type=int, help="measure this one here and print it")
+    parser.add_argument("--first-job", type=int, default=0, help=SUPPRESS)  # of a process that goes on for another
+    parser.add_argument("--elapsed", type=float, default=0.0, help=SUPPRESS)  # seconds that the other one took
     for name, option in experiment.options.items():
         several = isinstance(option.full, tuple)
         parser.add_argument(
@@ -131,6 +155,10 @@ def _parse(experiment: Experiment, description: str | None, words: list[str]) ->
         parser.error(f"{experiment.name} runs on {' or '.join(experiment.devices)}, got --device {chosen.device}")
     if kind == "cuda" and not torch.cuda.is_available():
         parser.error(f"torch sees no CUDA device for --device {chosen.device}; --device cpu --tiny tests the code without one")
+    if kind == "second":
+        if chosen.form == "full":
+            parser.error("--device second is made of host memory, to test the code: add --tiny or --quick")
+        importlib.import_module(".counting", __package__).second_device()
     chosen.device = torch.device(chosen.device)
     return chosen
 

@@ -229,7 +229,7 @@ class _Picker:
                 sequence, ended = ratios.accept(sequence, check=self.spent > self.stop_rule.allowance)
             picks.append(sequence)
             left -= len(sequence)
-            if ended:
+            if ended or left <= 0:
                 break
             conditioner = conditioner.absorb(indices, block, positions, counts.to(self.scores.dtype))
         return BatchPicks(torch.cat(picks), self.rechecked)

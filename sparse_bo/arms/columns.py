@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
-from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels import CovarianceFunction, FixedInputs
 
 _LEAST_BLOCK_BYTES = 2**20
 """Smaller blocks of new columns only cost calls."""
@@ -49,7 +49,13 @@ class KernelColumns:
         return KernelColumns(self.memory_bytes)
 
     def grown(
-        self, covariance: CovarianceFunction, arms: Tensor, indices: Tensor, *, points: Tensor | None = None
+        self,
+        covariance: CovarianceFunction,
+        arms: Tensor,
+        indices: Tensor,
+        *,
+        points: Tensor | None = None,
+        fixed: FixedInputs | None = None,
     ) -> KernelColumns:
         """Return the columns with those of ``indices`` added. O(a d) per missing one.
 
@@ -60,9 +66,10 @@ class KernelColumns:
             arms: ``a x d``, what the columns run over.
             indices: ``m`` arms whose columns are wanted.
             points: ``m x d``, their rows where ``arms`` do not hold them; ``None``: rows of ``arms``.
+            fixed: The arms prepared for this kernel.
         """
         if self.storage is not None and self.storage.gone:
-            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices, points=points)
+            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices, points=points, fixed=fixed)
         missing = [i for i in indices.tolist() if i not in self.slots]
         if not missing:
             return self
@@ -74,11 +81,12 @@ class KernelColumns:
         storage = kept._with_room(len(missing), arms)
         start = storage.used
         stop = start + len(missing)
+        fixed = FixedInputs(covariance, arms, 0) if fixed is None else fixed
         points = arms[missing] if points is None else points[torch.isin(indices, indices.new_tensor(missing))]
         # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
         share = max(self.memory_bytes // (3 * covariance.blocks), _LEAST_BLOCK_BYTES)
         for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
-            covariance.cross(points, arms[part], out=storage.rows[start:stop, part])
+            fixed.cross(points, part, out=storage.rows[start:stop, part])
         storage.used += len(missing)
         slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
         return KernelColumns(self.memory_bytes, slots, storage)

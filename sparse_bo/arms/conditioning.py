@@ -37,7 +37,9 @@ class FixedDictionary:
     def block(self, indices: Tensor) -> Block:
         """O(b r² + b r (p + b) + p² b)."""
         residual, start, embedding, columns = self._solve(indices)
-        covariance = embedding @ embedding.T - columns.T @ columns
+        covariance = embedding @ embedding.T
+        if len(columns):
+            covariance -= columns.T @ columns
         covariance.diagonal().copy_(_left(embedding, columns))  # to the last bit what leverages() gives
         return Block(covariance, residual, start, torch.cat([embedding, columns.T], dim=1))
 
@@ -166,7 +168,8 @@ class Process:
 
 def _left(embedding: Tensor, columns: Tensor) -> Tensor:
     """Return the reducible leverages, ``b``, of arms with embeddings ``b x r`` after the picks of ``columns`` (``p x b``)."""
-    return (embedding.square().sum(dim=-1) - columns.square().sum(dim=0)).clamp_min(0.0)
+    start = embedding.square().sum(dim=-1)
+    return (start - columns.square().sum(dim=0)).clamp_min(0.0) if len(columns) else start
 
 
 def _reduced(start: Tensor, columns: Tensor) -> Tensor:

@@ -27,7 +27,11 @@ class Moments(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """Computes moments from kernel columns."""
+    """Computes moments from kernel columns.
+
+    Of many points part by part: :meth:`start` makes room for all, :meth:`write` takes a part, :meth:`finish` does once for all
+    what need not be done for each part.
+    """
 
     step: int
     """Rows of the largest temporary beside the kernel block."""
@@ -41,6 +45,18 @@ class Evaluator(Protocol):
             K_DX: ``m x n`` kernel between dictionary and points, float64.
             prior_variance: ``n``, ``k(x, x)`` (y²).
         """
+        ...
+
+    def start(self, prior_variance: Tensor) -> Moments:
+        """Return room for the moments of the points with these prior variances (``n``, y²)."""
+        ...
+
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+        """Write the part ``out`` of what :meth:`start` gave, from the kernel columns and prior variances of its points."""
+        ...
+
+    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+        """Make the moments of all points out of what was written, in place. O(n)."""
         ...
 
 
@@ -78,20 +94,31 @@ class _OneProduct:
         self.form, self.step = form, form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        """Do what :meth:`sparse_bo.core.dtc.OneProduct.moments` does, without gradients and without new memory."""
+        """Do what :meth:`sparse_bo.core.dtc.OneProduct.moments` does, without gradients."""
+        return _all_at_once(self, K_DX, prior_variance)
+
+    def start(self, prior_variance: Tensor) -> Moments:
+        """See :class:`Evaluator`: variances begin as what is explained."""
+        return Moments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)
+
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`: what is explained is added up; on a GPU a launch or two for each block of columns."""
         columns, step, n = self.form.columns, self.step, K_DX.shape[-1]
         m = len(columns)
         work = K_DX.new_empty((step + 1) * n)  # written again by every block, so that it stays in the cache
-        explained = torch.zeros_like(prior_variance)
         for start in range(0, m, step):
             last = start + step >= m
             rows, stop = min(start + step, m), columns.shape[-1] if last else start + step
             product = work[: (stop - start) * n].view(stop - start, n)
             torch.mm(columns[:rows, start:stop].T, K_DX[:rows], out=product)
             if last:
-                means, product = product[-1] + self.form.prior_mean, product[:-1]
-            add_squares(product, explained)
-        return Moments(means, torch.sub(prior_variance, explained, out=explained).clamp_min_(0.0), None)
+                torch.add(product[-1], self.form.prior_mean, out=out.means)
+                product = product[:-1]
+            add_squares(product, out.variances)
+
+    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`."""
+        torch.sub(prior_variance, out.variances, out=out.variances).clamp_min_(0.0)
 
 
 class _TwoTerms:
@@ -103,8 +130,20 @@ class _TwoTerms:
         self.state, self.step = state, form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        return _all_at_once(self, K_DX, prior_variance)
+
+    def start(self, prior_variance: Tensor) -> Moments:
+        """See :class:`Evaluator`."""
+        return Moments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
+
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`."""
         features = self.state.factor.features(K_DX)
-        return Moments(dtc.mean(self.state, features), dtc.variance(self.state, features, prior_variance), None)
+        out.means.copy_(dtc.mean(self.state, features))
+        out.variances.copy_(dtc.variance(self.state, features, prior_variance))
+
+    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`: nothing is left to do."""
 
 
 class _LowPrecision:
@@ -134,6 +173,18 @@ class _LowPrecision:
         self.frobenius = self.norms.double().square().sum()
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+        return _all_at_once(self, K_DX, prior_variance)
+
+    def start(self, prior_variance: Tensor) -> Moments:
+        """See :class:`Evaluator`."""
+        return Moments(*(torch.empty_like(prior_variance) for _ in range(3)))
+
+    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`: nothing is left to do."""
+
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+        """See :class:`Evaluator`."""
+        assert out.errors is not None
         K = K_DX.float()
         lengths = K.square().sum(dim=0).double().sqrt_()
         squares, weighted, before = torch.zeros_like(lengths), torch.zeros_like(lengths), float32_products(K.device)
@@ -147,14 +198,23 @@ class _LowPrecision:
         gamma, square_error = self._errors(rounding)
         norm = lengths.mul_((1.0 + square_error) * gamma)  # γ ‖k‖
         weighted *= (1.0 + 2.0 * square_error) * (1.0 + 3.0 * rounding.factors)
-        errors = norm * (2.0 * weighted + norm * self.frobenius) + square_error * squares
-        return Moments(self.form.mean(K_DX), (prior_variance - squares).clamp_min_(0.0), errors)
+        torch.add(norm * (2.0 * weighted + norm * self.frobenius), square_error * squares, out=out.errors)
+        out.means.copy_(self.form.mean(K_DX))
+        torch.sub(prior_variance, squares, out=out.variances).clamp_min_(0.0)
 
     def _errors(self, rounding: Rounding) -> tuple[float, float]:
         """Return γ, and the relative error of a sum of r squares."""
         r, m = self.root.shape
         factors = 2.0 * rounding.factors + rounding.factors**2
         return 1.001 * (factors + (m + 2) * rounding.sums), (r + 2) * rounding.sums
+
+
+def _all_at_once(evaluate: Evaluator, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+    """Return the moments of points as of one part."""
+    out = evaluate.start(prior_variance)
+    evaluate.write(K_DX, prior_variance, out)
+    evaluate.finish(prior_variance, out)
+    return out
 
 
 class Rounding(NamedTuple):
@@ -178,8 +238,9 @@ def float32_products(device: torch.device) -> Rounding:
     """Return how float32 matrices are multiplied on a device, as the process is set at the moment.
 
     Any of torch's ways to set it counts: ``torch.backends.cuda.matmul.fp32_precision``, ``torch.backends.fp32_precision``,
-    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used.
+    ``torch.set_float32_matmul_precision``; asking the last would raise after one of the others was used. What is not known,
+    because a version of torch does not say it or says something new, counts as the coarsest.
     """
     backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
-    setting = str(backend.matmul.fp32_precision)
+    setting = str(getattr(getattr(backend, "matmul", None), "fp32_precision", "unknown"))
     return ROUNDINGS["ieee"] if setting in ("none", "ieee") else ROUNDINGS.get(setting, ROUNDINGS["bf16"])

@@ -205,7 +205,7 @@ def _swept(
     (arms, _), chosen, pulled = prior.in_memory, dictionary.indices, observations.arm_indices
     stored = None
     if chosen is not None and not prior.covariance.cheap(arms) and columns.fits(dictionary.m, arms):
-        columns = columns.grown(prior.covariance, arms, chosen)
+        columns = columns.grown(prior.covariance, arms, chosen, fixed=prior.fixed)
         stored = columns.of(chosen)
         K_DD, K_DX = stored.some(chosen), stored.some(pulled)
     else:

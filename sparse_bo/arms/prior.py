@@ -16,7 +16,7 @@ from sparse_bo.arms.tiles import tiles
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.domains.sharded import ShardedArms
-from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels import CovarianceFunction, FixedInputs
 from sparse_bo.observations import repeated_rows
 
 
@@ -70,6 +70,18 @@ class ArmPrior:
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
     """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.observations.repeated_rows`)."""
+    prepared: bool = True
+    """Whether what the kernel needs of arms in memory may be computed once: its last bits depend on which arms are there, so
+    not for a rank's part of them."""
+
+    @cached_property
+    def fixed(self) -> FixedInputs:
+        """The arms in memory as the kernel's fixed side.
+
+        Raises:
+            ValueError: If the arms are streamed.
+        """
+        return FixedInputs(self.covariance, self.in_memory[0], self.memory_bytes if self.prepared else 0)
 
     @property
     def in_memory(self) -> tuple[Tensor, Tensor]:
@@ -89,7 +101,7 @@ class ArmPrior:
             return self
         part = self.arms.part
         repeats = repeated_rows(part) if isinstance(part, Tensor) and len(part) > 1 else None
-        return replace(self, arms=part, prior_variance=prior_variances(self.covariance, part), repeats=repeats)
+        return replace(self, arms=part, prior_variance=prior_variances(self.covariance, part), repeats=repeats, prepared=False)
 
     @cached_property
     def kappa_squared(self) -> float:

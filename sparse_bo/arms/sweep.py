@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import StoredColumns
-from sparse_bo.arms.moments import Evaluator
+from sparse_bo.arms.moments import Evaluator, Moments
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.core.chunking import chunk_rows, row_slices
 from sparse_bo.dictionary import Dictionary
@@ -84,7 +83,7 @@ def kernel_chunks(
         if stored is not None:
             yield part, stored.part(part, out=block)
         else:
-            yield part, prior.covariance.cross(dictionary.points, prior.arms[part], out=block)
+            yield part, prior.fixed.cross(dictionary.points, part, out=block)
 
 
 def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None, evaluate: Evaluator) -> Sweep:
@@ -97,13 +96,10 @@ def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None,
         evaluate: Gives posterior moments from kernel columns.
     """
     _, prior_variance = prior.in_memory
-    means, variances = torch.empty_like(prior_variance), torch.empty_like(prior_variance)
-    errors = None
+    found = evaluate.start(prior_variance)
     for part, K_DX in kernel_chunks(prior, dictionary, stored, step=evaluate.step):
-        moments = evaluate(K_DX, prior_variance[part])
-        means[part], variances[part] = moments.means, moments.variances
-        if moments.errors is not None:
-            errors = torch.empty_like(means) if errors is None else errors
-            errors[part] = moments.errors
+        errors = None if found.errors is None else found.errors[part]
+        evaluate.write(K_DX, prior_variance[part], Moments(found.means[part], found.variances[part], errors))
+    evaluate.finish(prior_variance, found)
     scale = prior.regularization
-    return Sweep(means, variances.div_(scale), None if errors is None else errors.div_(scale))
+    return Sweep(found.means, found.variances.div_(scale), None if found.errors is None else found.errors.div_(scale))

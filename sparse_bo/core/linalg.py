@@ -45,7 +45,9 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     total = factor.detach().diagonal(dim1=-2, dim2=-1).sum()
     if factor.device.type == "cpu":  # reading costs nothing there, every operation more does
         return math.isfinite(float(total)) and not bool(info.any())
-    return bool((info == 0).all() & total.isfinite())
+    failures = info if info.dim() == 0 else info.abs().sum()
+    found, failed = torch.stack([total, failures.to(total)]).tolist()
+    return math.isfinite(found) and failed == 0.0
 
 
 def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:

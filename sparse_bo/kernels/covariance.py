@@ -47,7 +47,7 @@ class CovarianceFunction:
         """
         if X.device.type == "cpu" or X.shape[-1] > FUSED_INPUTS or self.structure is None:
             return False
-        return _fits(self.structure, X, X)
+        return evaluated_here(self.structure, X, X)
 
     @torch.no_grad()
     def cross(self, X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -58,13 +58,13 @@ class CovarianceFunction:
             Y: ``n' x d``.
             out: ``n x n'``, any strides: takes the result, which need not be copied then to where it is kept.
         """
-        if self.structure is None or not _fits(self.structure, X, Y):
+        if self.structure is None or not evaluated_here(self.structure, X, Y):
             with gpytorch.settings.lazily_evaluate_kernels(False):
                 K = self.kernel(X, Y).to_dense()
             return K if out is None else out.copy_(K)
         if out is None:
             out = X.new_empty(len(X), len(Y))
-        if X.device.type == "cuda" and triton_is_there():
+        if on_triton(X):
             from sparse_bo.kernels import triton_kernel
 
             triton_kernel.fill(self.structure, X, Y, out)
@@ -75,15 +75,22 @@ class CovarianceFunction:
     @torch.no_grad()
     def diagonal(self, X: Tensor) -> Tensor:
         """Return ``k(x, x)`` of each row, ``n`` from ``n x d``. O(n d)."""
-        if self.structure is None or not _fits(self.structure, X, X):
+        if self.structure is None or not evaluated_here(self.structure, X, X):
             return self.kernel(X, diag=True)
         return X.new_full((len(X),), value_at_zero(self.structure))
 
 
-def _fits(structure: Structure, X: Tensor, Y: Tensor) -> bool:
-    """Return whether inputs are two matrices in the precision of the kernel: what is broadcast is left to GPyTorch."""
+def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:
+    """Return whether inputs are two matrices in the precision of a known kernel: what is broadcast is left to GPyTorch."""
+    if structure is None:
+        return False
     dtype = dtype_of(structure)
     return X.dim() == 2 and Y.dim() == 2 and dtype in TOLERANCES and X.dtype == Y.dtype == dtype
+
+
+def on_triton(X: Tensor) -> bool:
+    """Return whether kernels of inputs that are where ``X`` is are evaluated by the package's own kernel for GPUs."""
+    return X.device.type == "cuda" and triton_is_there()
 
 
 @cache

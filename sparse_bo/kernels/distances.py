@@ -8,6 +8,7 @@ the kernel is computed again from the difference of its inputs.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -22,15 +23,60 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 LEAST_ROWS = 8
 """Fewer rows do not repay what preparing the other side for a matrix product costs; and BLAS computes with up to 3 rows
 otherwise than with more, so that their last bits would depend on who is evaluated together."""
+LEAST_ROWS_PREPARED = 4
+"""The same where the other side is prepared already."""
 _MOST_PAIRS = 1.0 / 32.0
 """Recomputing a pair costs about as much as the differences of so many pairs one after the other."""
+
+
+class Others:
+    """The other side, for many evaluations: what does not depend on the fixed rows is computed when it is first asked for.
+
+    Takes ``16 (d + 1) n`` bytes at most.
+    """
+
+    def __init__(self, leaf: Stationary, Y: Tensor) -> None:
+        """Hold references; nothing is computed.
+
+        Args:
+            leaf: The kernel.
+            Y: ``n x d``, n ≥ 1.
+        """
+        self.leaf, self.Y = leaf, leaf.of(Y)
+
+    @cached_property
+    def centre(self) -> Tensor:
+        """``d``: what inputs are moved by, so that as few digits as possible cancel."""
+        return self.Y.mean(dim=0)
+
+    @cached_property
+    def right(self) -> Tensor:
+        """``d + 2 x n + 1``: what :class:`Expansion` multiplies with; a column more, because there is no product with one."""
+        n, d = self.Y.shape
+        right = self.Y.new_zeros(d + 2, n + 1)
+        centred = torch.sub(self.Y.T, self.centre.unsqueeze(-1), out=right[:d, :n])
+        right[d] = 1.0
+        torch.mv(centred.square().T, self.leaf.weights.expand(d), out=right[d + 1, :n])
+        return right
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """``n x d``: what :class:`Differences` takes differences of."""
+        if self.leaf.isotropic_weight is not None:
+            return self.Y
+        return (self.Y - self.centre).mul_(self.leaf.inverse_lengthscale)
 
 
 class Distances(Protocol):
     """Scaled squared distances ``q`` between fixed rows and a chunk of others."""
 
-    def load(self, Y: Tensor) -> None:
-        """Take the chunk ``Y`` (``n x d``) as the other side."""
+    def load(self, Y: Tensor, start: int) -> None:
+        """Take the chunk ``Y`` (``n x d``) as the other side.
+
+        Args:
+            Y: The chunk.
+            start: Of which row of the prepared others it begins, if they are prepared.
+        """
         ...
 
     def write(self, rows: slice, columns: slice, q: Tensor) -> None:
@@ -49,39 +95,42 @@ def width_of(n: int) -> int:
     return max(n, 2)
 
 
-def distances(leaf: Stationary, X: Tensor, *, most: int) -> Distances:
+def distances(leaf: Stationary, X: Tensor, *, most: int, others: Others | None = None) -> Distances:
     """Choose how to compute the distances to the rows of ``X``; the choice does not depend on the other side.
 
     Args:
         leaf: The kernel.
         X: ``m x d``, the fixed side.
         most: The largest chunk of the other side.
+        others: The other side, if it is prepared.
     """
     X = leaf.of(X)
-    if X.device.type != "cpu" or len(X) < LEAST_ROWS:  # on a GPU looking for near pairs would make the host wait
-        return Differences(leaf, X)
-    expansion = Expansion(leaf, X, most=most)
+    least = LEAST_ROWS if others is None else LEAST_ROWS_PREPARED
+    if X.device.type != "cpu" or len(X) < least:  # on a GPU looking for near pairs would make the host wait
+        return Differences(leaf, X, others)
+    expansion = Expansion(leaf, X, most=most, others=others)
     # About this share of all pairs is near: high dimensions are taken for two, because inputs often lie near a surface.
     share = (expansion.near / expansion.radius) ** (min(X.shape[-1], 2) / 2) if expansion.radius > 0.0 else math.inf
-    return Differences(leaf, X) if expansion.near > 0.0 and not share <= _MOST_PAIRS else expansion
+    return Differences(leaf, X, others) if expansion.near > 0.0 and not share <= _MOST_PAIRS else expansion
 
 
 class Differences:
     """From differences of inputs: as accurate as the inputs."""
 
-    def __init__(self, leaf: Stationary, X: Tensor) -> None:
-        self.leaf, self.coefficient = leaf, COEFFICIENTS[leaf.profile]
+    def __init__(self, leaf: Stationary, X: Tensor, others: Others | None = None) -> None:
+        self.leaf, self.others, self.coefficient = leaf, others, COEFFICIENTS[leaf.profile]
         self.scale = None if leaf.isotropic_weight is not None else leaf.inverse_lengthscale
         self.coefficient *= leaf.isotropic_weight or 1.0
-        self.centre = X[0]  # so that scaling inputs that lie far from 0 does not cost digits
+        # So that scaling inputs that lie far from 0 does not cost digits.
+        self.centre = X[0] if others is None or self.scale is None else others.centre
         self.X, self.Y, self.zero = self._scaled(X), X, X.new_zeros(())
 
     def _scaled(self, X: Tensor) -> Tensor:
         return X if self.scale is None else (X - self.centre).mul_(self.scale)
 
-    def load(self, Y: Tensor) -> None:
+    def load(self, Y: Tensor, start: int) -> None:
         """See :class:`Distances`. O(n d)."""
-        self.Y = self._scaled(self.leaf.of(Y))
+        self.Y = self._scaled(self.leaf.of(Y)) if self.others is None else self.others.scaled[start : start + len(Y)]
 
     def write(self, rows: slice, columns: slice, q: Tensor) -> None:
         """See :class:`Distances`. O(|rows| |columns| d)."""
@@ -93,10 +142,11 @@ class Differences:
 class Expansion:
     """As a matrix product; pairs that are ``near`` from differences."""
 
-    def __init__(self, leaf: Stationary, X: Tensor, *, most: int) -> None:
+    def __init__(self, leaf: Stationary, X: Tensor, *, most: int, others: Others | None = None) -> None:
         m, d = X.shape
         self.leaf, self.X, self.Y, self.coefficient = leaf, X, X, COEFFICIENTS[leaf.profile]
-        self.centre, self.weights = X.mean(dim=0), leaf.weights.expand(d)
+        self.others, self.start, self.weights = others, 0, leaf.weights.expand(d)
+        self.centre = X.mean(dim=0) if others is None else others.centre
         centred = X - self.centre
         self.left = X.new_empty(m, d + 2)
         torch.mul(centred, self.weights * (-2.0 * self.coefficient), out=self.left[:, :d])
@@ -110,11 +160,17 @@ class Expansion:
         """Below this ``r²`` the error would show in the kernel; 0 where it never does."""
         torch.mul(norms, self.coefficient, out=self.left[:, d])
         self.left[:, d + 1] = self.coefficient
+        if others is not None:
+            self.right = others.right
+            return
         self.right, self.squares = X.new_empty(d + 2, most + 1), X.new_empty(d * most)
         self.right[d] = 1.0
 
-    def load(self, Y: Tensor) -> None:
+    def load(self, Y: Tensor, start: int) -> None:
         """See :class:`Distances`. O(n d)."""
+        if self.others is not None:
+            self.start, self.Y = start, self.others.Y[start : start + len(Y)]
+            return
         self.Y = self.leaf.of(Y)
         n, d = self.Y.shape
         centred = torch.sub(self.Y.T, self.centre.unsqueeze(-1), out=self.right[:d, :n])
@@ -123,7 +179,7 @@ class Expansion:
 
     def write(self, rows: slice, columns: slice, q: Tensor) -> None:
         """See :class:`Distances`. O(|rows| |columns| d)."""
-        start, n = columns.start, columns.stop - columns.start
+        start, n = self.start + columns.start, columns.stop - columns.start
         torch.mm(self.left[rows], self.right[:, start : start + q.shape[-1]], out=q)
         if self.near:
             self._repair(self.X[rows], self.Y[columns], q[:, :n])

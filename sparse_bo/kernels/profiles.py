@@ -49,6 +49,26 @@ def apply_profile(profile: Profile, q: Tensor, spare: Tensor, out: Tensor) -> No
     torch.addcmul(exponential, exponential, rest, out=out)
 
 
+def write_slope(profile: Profile, squares: Tensor) -> Tensor:
+    """Return ``−2 dk/ds`` of squared distances s ≥ 0, in their memory; at 0, where Matérn-1/2 has none, 0.
+
+    Args:
+        profile: Which.
+        squares: Squared distances of scaled inputs, any shape; overwritten.
+    """
+    if profile == "gaussian":
+        return squares.mul_(-0.5).exp_()
+    distance = squares.mul_(COEFFICIENTS[profile]).sqrt_()
+    decay = torch.exp(-distance)
+    if profile == "matern12":
+        return decay.div_(distance).masked_fill_(distance <= LEAST_DISTANCE, 0.0)
+    return decay.mul_(3.0) if profile == "matern32" else decay.mul_(distance.add_(1.0)).mul_(5.0 / 3.0)
+
+
+LEAST_DISTANCE = 1e-15
+"""Below it GPyTorch takes a distance for constant."""
+
+
 def reach(profile: Profile, error: float, tolerance: float) -> float:
     """Return the ``r²`` from which on an error of ``r²`` changes the profile by at most ``tolerance``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparse_bo.kernels.covariance import triton_is_there
+from sparse_bo.kernels.covariance import on_triton
 
 
 def add_squares(product: Tensor, out: Tensor) -> None:
@@ -14,7 +14,7 @@ def add_squares(product: Tensor, out: Tensor) -> None:
         product: ``r x n``, contiguous rows; overwritten.
         out: ``n``, contiguous.
     """
-    if product.device.type == "cuda" and triton_is_there():
+    if on_triton(product):
         from sparse_bo.kernels import triton_squares
 
         triton_squares.add(product, out)

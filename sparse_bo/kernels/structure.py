@@ -7,7 +7,7 @@ anything, so it stays GPyTorch's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -39,6 +39,11 @@ class Stationary:
     def weights(self) -> Tensor:
         """``1`` or one for each column: what a squared difference is multiplied by (1/x²)."""
         return self.inverse_lengthscale.square()
+
+    @cached_property
+    def parameters(self) -> Tensor:
+        """Variance, then what inputs are multiplied by (``1`` or one for each column): what a GPU reads."""
+        return torch.cat([self.inverse_lengthscale.new_full((1,), self.variance), self.inverse_lengthscale])
 
     def of(self, X: Tensor) -> Tensor:
         """Return the columns of ``X`` (``n x d``) that this kernel sees."""
@@ -76,6 +81,77 @@ def value_at_zero(structure: Structure) -> float:
         return structure.variance
     values = [value_at_zero(part) for part in structure.parts]
     return sum(values) if isinstance(structure, Sum) else math.prod(values)
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """A stationary kernel with the hyper-parameters of the kernel that it is, gradients included."""
+
+    profile: Profile
+    inverse_lengthscale: Tensor
+    """``1`` or one for each column (1/x)."""
+    variance: Tensor | None
+    """Scalar (y²); ``None`` for 1."""
+    columns: Tensor | None
+    """Input columns that it sees, in order; ``None`` for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A sum or a product of such kernels."""
+
+    adds: bool
+    parts: tuple[Live | Parts, ...]
+
+
+def live_structure_of(kernel: Kernel) -> Live | Parts | None:
+    """Return what a kernel is made of with its own hyper-parameters; ``None`` if that is not certain. Reads no number."""
+    return _live(kernel, None) if _plain(kernel) else None
+
+
+def _live(kernel: Kernel, outer: Tensor | None) -> Live | Parts | None:
+    """Recognise a plain kernel as :func:`_structure` does."""
+    columns = outer
+    if kernel.active_dims is not None:
+        columns = kernel.active_dims if outer is None else outer[kernel.active_dims]
+    variance = None
+    while type(kernel) is ScaleKernel:
+        base = kernel.base_kernel
+        if not _plain(base) or not _same(base.active_dims, kernel.active_dims):
+            return None
+        variance = kernel.outputscale if variance is None else variance * kernel.outputscale
+        kernel = base
+    if type(kernel) in (AdditiveKernel, ProductKernel):
+        found = [_live(part, columns) for part in kernel.kernels if _plain(part)]
+        known = tuple(part for part in found if part is not None)
+        if len(known) < len(kernel.kernels) or not known:
+            return None
+        adds = type(kernel) is AdditiveKernel
+        if variance is not None:
+            known = _scaled(known, variance, adds=adds)
+        return known[0] if len(known) == 1 else Parts(adds, known)
+    profile = "gaussian" if type(kernel) is RBFKernel else _MATERN.get(kernel.nu) if type(kernel) is MaternKernel else None
+    if profile is None:
+        return None
+    return Live(profile, kernel.lengthscale.flatten().reciprocal(), variance, columns)
+
+
+def _scaled(parts: tuple[Live | Parts, ...], variance: Tensor, *, adds: bool) -> tuple[Live | Parts, ...]:
+    """Return the parts of a sum or a product that is multiplied by a variance."""
+    first, *others = parts
+    scaled = _times(first, variance)
+    return (scaled, *(_times(part, variance) if adds else part for part in others))
+
+
+def _times(part: Live | Parts, variance: Tensor) -> Live | Parts:
+    if isinstance(part, Live):
+        return replace(part, variance=variance if part.variance is None else part.variance * variance)
+    return replace(part, parts=_scaled(part.parts, variance, adds=part.adds))
+
+
+def leaves(structure: Structure) -> list[Stationary]:
+    """Return the stationary kernels that it is made of."""
+    return [structure] if isinstance(structure, Stationary) else [leaf for part in structure.parts for leaf in leaves(part)]
 
 
 def dtype_of(structure: Structure) -> torch.dtype:

@@ -6,13 +6,14 @@ all operations, in place, and only the result is written to memory. A value does
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
-from sparse_bo.kernels.distances import Distances, distances, width_of
+from sparse_bo.kernels.distances import Distances, Others, distances, width_of
 from sparse_bo.kernels.profiles import apply_profile
 from sparse_bo.kernels.structure import Stationary, Structure, Sum
 
@@ -28,7 +29,11 @@ _CHUNK_COLUMNS = 4096
 """Columns that are prepared at a time: in fewer, the calls cost more than the work."""
 
 
-def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
+Prepared = Mapping[Stationary, Others]
+"""The other side as each stationary part of a kernel wants it."""
+
+
+def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: Prepared | None = None, first: int = 0) -> None:
     """Write ``k(X, Y)`` into ``out``. O(m n d), memory O(tile).
 
     Args:
@@ -36,6 +41,8 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
         X: ``m x d``.
         Y: ``n x d``, dtype and device of ``X``.
         out: ``m x n``, any strides.
+        prepared: Rows of which ``Y`` are some in a row, prepared.
+        first: The number of the first of them there.
     """
     m, n = out.shape
     if not m or not n:
@@ -45,9 +52,9 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
     height = min(m, _TILE_ROWS)
     width = min(n, max(tile // height, _TILE_COLUMNS))
     chunk = min(n, max(_CHUNK_COLUMNS, width))
-    node, work = _prepared(structure, X, chunk), _Workspace(X, height * width_of(width))
+    node, work = _node(structure, X, chunk, prepared or {}), _Workspace(X, height * width_of(width))
     for part in row_slices(n, chunk=chunk):
-        node.load(Y[part])
+        node.load(Y[part], first + part.start)
         for rows in row_slices(m, chunk=height):
             for columns in row_slices(part.stop - part.start, chunk=width):
                 target = out[rows, part.start + columns.start : part.start + columns.stop]
@@ -75,9 +82,9 @@ class _Leaf:
     leaf: Stationary
     distances: Distances
 
-    def load(self, Y: Tensor) -> None:
+    def load(self, Y: Tensor, start: int) -> None:
         """Take ``Y`` (``n x d``) as the other side."""
-        self.distances.load(Y)
+        self.distances.load(Y, start)
 
     def write(self, rows: slice, columns: slice, out: Tensor, work: _Workspace, level: int) -> None:
         """Write the kernel of some rows and some of the other side, with buffers from ``level`` on."""
@@ -96,10 +103,10 @@ class _Node:
     adds: bool
     parts: list[_Leaf | _Node] = field(default_factory=list)
 
-    def load(self, Y: Tensor) -> None:
+    def load(self, Y: Tensor, start: int) -> None:
         """Take ``Y`` (``n x d``) as the other side."""
         for part in self.parts:
-            part.load(Y)
+            part.load(Y, start)
 
     def write(self, rows: slice, columns: slice, out: Tensor, work: _Workspace, level: int) -> None:
         """Write the kernel of some rows and some of the other side, with buffers from ``level`` on."""
@@ -111,7 +118,7 @@ class _Node:
             _ = out.add_(value) if self.adds else out.mul_(value)
 
 
-def _prepared(structure: Structure, X: Tensor, width: int) -> _Leaf | _Node:
+def _node(structure: Structure, X: Tensor, width: int, prepared: Prepared) -> _Leaf | _Node:
     if isinstance(structure, Stationary):
-        return _Leaf(structure, distances(structure, X, most=width))
-    return _Node(isinstance(structure, Sum), [_prepared(part, X, width) for part in structure.parts])
+        return _Leaf(structure, distances(structure, X, most=width, others=prepared.get(structure)))
+    return _Node(isinstance(structure, Sum), [_node(part, X, width, prepared) for part in structure.parts])

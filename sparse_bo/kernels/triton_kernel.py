@@ -1,7 +1,8 @@
 """Kernel matrices on a GPU in one kernel: inputs in, values out, nothing of their size in between.
 
 A program computes a tile: it adds up squared differences of inputs in registers, one input at a time, applies the profile and
-writes 8 bytes per value (float64). A sum or product of kernels adds or multiplies one part after the other.
+writes 8 bytes per value (float64). A sum or product of kernels adds or multiplies one part after the other. What is needed for
+a gradient, a slope times what comes from above, is one more such kernel.
 """
 
 from __future__ import annotations
@@ -28,66 +29,107 @@ _WRITE, _ADD, _MULTIPLY = 0, 1, 2
 def _tile(  # type: ignore[no-untyped-def]
     X,
     Y,
+    columns,
     parameters,
+    given,
     out,
     m,
     n,
     d,
+    x_row,
+    x_column,
+    y_row,
+    y_column,
     row_stride,
     column_stride,
     PROFILE: tl.constexpr,
+    COEFFICIENT: tl.constexpr,
+    SLOPE: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    ARD: tl.constexpr,
     MODE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write, add or multiply one tile of ``m x n`` values.
+    """Write one tile of ``m x n`` values or slopes, alone or added to or multiplied with what is ``given``.
 
-    ``X`` is ``d x m`` and ``Y`` ``d x n``, so that neighbours in memory are read together. ``parameters`` are what inputs are
-    multiplied by (d) and the variance: as numbers Triton would pass them in float32.
+    ``parameters`` are the variance and what inputs are multiplied by (1 or d numbers): as arguments Triton would pass them in
+    float32. ``columns`` are the inputs that the kernel sees, if it does not see all.
     """
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    in_rows, in_columns = rows < m, columns < n
-    x_at, y_at = X + rows, Y + columns
+    others = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    in_rows, in_others = rows < m, others < n
+    x_at, y_at = X + rows.to(tl.int64) * x_row, Y + others.to(tl.int64) * y_row
     q = tl.full((ROWS, COLUMNS), 0.0, dtype=out.dtype.element_ty)
     for k in range(d):
-        x = tl.load(x_at, mask=in_rows, other=0.0)
-        y = tl.load(y_at, mask=in_columns, other=0.0)
-        difference = (x[:, None] - y[None, :]) * tl.load(parameters + k)
+        if CHOSEN:
+            column = tl.load(columns + k)
+            x = tl.load(x_at + column * x_column, mask=in_rows, other=0.0)
+            y = tl.load(y_at + column * y_column, mask=in_others, other=0.0)
+        else:
+            x = tl.load(x_at, mask=in_rows, other=0.0)
+            y = tl.load(y_at, mask=in_others, other=0.0)
+            x_at += x_column
+            y_at += y_column
+        difference = (x[:, None] - y[None, :]) * tl.load(parameters + 1 + k * ARD)
         q += difference * difference
-        x_at += m
-        y_at += n
+    q *= COEFFICIENT
     if PROFILE == 0:
         value = tl.exp(-q)
     else:
         s = tl.sqrt(q)
         value = tl.exp(-s)
-        if PROFILE == 2:
-            value += value * s
-        if PROFILE == 3:
-            value += value * (s + q / 3.0)
-    value *= tl.load(parameters + d)
-    at = out + rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
-    inside = in_rows[:, None] & in_columns[None, :]
+        if SLOPE:
+            if PROFILE == 1:
+                value = tl.where(q > 1e-30, value / tl.sqrt(tl.maximum(q, 1e-30)), 0.0)
+            if PROFILE == 2:
+                value *= 3.0
+            if PROFILE == 3:
+                value = (value + value * s) * 5.0 / 3.0
+        else:
+            if PROFILE == 2:
+                value += value * s
+            if PROFILE == 3:
+                value += value * (s + q / 3.0)
+    value *= tl.load(parameters)
+    at = rows.to(tl.int64)[:, None] * row_stride + others.to(tl.int64)[None, :] * column_stride
+    inside = in_rows[:, None] & in_others[None, :]
     if MODE == 1:
-        value += tl.load(at, mask=inside, other=0.0)
+        value += tl.load(given + at, mask=inside, other=0.0)
     if MODE == 2:
-        value *= tl.load(at, mask=inside, other=0.0)
-    tl.store(at, value, mask=inside)
+        value *= tl.load(given + at, mask=inside, other=0.0)
+    tl.store(out + at, value, mask=inside)
 
 
 def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor) -> None:
-    """Write ``k(X, Y)`` into ``out``. O(m n d); memory: a copy of the inputs, and ``m x n`` for a part that is no leaf.
+    """Write ``k(X, Y)`` into ``out``. O(m n d); memory: ``m x n`` for a part that is no leaf. One launch for each leaf.
 
     Args:
         structure: The kernel.
-        X: ``m x d``, float64 or float32.
+        X: ``m x d``, float64 or float32, any strides.
         Y: ``n x d``, dtype and device of ``X``.
         out: ``m x n``, any strides.
     """
     for start in range(0, len(X), _MOST_ROWS):
         rows = slice(start, start + _MOST_ROWS)
         _write(structure, X[rows], Y, out[rows], _WRITE)
+
+
+def weigh(leaf: Stationary, X: Tensor, Y: Tensor, gradient: Tensor, out: Tensor) -> None:
+    """Write ``gradient · (−2 dk/ds)(X, Y)`` into ``out``, s the squared distance of scaled inputs. O(m n d), one launch.
+
+    At distance 0, where a Matérn-1/2 kernel has no slope, 0.
+
+    Args:
+        leaf: The kernel.
+        X: ``m x d``, float64 or float32, any strides.
+        Y: ``n x d``, dtype and device of ``X``.
+        gradient: ``m x n``, by the values; strides of ``out``.
+        out: ``m x n``.
+    """
+    for start in range(0, len(X), _MOST_ROWS):
+        rows = slice(start, start + _MOST_ROWS)
+        _launch(leaf, X[rows], Y, out[rows], _MULTIPLY, given=gradient[rows], slope=True)
 
 
 def _write(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, mode: int) -> None:
@@ -105,24 +147,32 @@ def _write(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, mode: int) -
         _write(part, X, Y, out, _ADD if isinstance(structure, Sum) else _MULTIPLY)
 
 
-def _launch(leaf: Stationary, X: Tensor, Y: Tensor, out: Tensor, mode: int) -> None:
-    left, right = leaf.of(X).T.contiguous(), leaf.of(Y).T.contiguous()
-    (d, m), n = left.shape, right.shape[-1]
+def _launch(
+    leaf: Stationary, X: Tensor, Y: Tensor, out: Tensor, mode: int, *, given: Tensor | None = None, slope: bool = False
+) -> None:
+    m, n = out.shape
     if not m or not n:
         return
-    scale = leaf.inverse_lengthscale * abs(COEFFICIENTS[leaf.profile]) ** 0.5
-    parameters = torch.cat([scale.expand(d), scale.new_full((1,), leaf.variance)])
+    parameters, columns = leaf.parameters, leaf.columns
     grid: Any = (triton.cdiv(n, _TILE_COLUMNS), triton.cdiv(m, _TILE_ROWS))
     _tile[grid](
-        left,
-        right,
+        X,
+        Y,
+        parameters if columns is None else columns,
         parameters,
+        out if given is None else given,
         out,
         m,
         n,
-        d,
+        X.shape[-1] if columns is None else len(columns),
+        *X.stride(),
+        *Y.stride(),
         *out.stride(),
         PROFILE=_PROFILES[leaf.profile],
+        COEFFICIENT=abs(COEFFICIENTS[leaf.profile]),
+        SLOPE=slope,
+        CHOSEN=columns is not None,
+        ARD=int(len(parameters) > 2),
         MODE=mode,
         ROWS=_TILE_ROWS,
         COLUMNS=_TILE_COLUMNS,

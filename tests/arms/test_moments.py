@@ -60,3 +60,10 @@ def test_a_coarser_setting_needs_its_own_bound(setting, monkeypatch):
 def test_a_setting_that_is_not_known_counts_as_the_coarsest(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn.matmul.__class__, "fp32_precision", "fp8", raising=False)
     assert moments.float32_products(torch.device("cpu")) == moments.ROUNDINGS["bf16"]
+
+
+@pytest.mark.parametrize("backend", ["mkldnn", "cuda"])
+def test_a_torch_that_does_not_say_counts_as_the_coarsest(backend, monkeypatch):
+    monkeypatch.setattr(getattr(torch.backends, backend), "matmul", object())
+    device = torch.device("cpu" if backend == "mkldnn" else "cuda")
+    assert moments.float32_products(device) == moments.ROUNDINGS["bf16"]

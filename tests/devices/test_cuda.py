@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell
-from sparse_bo.kernels import add_squares, covariance_function
+from sparse_bo.kernels import FixedInputs, add_squares, covariance_function, differentiable_cross
 from sparse_bo.kernels.covariance import triton_is_there
 from tests.builders import rbf_kernel
-from tests.kernels.builders import NAMES, kernels
+from tests.kernels.builders import NAMES, kernels, set_to
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,31 @@ def test_the_compiled_kernel_gives_the_cpus_values(name: str, m: int, n: int, d:
     here = covariance_function(kernel, like=X).cross(X, Y)
     there = covariance_function(kernel, like=X.to(CUDA)).cross(X.to(CUDA), Y.to(CUDA))
     torch.testing.assert_close(there.cpu(), here, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_compiled_kernel_reads_what_is_prepared(name: str) -> None:
+    X, Y = inputs(5_000, 4).to(CUDA), inputs(65, 4, 1).to(CUDA)
+    covariance = covariance_function(set_to(kernels(4)[name], lengthscale=0.5), like=X)
+    fixed, out = FixedInputs(covariance, X, 2**30), X.new_empty(65, 3_000)
+    fixed.cross(Y, slice(1_000, 4_000), out=out)
+    assert fixed.turned is not None
+    assert torch.equal(out, covariance.cross(Y, X[1_000:4_000]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("m", "n", "d"), [(1, 1, 1), (100, 3_001, 6)])
+def test_the_compiled_gradients_are_the_cpus(name: str, m: int, n: int, d: int) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        kernel = set_to(kernels(d)[name], lengthscale=0.5).to(device)
+        X, Y = (inputs(count, d, seed).to(device).requires_grad_() for seed, count in enumerate((m, n)))
+        K = differentiable_cross(kernel, X, Y)
+        assert K is not None
+        gradients = torch.autograd.grad(K.square().sum(), [X, Y, *kernel.parameters()])
+        found.append([part.detach().cpu() for part in (K, *gradients)])
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there, here, rtol=0, atol=1e-10 * float(here.abs().max()))
 
 
 @pytest.mark.parametrize(("r", "n"), [(1, 1), (256, 8_192), (1_000, 5_001)])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
@@ -68,3 +73,18 @@ def exact(structure: Structure, X: Tensor, Y: Tensor) -> Tensor:
         "matern52": lambda: (1 + 5**0.5 * r + 5 * r**2 / 3) * torch.exp(-(5**0.5) * r),
     }[structure.profile]()
     return structure.variance * value
+
+
+def interpreted_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return a module of ``sparse_bo.kernels`` that Triton interprets; until the test ends the package gets it too."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    whole = f"sparse_bo.kernels.{name}"
+    spec = importlib.util.find_spec(whole)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, whole, module)
+    monkeypatch.setattr(sys.modules["sparse_bo.kernels"], name, module, raising=False)
+    spec.loader.exec_module(module)
+    return module

@@ -1,11 +1,10 @@
 """Sums of squares: what every device computes, and the GPU's kernel in Triton's interpreter."""
 
-import importlib.util
-
 import pytest
 import torch
 
 from sparse_bo.kernels import add_squares
+from tests.kernels.builders import interpreted_module
 
 
 def numbers(r: int, n: int) -> torch.Tensor:
@@ -21,13 +20,7 @@ def test_squares_are_added(device: torch.device) -> None:
 
 @pytest.mark.parametrize(("r", "n"), [(1, 1), (16, 64), (37, 130), (0, 3)])
 def test_the_kernel_for_gpus(r: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    spec = importlib.util.find_spec("sparse_bo.kernels.triton_squares")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = interpreted_module("triton_squares", monkeypatch)
     kept, out = numbers(r, n + 3), torch.full((n,), 2.0, dtype=torch.float64)
     module.add(kept[:, 1 : n + 1], out)
     torch.testing.assert_close(out, 2.0 + kept[:, 1 : n + 1].square().sum(dim=0), rtol=0, atol=1e-13)

@@ -1,28 +1,15 @@
 """The kernel for GPUs, in Triton's interpreter: every form, every edge of a tile."""
 
-import importlib.util
-import sys
-
 import pytest
 import torch
 
-from tests.kernels.builders import NAMES, covariance_of, exact, kernels, set_to
-
-pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+from tests.kernels.builders import NAMES, covariance_of, exact, interpreted_module, kernels, set_to
 
 
 @pytest.fixture
 def interpreted(monkeypatch):
     """The module of the kernel, imported so that Triton interprets it; the one that the package may have is left alone."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    name = "sparse_bo.kernels.triton_kernel"
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+    return interpreted_module("triton_kernel", monkeypatch)
 
 
 def inputs(n: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -39,6 +26,20 @@ def test_values(interpreted, name, m, n, d):
     interpreted.fill(structure, X, Y, kept[:, 2 : n + 2])
     torch.testing.assert_close(kept[:, 2 : n + 2], exact(structure, X, Y), rtol=0, atol=1e-14 * 20)
     assert bool((kept[:, :2] == 7.0).all() and (kept[:, n + 2 :] == 7.0).all())
+
+
+def test_strides_of_inputs(interpreted):
+    X, Y = inputs(5, 3), inputs(70, 3, 1)
+    structure = covariance_of("chosen inputs", like=X, lengthscale=0.4).structure
+    given = (
+        (X, X.T.contiguous().T, torch.cat([X, X], dim=1)[:, 3:]),
+        (Y, Y.T.contiguous().T, Y.repeat_interleave(2, dim=0)[::2]),
+    )
+    out = torch.empty(5, 70, dtype=torch.float64)
+    expected = exact(structure, X, Y)
+    for left, right in zip(*given, strict=True):
+        interpreted.fill(structure, left, right, out.zero_())
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-13)
 
 
 def test_many_inputs(interpreted):
