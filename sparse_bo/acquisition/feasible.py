@@ -130,6 +130,8 @@ class Feasible:
             starts: ``b x d`` feasible points, one per search.
             options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
         """
+        if self.fixed and len(self.fixed) == self.box.dims:
+            return starts  # there is one point
         constrained = self.inequality or self.equality or self.nonlinear
         chosen = {**CONSTRAINED_SEARCH, **options} if constrained else _understood({**BOX_SEARCH, **options})
         constraints = {
