@@ -35,16 +35,37 @@ def test_readme_code_runs_as_written(tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.iterdir()} == {"run.png", "run.jsonl", "run.html"}
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=lambda page: page.stem
-)
+def code(page):
+    """Return the blocks of a page, and whether each needs Ax."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [
+        (block, bool(re.search(r"^(from|import) ax\b|register_with_ax|sparse_generation_strategy", block, re.MULTILINE)))
+        for block in blocks
+    ]
+
+
+def run(blocks, folder):
+    """Run the blocks of a page as a reader copies them: one after another, in one session."""
+    names = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks:
+            exec(block, names)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(not ax for _, ax in code(page))], ids=lambda page: page.stem)
 def test_code_of_the_site_runs_as_written(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            exec(block, {})
-    assert list(tmp_path.iterdir()) == []
+    run([block for block, ax in code(page) if not ax], tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ax and what it stands on warn about themselves
+@pytest.mark.parametrize("page", [page for page in PAGES if any(ax for _, ax in code(page))], ids=lambda page: page.stem)
+def test_code_for_ax_runs_as_written(page, tmp_path, monkeypatch):
+    pytest.importorskip("ax", reason="Ax is not installed: pip install 'sparse-bo[ax]'")
+    monkeypatch.chdir(tmp_path)
+    run([block for block, ax in code(page) if ax], tmp_path)
 
 
 def test_the_site_shows_python_in_no_other_way():

@@ -4,6 +4,7 @@ import ast
 import importlib
 import pickle
 import pkgutil
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import sparse_bo
 
+ROOT = Path(__file__).parent.parent
 STUB = Path(sparse_bo.__file__).with_suffix(".pyi")
 PACKAGES = [m.name for m in pkgutil.walk_packages(sparse_bo.__path__, "sparse_bo.") if m.ispkg and "datasets" not in m.name]
 
@@ -100,3 +102,24 @@ def test_ax_is_asked_for_where_it_is_missing():
         "try:\n    sparse_bo.register_with_ax()\nexcept ImportError as error:\n    print(error)"
     )
     assert python(code) == "register_with_ax needs Ax; install it with: pip install 'sparse-bo[ax]'"
+
+
+def as_numbers(lines):
+    """Return what ``name==version`` says, as name -> version as a tuple."""
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {name.lower().replace("_", "-"): tuple(int(part) for part in version.split(".")) for name, version in pairs}
+
+
+def test_every_requirement_has_a_lowest_version_below_the_pinned_one():
+    lowest = as_numbers(runpy.run_path(str(ROOT / ".ci" / "lowest.py"))["lowest"]())
+    pinned = as_numbers((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    assert {"torch", "botorch", "numpy", "pytest", "optuna"} <= lowest.keys() <= pinned.keys()
+    assert all(version <= pinned[name] for name, version in lowest.items())
+
+
+def test_a_requirement_without_a_lowest_version_is_refused(tmp_path):
+    project = tmp_path / "pyproject.toml"
+    extras = "optuna = []\ndask = []\nloky = []\ntest = []\n"
+    project.write_text(f'[project]\nname = "x"\ndependencies = ["torch"]\n[project.optional-dependencies]\n{extras}', "utf-8")
+    with pytest.raises(ValueError, match="expected 'name>=version' in pyproject.toml, got 'torch'"):
+        runpy.run_path(str(ROOT / ".ci" / "lowest.py"))["lowest"](project)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import InfeasibilityError
-from botorch.generation.gen import gen_candidates_scipy
+from botorch.generation import gen
 from botorch.optim.parameter_constraints import evaluate_feasibility
 from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
@@ -130,15 +130,17 @@ class Feasible:
             starts: ``b x d`` feasible points, one per search.
             options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
         """
+        if self.fixed and len(self.fixed) == self.box.dims:
+            return starts  # there is one point
         constrained = self.inequality or self.equality or self.nonlinear
-        chosen = {**(CONSTRAINED_SEARCH if constrained else BOX_SEARCH), **options}
+        chosen = {**CONSTRAINED_SEARCH, **options} if constrained else _understood({**BOX_SEARCH, **options})
         constraints = {
             "inequality_constraints": [self._in_unit(c) for c in self.inequality] or None,
             "equality_constraints": [self._in_unit(c) for c in self.equality] or None,
             "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
         }
         ends = [
-            gen_candidates_scipy(
+            gen.gen_candidates_scipy(
                 part,
                 lambda U: score(self.box.from_unit(U.squeeze(-2))),
                 lower_bounds=self.to_unit(self.lower),
@@ -164,6 +166,18 @@ class Feasible:
     def _of_unit(self, constraint: NonlinearConstraint) -> NonlinearConstraint:
         function, single = constraint
         return (lambda u: function(self.box.from_unit(u))), single
+
+
+def _understood(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of L-BFGS-B by the names that BoTorch's search has for them beside the SciPy that is installed.
+
+    Its batched search takes those of the Fortran routine. It is there for the versions of SciPy that BoTorch was tested with
+    (0.18: 1.13 to 1.17); beside others BoTorch goes by ``scipy.optimize.minimize``, which warns of names that it does not know.
+    """
+    if hasattr(gen, "fmin_l_bfgs_b_batched"):
+        return dict(options)
+    kept = {name: value for name, value in options.items() if (name, value) != ("factr", None)}
+    return {"gtol" if name == "pgtol" else name: value for name, value in kept.items()}
 
 
 def _on_the_cpu(constraint: LinearConstraint) -> LinearConstraint:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from botorch.generation import gen
 from botorch.models import SingleTaskGP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,15 @@ def test_batch_of_an_exact_model_is_exact_gp_bucb(kind, width):
     X, values = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=6, beta=width**2)
     assert X.shape == (6, 2)
     check_batch(model, X, values, width=width)
+
+
+def test_beside_a_scipy_that_botorch_does_not_know_the_search_is_as_good(monkeypatch):
+    monkeypatch.delattr(gen, "fmin_l_bfgs_b_batched", raising=False)  # BoTorch imports it for the versions that it knows
+    monkeypatch.setattr(gen, "check_scipy_version_at_least", lambda minor: True)
+    model = build(SparseGP)
+    options = {"pgtol": 1e-6, "factr": None}  # names that SciPy's own search warns of, and warnings are errors here
+    X, values = optimize_batch(model, BOUNDS, ratio_threshold=math.inf, max_q=3, beta=900.0, options=options)
+    check_batch(model, X, values, width=30.0)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -133,13 +133,27 @@ def test_threads_share_a_sampler():
     assert len({trial.params["x"] for trial in made.trials}) == 30
 
 
-def test_a_resumed_study_is_read_by_a_new_sampler_and_nothing_is_written(tmp_path):
-    storage = f"sqlite:///{tmp_path / 'study.db'}"
-    first = optuna.create_study(storage=storage, study_name="s", sampler=chance())
+@pytest.fixture
+def opened(tmp_path):
+    """Return a function that opens a storage anew; Python 3.13 warns of connections that nobody closes."""
+    storages = []
+
+    def database():
+        storages.append(optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}"))
+        return storages[-1]
+
+    yield database
+    for storage in storages:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def test_a_resumed_study_is_read_by_a_new_sampler_and_nothing_is_written(opened):
+    first = optuna.create_study(storage=opened(), study_name="s", sampler=chance())
     first.optimize(line, n_trials=6)
     assert not any(trial.system_attrs for trial in first.trials)
     sampler = pickle.loads(pickle.dumps(chance()))
-    again = optuna.load_study(study_name="s", storage=storage, sampler=sampler)
+    again = optuna.load_study(study_name="s", storage=opened(), sampler=sampler)
     again.optimize(line, n_trials=1)
     assert told(sampler)[0] == sorted(-trial.value for trial in again.trials[:6])
 
