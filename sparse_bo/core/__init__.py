@@ -6,6 +6,7 @@
 - :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
 - :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
 - :mod:`~sparse_bo.core.stationary_likelihood`: the exact log-likelihood with one of them, gradient in closed form;
+- :mod:`~sparse_bo.core.additive`: sums of a Gaussian correlation of each input alone, with slopes;
 - :mod:`~sparse_bo.core.evidence`: hyper-parameters of an exact GP by gradients in closed form;
 - :mod:`~sparse_bo.core.descent`: minimisation of few numbers within bounds from a known curvature;
 - :mod:`~sparse_bo.core.improvement`: log expected improvement with derivatives;
@@ -26,6 +27,7 @@
 """
 
 from sparse_bo.core import (
+    additive,
     chunking,
     decoupled,
     descent,
@@ -51,6 +53,7 @@ from sparse_bo.core import (
 )
 
 __all__ = [
+    "additive",
     "chunking",
     "decoupled",
     "descent",

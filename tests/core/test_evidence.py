@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sparse_bo.core import evidence
-from sparse_bo.core.evidence import Learned, _density, learn
+from sparse_bo.core.additive import pairs
+from sparse_bo.core.evidence import ADDITIVE, Learned, _density, learn
 from sparse_bo.core.stationary import RADIAL, squared_distances
 from tests.builders import arms, waves
 from tests.oracles import normal_log_density
@@ -18,27 +19,51 @@ def data(n=25, d=3):
     return X, (y - y.mean()) / y.std()
 
 
+FIRST, SECOND = (-0.5, 0.2, 0.1, -4.0), (-1.0, 0.5, 0.3, -2.0)
+SUM = (-1.0, -1.4, -0.7, -1.0, 0.3, -0.4)
+"""Logarithms of the lengthscales of inputs alone, and of their shares in units of the rest's."""
+
+
+def thetas(kernel):
+    rows = [(*row[:3], *(SUM if kernel == ADDITIVE else ()), row[3]) for row in (FIRST, SECOND)]
+    return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+
+def density(theta, X, y, kernel):
+    return _density(theta, X, y, kernel, pairs(X) if kernel == ADDITIVE else None)
+
+
+def correlation(X, theta, kernel):
+    """Written out entry by entry."""
+    Z = X / theta[:3].exp()
+    if kernel != ADDITIVE:
+        return RADIAL[kernel](squared_distances(Z, Z)).value
+    shares = theta[6:9].exp() / (1.0 + theta[6:9].exp().sum())
+    R = (1.0 - shares.sum()) * RADIAL["matern52"](squared_distances(Z, Z)).value
+    for j in range(3):
+        R = R + shares[j] * torch.exp(-0.5 * ((X[:, j : j + 1] - X[:, j]) / theta[3 + j].exp()).square())
+    return R
+
+
 def log_joint(X, y, theta, kernel, mean, scale):
     """Log density of observations, mean, scale, lengthscales and noise, up to constants."""
     d = X.shape[1]
-    Z = X / theta[:d].exp()
-    R = RADIAL[kernel](squared_distances(Z, Z)).value
-    likelihood = normal_log_density(scale * R, y, noise=scale * float(theta[d].exp()), prior_mean=mean)
+    R = correlation(X, theta, kernel)
+    likelihood = normal_log_density(scale * R, y, noise=scale * float(theta[-1].exp()), prior_mean=mean)
     of_mean = -0.5 * mean**2 / (scale * evidence.MEAN_VARIANCE)
     of_scale = -evidence.SCALE_SHAPE * math.log(scale) - evidence.SCALE_RATE / scale
     away = theta[:d] - evidence.LENGTHSCALE_LOCATION - 0.5 * math.log(d)
     one = torch.ones(d, d, dtype=torch.float64)
     covariance = evidence.LENGTHSCALE_SPREAD**2 * torch.eye(d, dtype=torch.float64) + evidence.COMMON_SPREAD**2 * one
-    loud = (theta[d] - evidence.NOISE_LOCATION) / evidence.NOISE_SPREAD
+    loud = (theta[-1] - evidence.NOISE_LOCATION) / evidence.NOISE_SPREAD
     return float(likelihood + of_mean + of_scale - 0.5 * (away @ torch.linalg.solve(covariance, away)) - 0.5 * loud**2)
 
 
-@pytest.mark.parametrize("kernel", RADIAL)
+@pytest.mark.parametrize("kernel", [*RADIAL, ADDITIVE])
 def test_the_value_is_the_densest_over_mean_and_scale(kernel):
     X, y = data()
-    first = torch.tensor([-0.5, 0.2, 0.1, -4.0], dtype=torch.float64)
-    second = torch.tensor([-1.0, 0.5, 0.3, -2.0], dtype=torch.float64)
-    densities = [_density(theta, X, y, kernel) for theta in (first, second)]
+    first, second = thetas(kernel)
+    densities = [density(theta, X, y, kernel) for theta in (first, second)]
     joint = [log_joint(X, y, t, kernel, p.mean, p.scale) for t, p in zip((first, second), densities, strict=True)]
     assert densities[0].value - densities[1].value == pytest.approx(joint[0] - joint[1])
     for mean, scale in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99)):
@@ -46,15 +71,15 @@ def test_the_value_is_the_densest_over_mean_and_scale(kernel):
         assert log_joint(X, y, first, kernel, mean * p.mean, scale * p.scale) < joint[0]
 
 
-@pytest.mark.parametrize("kernel", RADIAL)
+@pytest.mark.parametrize("kernel", [*RADIAL, ADDITIVE])
 def test_gradients_are_those_of_differences(kernel):
     X, y = data()
-    theta = torch.tensor([-0.5, 0.2, 0.1, -4.0], dtype=torch.float64)
-    gradient = _density(theta, X, y, kernel).gradient
+    theta, _ = thetas(kernel)
+    gradient = density(theta, X, y, kernel).gradient
     for i in range(len(theta)):
         step = torch.zeros_like(theta)
         step[i] = 1e-5
-        difference = (_density(theta + step, X, y, kernel).value - _density(theta - step, X, y, kernel).value) / 2e-5
+        difference = (density(theta + step, X, y, kernel).value - density(theta - step, X, y, kernel).value) / 2e-5
         assert float(gradient[i]) == pytest.approx(difference, rel=1e-5, abs=1e-6)
 
 
@@ -103,3 +128,57 @@ def test_outputs_that_are_not_finite_are_refused():
     X, y = data()
     with pytest.raises(ValueError, match="finite inputs and outputs"):
         learn(X, y * math.inf, kernel="rbf", start=None, max_steps=5)
+
+
+def test_quick_functions_of_one_input_each_are_found_as_a_sum():
+    g = torch.Generator().manual_seed(0)
+    X, new = (torch.rand(n, 4, generator=g, dtype=torch.float64) for n in (160, 100))
+    y, truth = (torch.sin(25.0 * U + 1.0).sum(dim=-1) for U in (X, new))
+    learned = {kernel: learn(X, y / y.std(), kernel=kernel, start=None, max_steps=60) for kernel in ("rbf", ADDITIVE)}
+    assert learned[ADDITIVE].evidence > learned["rbf"].evidence + 50.0
+    found = learned[ADDITIVE]
+    assert found.additive
+    assert found.rest < 0.2
+    assert float(found.alone.max()) < 0.2
+    K = found.correlation(X, X) + found.noise * torch.eye(160, dtype=torch.float64)
+    means = found.mean + found.correlation(new, X) @ torch.linalg.solve(K, y / y.std() - found.mean)
+    assert float((means * y.std() - truth).square().mean() / truth.var()) < 0.01
+    again = learn(X, y / y.std(), kernel=ADDITIVE, start=found, max_steps=60)
+    assert again.evidence >= found.evidence - 1e-6
+
+
+def test_a_product_of_inputs_is_no_sum():
+    X, _ = data(100)
+    y = torch.sin(6.0 * X[:, 0]) * torch.sin(6.0 * X[:, 1])
+    evidences = {k: learn(X, y / y.std(), kernel=k, start=None, max_steps=60).evidence for k in ("matern52", ADDITIVE)}
+    assert evidences["matern52"] > evidences[ADDITIVE]
+
+
+@pytest.mark.parametrize("kernel", ["rbf", ADDITIVE])
+def test_correlations_slope_as_autograd_says(kernel):
+    X, y = data()
+    learned = learn(X, y, kernel=kernel, start=None, max_steps=5)
+    U, c = (
+        arms(4, 3, seed=1).requires_grad_(),
+        torch.rand(4, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(2)),
+    )
+    Z, V = U / learned.lengthscales, X / learned.lengthscales
+    s = (Z.unsqueeze(1) - V).square().sum(dim=-1)
+    value = learned.rest * RADIAL["matern52" if kernel == ADDITIVE else kernel](s).value
+    for j, share in enumerate(learned.shares):
+        value = value + share * torch.exp(-0.5 * ((U[:, j : j + 1] - X[:, j]) / learned.alone[j]).square())
+    (gradient,) = torch.autograd.grad((value * c).sum(), U)
+    slopes = learned.slopes(U.detach(), X)
+    assert torch.allclose(slopes.value, value.detach(), rtol=0.0, atol=1e-14)
+    assert torch.allclose(slopes.gradient(c), gradient, rtol=0.0, atol=1e-12)
+    assert float(learned.correlation(X, X).diagonal().sub(1.0).abs().max()) < 1e-14
+
+
+def test_the_reach_of_a_sum_is_its_curvature():
+    X, y = data()
+    learned = learn(X, y, kernel=ADDITIVE, start=None, max_steps=5)
+    step = 1e-4
+    moved = learned.correlation(step * torch.eye(3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)).squeeze(-1)
+    curvature = learned.shares / learned.alone.square() + learned.rest * (5.0 / 3.0) / learned.lengthscales.square()
+    assert torch.allclose(2.0 * (1.0 - moved) / step**2, curvature, rtol=1e-3)
+    assert torch.allclose(learned.reach, curvature.rsqrt(), rtol=1e-12)

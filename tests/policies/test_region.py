@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.core.evidence import Learned
+from sparse_bo.core.evidence import ADDITIVE, Learned
 from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.local_gp import local_gp
@@ -20,9 +20,17 @@ from tests.oracles import exact_gp, rbf
 LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
 
 
-def posterior(n=15):
+SUM = replace(
+    LEARNED,
+    kernel=ADDITIVE,
+    alone=torch.tensor([0.2, 0.3], dtype=torch.float64),
+    shares=torch.tensor([0.5, 0.2], dtype=torch.float64),
+)
+
+
+def posterior(n=15, learned=LEARNED):
     X = arms(n, 2)
-    return X, waves(X), local_gp(X, waves(X), LEARNED)
+    return X, waves(X), local_gp(X, waves(X), learned)
 
 
 def dense(X, y, A):
@@ -48,8 +56,9 @@ def test_conditioning_shrinks_variances_as_data_does_and_leaves_the_mean():
     assert torch.allclose(after.means(A), gp.means(A))
 
 
-def test_slopes_are_the_gradients_of_the_moments():
-    _, _, gp = posterior()
+@pytest.mark.parametrize("learned", [LEARNED, SUM])
+def test_slopes_are_the_gradients_of_the_moments(learned):
+    _, _, gp = posterior(learned=learned)
     gp = gp.conditioned(arms(2, 2, seed=4))
     U = arms(5, 2, seed=3).requires_grad_()
     mean, variance, _ = gp.moments(U)
@@ -67,6 +76,21 @@ def test_a_pool_after_a_pick_is_the_pool_of_the_conditioned_gp(generator):
     pool = search.pool_of(gp, U, bounds, best=-5.0, refuse=None).after(gp, u, gp.moments(u))
     assert torch.allclose(pool.moments.variance, gp.conditioned(u).moments(U).variance)
     assert pool.best == pytest.approx(float(gp.means(u)))
+
+
+def test_combined_candidates_have_the_best_value_of_each_input(generator):
+    """The function has two waves along each input; its values at 60 points tell them apart, and where both are highest."""
+    X = arms(60, 2)
+    y = torch.sin(12.0 * X).sum(dim=-1)
+    learned = replace(
+        SUM, noise=1e-6, alone=torch.full((2,), 0.15, dtype=torch.float64), shares=torch.full_like(SUM.shares, 0.499)
+    )
+    U = search.combined(local_gp(X, y, learned), X[0], generator=generator)
+    assert bool(((U >= 0.0) & (U <= 1.0)).all())
+    assert float(torch.sin(12.0 * U).sum(dim=-1).max()) > 1.95
+    kept = X[0] == U
+    assert bool(kept.any())
+    assert int(kept.all(dim=-1).sum()) < len(U) // 2
 
 
 def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():

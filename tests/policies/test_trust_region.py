@@ -47,6 +47,32 @@ def test_branin_is_solved_in_sixty_evaluations():
     assert best == pytest.approx([-0.397887] * 2, abs=2e-3)
 
 
+def waves_of_each_input(X):
+    """Minus Rastrigin's function of 4 inputs, its maximum 0 off the middle: 4⁴ maxima, of which one is the highest."""
+    Z = 4.0 * (X - 0.37)
+    return -(Z.square() + 1.0 - torch.cos(2.0 * math.pi * Z)).sum(dim=-1)
+
+
+def test_a_sum_of_functions_of_one_input_each_is_seen_as_one():
+    result = maximize(waves_of_each_input, bounds=unit_box(4), policy=TrustRegion(), budget=90, seed=0)
+    assert result.state.fitted.learned.additive
+    assert float(waves_of_each_input(result.best_x.unsqueeze(0))) > -0.05
+
+
+def test_a_run_that_knows_a_sum_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+    def go_on(loop, until):
+        while loop.asked < until:
+            batch = loop.ask(64 - loop.asked)
+            loop.tell(batch.tickets, waves_of_each_input(batch.X))
+        return loop
+
+    expected = go_on(AskTell(bounds=unit_box(4), policy=TrustRegion(), seed=0), 64)
+    with AskTell(bounds=unit_box(4), policy=TrustRegion(), seed=0, storage=tmp_path / "run.db") as loop:
+        assert go_on(loop, 40).state.fitted.learned.additive
+    with AskTell.resume(tmp_path / "run.db") as again:
+        assert go_on(again, 64).history.points == expected.history.points
+
+
 def test_a_second_best_maximum_is_left():
     """Two bumps, the lower one wide: the run starts there, resolves it, and has to find the narrow one."""
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sparse_bo.core.evidence import Learned
 from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.core.stationary import RADIAL, squared_distances
 
 SMALLEST_VARIANCE = 1e-12
 """Floor of posterior variances in units of the scale: what cancels leaves less."""
@@ -60,8 +59,7 @@ class LocalGP:
 
     def correlation(self, U: Tensor, V: Tensor) -> Tensor:
         """Return the prior correlations, ``a x b`` of ``a x d`` and ``b x d`` points."""
-        ell = self.learned.lengthscales
-        return RADIAL[self.learned.kernel](squared_distances(U / ell, V / ell)).value
+        return self.learned.correlation(U, V)
 
     def means(self, U: Tensor) -> Tensor:
         """Return posterior means (``N``) of ``N x d`` points. O(N n d)."""
@@ -76,19 +74,12 @@ class LocalGP:
 
     def slopes(self, U: Tensor) -> Slopes:
         """Return means and variances of ``r x d`` points with their gradients. O(r n (n + d))."""
-        ell, scale = self.learned.lengthscales, self.learned.scale
-        Z, W = U / ell, self.X / ell
-        value, slope = RADIAL[self.learned.kernel](squared_distances(Z, W))  # r x n
-        features = torch.linalg.solve_triangular(self.factor, value.T, upper=False)
+        scale, k = self.learned.scale, self.learned.slopes(U, self.X)
+        features = torch.linalg.solve_triangular(self.factor, k.value.T, upper=False)
         solved = torch.linalg.solve_triangular(self.factor.T, features, upper=True).T
         variance = (1.0 - features.square().sum(dim=0)).clamp_min(SMALLEST_VARIANCE)
-
-        def gradient(c: Tensor) -> Tensor:
-            c = c * slope  # Σᵢ cᵢ dkᵢ/du, dkᵢ/du = −slopeᵢ (u − xᵢ)/ℓ²
-            return (c @ W - c.sum(dim=1, keepdim=True) * Z) / ell
-
-        mean = self.learned.mean + value @ self.weights
-        return Slopes(mean, variance * scale, gradient(self.weights), gradient(-2.0 * scale * solved))
+        mean = self.learned.mean + k.value @ self.weights
+        return Slopes(mean, variance * scale, k.gradient(self.weights), k.gradient(-2.0 * scale * solved))
 
     def conditioned(self, U: Tensor) -> LocalGP:
         """Return the GP that knows that ``p x d`` points will be observed: variances shrink, means stay. O(p n² + p³)."""
@@ -117,8 +108,7 @@ def local_gp(X: Tensor, y: Tensor, learned: Learned) -> LocalGP:
     Raises:
         ValueError: If the kernel matrix is not finite.
     """
-    ell = learned.lengthscales
-    K = RADIAL[learned.kernel](squared_distances(X / ell, X / ell)).value
+    K = learned.correlation(X, X)
     K.diagonal().add_(learned.noise)
     factor = safe_cholesky(K).factor
     weights = torch.cholesky_solve((y - learned.mean).unsqueeze(-1), factor).squeeze(-1)

@@ -146,7 +146,7 @@ class RegionSearch(Mechanism[RegionState]):
     ) -> Tensor:
         """Return ``q x d`` picks in the unit cube."""
         to_unit, centre = self.box.to_unit, self.box.to_unit(state.X[region.centre])
-        bounds = Bounds(*region.sides(centre, fitted.learned.lengthscales))
+        bounds = Bounds(*region.sides(centre, fitted.learned.reach))
         whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
         refuse, failed = self._failures(state, fitted.gp)
         gp, out = fitted.gp.conditioned(torch.cat([to_unit(pending), failed])), to_unit(pending)
@@ -158,6 +158,8 @@ class RegionSearch(Mechanism[RegionState]):
         else:
             own = torch.cat([means[fitted.rows >= region.start], promised[bounds.contain(out)]])
             U = search.around(centre, bounds, generator=generator)
+            if fitted.learned.additive:
+                bounds, U = whole, torch.cat([U, search.combined(gp, centre, generator=generator)])
             best = float(own.max()) if len(own) else highest
             pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse, centre=centre), everywhere]
         picks: list[Tensor] = []

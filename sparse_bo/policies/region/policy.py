@@ -23,10 +23,12 @@ class TrustRegion:
     """Expected improvement in a region that grows with progress and shrinks without (after TuRBO, Eriksson et al. 2019).
 
     In up to 8 dimensions the region starts as the whole box; its sides are proportional to the lengthscales. The model is an
-    exact GP of at most 400 observations: the highest, the nearest to the centre, and some of everywhere. Kernel (Gaussian or
-    Matérn-5/2) and a warping of the observations are chosen by the evidence, output scale and noise are learned. The points of
-    a batch are maximisers of log expected improvement by gradients, each conditioned on those before; in more than 8 dimensions
-    they change about 5 inputs of the centre. A region that has become small is left for another; all data stays.
+    exact GP of at most 400 observations: the highest, the nearest to the centre, and some of everywhere. Kernel (Gaussian,
+    Matérn-5/2, or a sum of functions of one input each and one of all) and a warping of the observations are chosen by the
+    evidence, output scale and noise are learned. The points of a batch are maximisers of log expected improvement by gradients,
+    each conditioned on those before; in more than 8 dimensions they change about 5 inputs of the centre. Of a
+    sum, the best value of each input is looked for in the whole box, and combined. A region that has become small is left for
+    another; all data stays.
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
     interpolates, and the highest observation is what is recommended; else the highest posterior mean is.

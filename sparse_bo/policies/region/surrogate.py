@@ -14,7 +14,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from sparse_bo.core.evidence import NOISES, Learned, learn
+from sparse_bo.core.evidence import ADDITIVE, NOISES, Learned, learn
 from sparse_bo.core.stationary import RADIAL
 from sparse_bo.domains import Box
 from sparse_bo.policies.persistence import KEPT
@@ -33,6 +33,9 @@ CHOOSE_AGAIN = 1.25
 """Kernel and warping are chosen anew whenever the data has grown by this factor."""
 FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
 """Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
+
+SUMS_FROM, SUMS_UP_TO = 4, 100
+"""Observations for each input from which a sum of functions of one input each is tried, and inputs up to which."""
 
 EXACT_NOISE = 1e-6
 """Largest noise variance, in units of the scale, of a model of exact observations: what is not noise is for the kernel to
@@ -104,9 +107,9 @@ def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion 
         exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
     """
     noise = EXACT_NOISE if exact else NOISES[1]
-    rows = known_rows(X, y, centre=centre, lengthscales=None if before is None else before.learned.lengthscales, most=KNOWN)
+    rows = known_rows(X, y, centre=centre, lengthscales=None if before is None else before.learned.reach, most=KNOWN)
     U, v = X[rows], y[rows]
-    ell = None if before is None else before.learned.lengthscales
+    ell = None if before is None else before.learned.reach
     part = known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)
     with one_thread():
         kept = None if before is None or len(y) >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
@@ -138,13 +141,20 @@ def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None, noise:
     """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
     best: tuple[float, Warp, Learned] | None = None
     steps = FIRST_STEPS if start is None else CHOICE_STEPS
-    for candidate in warps(v):
+
+    def better(candidate: Warp, kernel: str) -> tuple[float, Warp, Learned]:
         t, slope = candidate(v[part]), float(candidate.log_slope(v[part]).sum())
+        learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise)
+        found = learned.evidence + slope, candidate, learned
+        return found if best is None or found[0] > best[0] else best
+
+    for candidate in warps(v):
         for kernel in RADIAL:
-            learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise)
-            if best is None or learned.evidence + slope > best[0]:
-                best = learned.evidence + slope, candidate, learned
+            best = better(candidate, kernel)
     assert best is not None
+    if SUMS_FROM * U.shape[1] <= len(U) and 2 <= U.shape[1] <= SUMS_UP_TO:
+        for candidate in {warp.kind: warp for warp in (next(warps(v)), best[1])}.values():
+            best = better(candidate, ADDITIVE)
     return best[1], best[2]
 
 
