@@ -42,9 +42,9 @@ FORBIDDEN = 1e10
 """Negative log density where the matrix cannot be factorised."""
 
 ADDITIVE = "additive"
-"""Name of the sum of a Gaussian of each input alone and Matérn-5/2 of all. With it as a third choice of the trust-region policy,
-300 evaluations of seeds 0 and 1 end at these gaps in per cent of the range (without): Rastrigin-10 1.2, 1.8 (10, 21), Levy-20 0.7,
-3.2 (2.5, 3.4), Ackley-20 0.3, 0.3 (0.2, 5.5), Hartmann-6 3.9, 0.3 (5.2, 0.4), Rosenbrock-8 0, 0 (0, 0)."""
+"""Name of the sum of a Gaussian of each input alone and Matérn-5/2 of all. With it as a third choice of the trust-region
+policy, 300 evaluations of seeds 0 and 1 end at these gaps in per cent of the range (without): Rastrigin-10 1.2, 1.8 (10, 21),
+Levy-20 0.7, 3.2 (2.5, 3.4), Ackley-20 0.3, 0.3 (0.2, 5.5), Hartmann-6 3.9, 0.3 (5.2, 0.4), Rosenbrock-8 0, 0 (0, 0)."""
 REST = "matern52"
 """What a sum has of all inputs."""
 REST_CURVATURE = 5.0 / 3.0

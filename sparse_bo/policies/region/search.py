@@ -26,9 +26,9 @@ CHANGED = 5.0
 With 5 in place of 20, Rover-60 ends 14 % of its range below the best (20 %), Rastrigin-10 21 % (29 %): 300 evaluations, means
 of seeds 0 to 2, where regions began with half the length, too."""
 COMBINED, PLACES = 100, 32
-"""Candidates that combine the best value of each input, and values of an input that they choose from. Without them the gap after
-300 evaluations of seeds 0 and 1 is on Rastrigin-10 1.2, 1.8 % of the range (with them 0, 0), on Levy-20 0.7, 3.2 (0.8, 0.8), on
-Ackley-20 0.3, 0.3 (0.2, 0.3)."""
+"""Candidates that combine the best value of each input, and values of an input that they choose from. Without them the gap
+after 300 evaluations of seeds 0 and 1 is on Rastrigin-10 1.2, 1.8 % of the range (with them 0, 0), on Levy-20 0.7, 3.2 (0.8,
+0.8), on Ackley-20 0.3, 0.3 (0.2, 0.3)."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
 KNOWN = 0.3
