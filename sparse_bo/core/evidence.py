@@ -5,6 +5,10 @@ g the noise variance in units of s. Given ℓ and g, the mode of m under ``N(0, 
 inverse-gamma prior are formulas; what is left are d + 1 numbers, and their gradient costs one inverse and O(n² d).
 
 Outputs are expected with a variance of about 1, inputs in the unit cube.
+
+:mod:`sparse_bo.core.stationary_likelihood` has the derivatives of a likelihood at a *given* mean and scale, adds jitter where
+it must and raises where that does not help; here mean and scale are at their modes, which ends in other formulas, and a
+matrix without a factor is an answer that a line search needs: so there are both.
 """
 
 from __future__ import annotations
