@@ -6,6 +6,10 @@ Given R and g, the mode of m under ``N(0, s · MEAN_VARIANCE)`` and that of s un
 left are d + 1 numbers (3 d + 1 of a sum), and their gradient costs one inverse and O(n² d).
 
 Outputs are expected with a variance of about 1, inputs in the unit cube.
+
+:mod:`sparse_bo.core.stationary_likelihood` has the derivatives of a likelihood at a *given* mean and scale, adds jitter where
+it must and raises where that does not help; here mean and scale are at their modes, which ends in other formulas, and a
+matrix without a factor is an answer that a line search needs: so there are both.
 """
 
 from __future__ import annotations

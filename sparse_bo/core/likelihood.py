@@ -7,6 +7,10 @@ means times that of the repeats around them:
     log N(y | μ, K + λI) = log N(ȳ | μ, A) − ½ [ W/λ + (N − n) log(2πλ) + Σ log c ]
 
 The means are ``n`` numbers, whatever N is, and nothing is squared before it is centred.
+
+``K`` is a matrix of any kernel, whose own graph takes :attr:`Evidence.by_covariance` on; where the kernel is known to be
+stationary and no input repeats, :mod:`sparse_bo.core.stationary_likelihood` needs no graph and no second matrix: so there
+are both.
 """
 
 from __future__ import annotations

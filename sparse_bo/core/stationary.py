@@ -1,4 +1,8 @@
-"""Stationary kernels with one lengthscale per input, as functions of scaled squared distances, with their slopes."""
+"""Stationary kernels with one lengthscale per input, as functions of scaled squared distances, with their slopes.
+
+For learning, where values and slopes of a few thousand rows stay side by side; :mod:`sparse_bo.kernels.profiles` writes values
+alone into memory that is there, for sweeps over as many tiles as there are: so there are both.
+"""
 
 from __future__ import annotations
 
