@@ -22,7 +22,7 @@ from sparse_bo.arms.resparsification import arm_posterior, fit_arms
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
-from sparse_bo.domains import ShardedArms
+from sparse_bo.domains.sharded import first_here, group_of
 from sparse_bo.observations import Observations, add_observations, no_observations
 
 SWEEP_SHARE = 8
@@ -114,14 +114,14 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
 
 def _first(prior: ArmPrior) -> Tensor:
     """Return the arm of the highest prior variance, the first on ties, as one index."""
-    variances = prior.here.in_memory[1]
-    if not isinstance(prior.arms, ShardedArms):
+    variances, group = prior.here.in_memory[1], group_of(prior.arms)
+    if group.size == 1:
         return variances.argmax().unsqueeze(0)
-    mine = float(variances.max()) if len(variances) else -math.inf
-    highest = [told[0] for told in prior.arms.group.numbers("the highest prior variance", [mine])]
     place = int(variances.argmax()) if len(variances) else 0
-    places = prior.arms.group.numbers("the highest prior variance", [place + prior.arms.start])
-    return torch.tensor([int(places[highest.index(max(highest))][0])], device=prior.arms.device)
+    mine = float(variances[place]) if len(variances) else -math.inf
+    told = group.numbers("the highest prior variance", [mine, place + first_here(prior.arms)])
+    _, first = max(told, key=lambda other: other[0])
+    return torch.tensor([int(first)], device=prior.arms.device)
 
 
 _NEVER = StopRule("global", math.inf)

@@ -11,7 +11,7 @@ from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.fit import ArmFit, arm_fit
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.sharded import ShardedFit, sharded_fit, sharded_posterior
+from sparse_bo.arms.sharded import ShardedFit, posterior_here, sharded_fit, sharded_posterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import streamed_posterior
 from sparse_bo.dictionary import Dictionary
@@ -73,7 +73,4 @@ def posterior_over_part(prior: ArmPrior, observations: Observations, dictionary:
         ValueError: If the arms are streamed.
     """
     fitted, _ = fit_arms(prior, observations, dictionary, KernelColumns(prior.memory_bytes))
-    found = fitted.local if isinstance(fitted, ShardedFit) else fitted
-    if not isinstance(found, InMemoryPosterior):
-        raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
-    return found
+    return posterior_here(fitted)

@@ -198,13 +198,13 @@ def _fingerprint(fit: ArmFit) -> float:
     return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
 
 
-def posterior_here(posterior: ArmPosterior) -> InMemoryPosterior:
+def posterior_here(posterior: ArmPosterior | ArmFit | ShardedFit) -> InMemoryPosterior:
     """Return the posterior over the arms that this process holds: all of them, or those of its rank.
 
     Raises:
         ValueError: If they are streamed.
     """
-    found = posterior.local if isinstance(posterior, ShardedPosterior) else posterior
+    found = posterior.local if isinstance(posterior, (ShardedPosterior, ShardedFit)) else posterior
     if not isinstance(found, InMemoryPosterior):
         raise ValueError("expected arms in memory, got arms that are streamed; only BBKB and BKB stream them")
     return found

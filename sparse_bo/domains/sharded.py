@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -219,6 +219,16 @@ def remember(arms: ArmSet, indices: Tensor) -> None:
 def group_of(arms: object) -> Group:
     """Return the ranks that hold arms; of arms that are in no shards, or of none, this process alone."""
     return arms.group if isinstance(arms, ShardedArms) else Alone()
+
+
+def first_here(arms: object) -> int:
+    """Return the number of the first arm that this process holds: 0, but for arms in shards."""
+    return arms.start if isinstance(arms, ShardedArms) else 0
+
+
+def alone(arms: ArmSet) -> AbstractContextManager[None]:
+    """Return a block within which this process asks for its own arms and for known ones, without other ranks."""
+    return arms.alone() if isinstance(arms, ShardedArms) else nullcontext()
 
 
 def _about(part: Any, *, before: Group) -> dict[str, Any]:

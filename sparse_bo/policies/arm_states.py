@@ -25,45 +25,26 @@ from sparse_bo.policies.failures import (
     spared,
     thaw_failures,
 )
+from sparse_bo.policies.fitted import Fitted
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_fields,
     freeze_observations,
-    kept_since,
     thaw_fields,
     thaw_observations,
 )
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
-from sparse_bo.widths.calibration import Surprise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FittedArms:
+class FittedArms(Fitted):
     """What a policy with a model over arms knows from the last resparsification to the next. A value."""
 
     posterior: ArmPosterior
     """Posterior over the arms."""
     columns: KernelColumns
     """Kernel columns kept for the next resparsification: they save time and change nothing."""
-    width: float = field(metadata=KEPT)
-    """Multiplier of √leverage (y) in the next batch's scores."""
-    information: float = field(metadata=KEPT)
-    """Sum of the width's gains over all pulls."""
-    pulls_at_learning: int = field(metadata=KEPT)
-    """Pulls when hyper-parameters were last learned; 0 if never."""
-    error_squares: float = field(metadata=kept_since(0.0))
-    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
-    error_weight: float = field(metadata=kept_since(0.0))
-    """Their weight, see there."""
-
-    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
-    """F in the width where it is estimated; else ``None``."""
-
-    @property
-    def surprise(self) -> Surprise:
-        """The recent one-step-ahead errors."""
-        return Surprise(self.error_squares, self.error_weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,19 +121,8 @@ def test_leverages_below_zero_by_round_off_count_by_their_size() -> None:
     """A covariance that is no longer positive semi-definite: scores stay numbers, and nothing warns."""
     covariance = np.array([[100.0, 10.2, 0.0], [10.2, 1.0, 0.0], [0.0, 0.0, 0.5]])
     zeros = np.zeros(3)
-    picked = greedy_picks(
-        zeros,
-        covariance,
-        zeros,
-        width=1.0,
-        costs=zeros,
-        spent=0.0,
-        allowance=1.0,
-        floor=-1.0,
-        unit=2.0**-40,
-        low=2.0**-40,
-        max_picks=2,
-    )
+    bounds = {"allowance": 1.0, "floor": -1.0, "unit": 2.0**-40, "low": 2.0**-40}
+    picked = _pick((zeros, covariance, zeros), width=1.0, costs=zeros, max_picks=2, **bounds)
     assert picked.positions == [0, 0]  # 100/101 is left of it, more than of the others
     left = 1.0 - 10.2**2 / 101.0
     assert left < 0.0

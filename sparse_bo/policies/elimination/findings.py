@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior
 from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
-from sparse_bo.domains import ShardedArms
+from sparse_bo.domains.sharded import first_here
 from sparse_bo.observations import Observations
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
@@ -152,7 +152,7 @@ def _worst(candidates: BatchCandidates, lower: Tensor, upper: Tensor) -> tuple[f
     gap = lower - upper
     worst = int(gap.argmax())
     scale = float(upper.abs().max()) + float(lower.abs().max())
-    first = candidates.points.start if isinstance(candidates.points, ShardedArms) else 0
+    first = first_here(candidates.points)
     return float(gap[worst]), candidates.place(first + worst), float(lower[worst]), float(upper[worst]), scale
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import ShardedArms
+from sparse_bo.domains.sharded import first_here
 from sparse_bo.policies.elimination.candidates import marginals_at
 from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
@@ -112,7 +112,7 @@ class EliminationState:
             return None
         alive = self.source.alive(best, self.width, self.survivors)
         posterior, candidates = best.posterior, best.candidates
-        first = candidates.points.start if isinstance(candidates.points, ShardedArms) else 0
+        first = first_here(candidates.points)
         group = candidates.group
         if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
             seen = best.observations.arm_indices - first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor
 from sparse_bo.arms import ArmPosterior, posterior_here
 from sparse_bo.core.decoupled import decoupled_weights
 from sparse_bo.core.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
-from sparse_bo.domains import ArmSet, ShardedArms
-from sparse_bo.domains.sharded import group_of
+from sparse_bo.domains import ArmSet
+from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.policies.arm_states import BanditState
@@ -40,7 +39,7 @@ class _Best:
     def __init__(self, posterior: ArmPosterior, q: int, refuse: Refusal | None) -> None:
         self.here, self.arms = posterior_here(posterior), posterior.prior.arms
         self.group, device = group_of(self.arms), self.arms.device
-        self.first = self.arms.start if isinstance(self.arms, ShardedArms) else 0
+        self.first = first_here(self.arms)
         prior = self.here.prior
         self.allowed = torch.ones(prior.arms.shape[0], dtype=torch.bool, device=device)
         if prior.repeats is not None:
@@ -53,7 +52,7 @@ class _Best:
     def _leave_out(self, refuse: Refusal) -> None:
         step = "arms to leave out"
         every = self.first + torch.arange(len(self.allowed), device=self.allowed.device)
-        with self.group.shielded(step), self.arms.alone() if isinstance(self.arms, ShardedArms) else nullcontext():
+        with self.group.shielded(step), alone(self.arms):
             left = self.allowed & ~refuse(every)
         if self.group.largest(step, [float(left.any())])[0]:
             self.allowed = left

@@ -22,12 +22,12 @@ from sparse_bo.learning import learn_prior, learning_is_due
 from sparse_bo.models import SparseGP
 from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies.box_states import BoxState, freeze_points, spared_points, thaw_points, told
+from sparse_bo.policies.fitted import Fitted
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,
     freeze_fields,
     freeze_prior,
-    kept_since,
     on_device,
     thaw_dictionary,
     thaw_fields,
@@ -45,7 +45,7 @@ from sparse_bo.widths.norms import observed_form
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FittedBox:
+class FittedBox(Fitted):
     """What an upper-confidence policy on a box knows from one resparsification to the next. A value."""
 
     model: SparseGP
@@ -62,24 +62,6 @@ class FittedBox:
     """Of the model; its indices are rows of the state's ``X``."""
     effective_dimension: float = field(metadata=KEPT)
     """``Σ leverage`` over the observations."""
-    width: float = field(metadata=KEPT)
-    """Multiplier of √leverage (y) in the next batch's scores."""
-    information: float = field(metadata=KEPT)
-    """Sum of the width's gains over all pulls."""
-    pulls_at_learning: int = field(metadata=KEPT)
-    """Pulls when hyper-parameters were last learned; 0 if never."""
-    error_squares: float = field(metadata=kept_since(0.0))
-    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
-    error_weight: float = field(metadata=kept_since(0.0))
-    """Their weight, see there."""
-
-    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
-    """F in the width where it is estimated; else ``None``."""
-
-    @property
-    def surprise(self) -> Surprise:
-        """The recent one-step-ahead errors."""
-        return Surprise(self.error_squares, self.error_weight)
 
     def known(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return posterior variance / λ and mean (y) of points (``n`` each). O(n m r)."""

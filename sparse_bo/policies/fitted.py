@@ -1,0 +1,31 @@
+"""What every upper-confidence policy keeps of a fit from one resparsification to the next, over arms and on boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparse_bo.policies.persistence import KEPT, kept_since
+from sparse_bo.widths.calibration import Surprise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """The numbers beside a model that decide its width and when it is learned again. A value."""
+
+    width: float = field(metadata=KEPT)
+    """Multiplier of √leverage (y) in the next batch's scores."""
+    information: float = field(metadata=KEPT)
+    """Sum of the width's gains over all pulls."""
+    pulls_at_learning: int = field(metadata=KEPT)
+    """Pulls when hyper-parameters were last learned; 0 if never."""
+    error_squares: float = field(metadata=kept_since(0.0))
+    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
+    error_weight: float = field(metadata=kept_since(0.0))
+    """Their weight, see there."""
+    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
+    """F in the width where it is estimated; else ``None``."""
+
+    @property
+    def surprise(self) -> Surprise:
+        """The recent one-step-ahead errors."""
+        return Surprise(self.error_squares, self.error_weight)
