@@ -1,6 +1,6 @@
 """Seconds by phase of the published BBKB runs, and how far they are from the floor.
 
-    python benchmarks/speed.py            # the published runs (T = 10⁴), 5 times each, and Cadata with T = 10⁵
+    python benchmarks/speed.py            # the published runs (T = 10⁴), 5 times each, Cadata with T = 10⁵, kernel columns
     python benchmarks/speed.py --quick    # once each, without the long run
 
 Shown: the newest record of each run.
@@ -14,10 +14,12 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from harness.experiment import Block, Experiment, Job, Option, Table
 from harness.pages import short
 from harness.records import Record, newest
@@ -25,6 +27,7 @@ from harness.runner import main
 
 from sparse_bo import AskTell
 from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.kernels import FixedInputs, covariance_function
 
 RUNS = {
     "abalone": ("abalone", "unit", 1),
@@ -33,6 +36,16 @@ RUNS = {
     "cadata-long": ("cadata", "unit", 10),
 }
 """Problem, scaling of its inputs, multiple of the budget."""
+
+
+COLUMN_DIMS, COLUMN_LENGTHSCALE = 8, 0.5
+KERNELS: dict[str, Callable[[int], Kernel]] = {
+    "Gaussian": lambda d: RBFKernel(),
+    "Matérn-1/2": lambda d: MaternKernel(nu=0.5),
+    "Matérn-5/2": lambda d: MaternKernel(nu=2.5),
+    "Matérn-5/2, ARD": lambda d: ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=d)),
+}
+"""Whose columns are timed."""
 
 
 @cache
@@ -79,6 +92,36 @@ def measure(problem: str, scaling: str, budget: int, *, seed: int, repeats: int,
     }
 
 
+def columns(kernel: str, *, a: int, d: int, sizes: tuple[int, ...], seed: int, repeats: int) -> Record:
+    """Return what kernel columns over prepared arms take, and how many times as long GPyTorch takes, in turns."""
+    generator = torch.Generator().manual_seed(seed)
+    arms = torch.rand(a, d, generator=generator, dtype=torch.float64)
+    module = KERNELS[kernel](d).double()
+    for part in module.modules():
+        if isinstance(part, RBFKernel | MaternKernel):
+            part.lengthscale = COLUMN_LENGTHSCALE
+    ours = covariance_function(module, like=arms[:2])
+    theirs, fixed = replace(ours, structure=None), FixedInputs(ours, arms, 2**28)
+    found: dict[str, list[float]] = {"seconds": [], "ratios": []}
+    for m in sizes:
+        points = arms[torch.randperm(a, generator=generator)[:m]]
+        out = arms.new_empty(m, a)
+        calls = [partial(fixed.cross, points, slice(None), out=out), partial(theirs.cross, points, arms)]
+        pairs = [[processor_seconds(call, times=max(3, 64 // m)) for call in calls] for _ in range(repeats)]
+        found["seconds"].append(statistics.median(own for own, _ in pairs))
+        found["ratios"].append(statistics.median(other / own for own, other in pairs))
+    return {"sizes": list(sizes), **found}
+
+
+def processor_seconds(call: Callable[[], object], *, times: int) -> float:
+    """Return the processor's seconds of a call, the mean of some after one that does not count."""
+    call()
+    start = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - start) / times
+
+
 def peak_memory_mb() -> float:
     """Return the peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -93,13 +136,39 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
             key = {"problem": problem, "scaling": scaling, "budget": times * chosen.budget, "seed": seed}
             repeats = chosen.repeats if name in ("abalone", "cadata") else min(chosen.repeats, 2)
             yield Job(key, partial(measure, **key, repeats=repeats, device=chosen.device))
+        if chosen.device.type != "cpu":
+            continue
+        for kernel in KERNELS:
+            key = {"columns": kernel, "a": chosen.column_arms, "d": COLUMN_DIMS, "seed": seed}
+            sizes = {"sizes": chosen.columns, "repeats": chosen.repeats}
+            yield Job(key, partial(columns, kernel, a=chosen.column_arms, d=COLUMN_DIMS, seed=seed, **sizes))
 
 
 def page(records: list[Record]) -> Iterator[Block]:
     """Yield totals, and seconds by phase."""
-    runs = newest(records, "problem", "scaling", "budget", "seed").values()
+    timed = list(newest((r for r in records if "columns" in r), "columns", "a", "d", "seed").values())
+    runs = list(newest((r for r in records if "columns" not in r), "problem", "scaling", "budget", "seed").values())
+    if runs:
+        yield from _page_of_runs(runs)
+    if timed:
+        yield from _page_of_columns(timed)
+
+
+def _page_of_columns(timed: list[Record]) -> Iterator[Block]:
+    first = timed[0]
+    yield f"""
+Kernel columns `k(D, arms)` over {first["a"]:,} arms with {first["d"]} inputs, by the m points of D: processor milliseconds,
+and how many times as long GPyTorch takes (in turns, the median). The arms are prepared, as they are in a run.
+"""
+    rows = [
+        (r["columns"], *(f"{1e3 * s:.2f} ({q:.1f} x)" for s, q in zip(r["seconds"], r["ratios"], strict=True))) for r in timed
+    ]
+    yield Table(("kernel", *(f"m = {m}" for m in first["sizes"])), rows)
+
+
+def _page_of_runs(runs: list[Record]) -> Iterator[Block]:
     names = [f"{r['problem']}, {r['scaling']}, T = {r['budget']:,}, seed {r['seed']}" for r in runs]
-    columns = ("run", "seconds (median)", "best", "repeats", "µs per evaluation", "floor s", "batches", "mean m")
+    heads = ("run", "seconds (median)", "best", "repeats", "µs per evaluation", "floor s", "batches", "mean m")
     rows = [
         (
             name,
@@ -115,7 +184,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         )
         for name, r in zip(names, runs, strict=True)
     ]
-    yield Table((*columns, "regret per evaluation", "peak MB"), rows)
+    yield Table((*heads, "regret per evaluation", "peak MB"), rows)
     yield "Seconds by phase of the last repeat:"
     phases = list(dict.fromkeys(phase for r in runs for phase in r["phases_last"]))
     spent = [(name, *(f"{r['phases_last'].get(k, 0.0):.3f}" for k in phases)) for name, r in zip(names, runs, strict=True)]
@@ -124,14 +193,15 @@ def page(records: list[Record]) -> Iterator[Block]:
 
 def headline(records: list[Record]) -> str:
     """Return the time of the long and the published runs on Cadata."""
-    runs = [r for r in newest(records, "problem", "scaling", "budget", "seed").values() if r["problem"] == "cadata"]
+    published = (r for r in records if r.get("problem") == "cadata")
+    runs = newest(published, "problem", "scaling", "budget", "seed").values()
     told = (f"T = {r['budget']:,} in {short(r['seconds_median'])} s ({r['microseconds_per_pull']:.0f} µs each)" for r in runs)
     return f"BBKB on Cadata: {', '.join(told)}"
 
 
 EXPERIMENT = Experiment(
     script=__file__,
-    title="Speed of the published BBKB runs",
+    title="Speed of the published BBKB runs, and of kernel columns",
     question="How long do the published BBKB runs take, and how far is that from the floor?",
     about="""
 The published settings ([BBKB's figures](bbkb_figures.md) list them); wall seconds. The *floor* is what cannot be avoided
@@ -147,6 +217,8 @@ factorisations dominate. Peak memory is that of the process so far, Python, torc
         "runs": Option("which", tuple(RUNS), tuple(RUNS)[:3], tuple(RUNS)[:2], choices=tuple(RUNS)),
         "budget": Option("evaluations; the long run has ten times as many", 10_000, None, 100),
         "repeats": Option("of each run; of the two slow ones at most 2", 5, 1),
+        "columns": Option("points of the dictionaries whose columns are timed", (1, 4, 16, 64, 256), None, (1, 8)),
+        "column_arms": Option("that those columns run over", 20_640, None, 300),
     },
     seeds=(1, 1, 1),
     threads=None,
