@@ -109,7 +109,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         parts = stationary_parts(self.kernel)
         if parts is None:
             raise UnsupportedError("groups of points have a likelihood only under the kernels whose is in closed form")
-        points = self.points.unflatten(-2, residuals.shape[-2:])
+        points = self.points.reshape(*self.points.shape[:-2], *residuals.shape[-2:], self.points.shape[-1])
         lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
         return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, kernel=parts.name).sum(dim=-1)
 
