@@ -18,7 +18,7 @@ RESULTS = BENCHMARKS / "results"
 SCRIPTS = sorted(
     path.stem for path in BENCHMARKS.glob("*.py") if "EXPERIMENT = Experiment(" in path.read_text(encoding="utf-8")
 )
-ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"]}
+ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"], "peers": ["--here"]}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def run(name: str, folder: Path, *arguments: str) -> list[dict]:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 20
+    assert len(SCRIPTS) == 21
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

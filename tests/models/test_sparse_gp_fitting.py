@@ -11,6 +11,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import fitting
 from sparse_bo.models.sparse_gp import model as sparse_gp
+from sparse_bo.models.sparse_gp import neighbourhoods as points
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 
 N = 80
@@ -34,6 +35,17 @@ def objective(model):
 def fitted(model, **options):
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
     return model
+
+
+def likelihoods(monkeypatch, model):
+    """Return how many points each likelihood of a fit was of."""
+    sizes = []
+    of_points = sparse_gp.TrainingCovariance.log_likelihood
+    monkeypatch.setattr(
+        sparse_gp.TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(self.rows.numel()), of_points(self, r))[1]
+    )
+    fitted(model)
+    return sizes
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +73,73 @@ def test_learning_exactly_ends_where_single_task_gp_does():
 
 
 def test_few_likelihoods_are_of_all_points(monkeypatch):
-    sizes = []
-    of_points = sparse_gp.TrainingCovariance.log_likelihood
-    monkeypatch.setattr(
-        sparse_gp.TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(len(self.rows)), of_points(self, r))[1]
-    )
-    fitted(SparseGP(*data(), fit="subset"))
+    sizes = likelihoods(monkeypatch, SparseGP(*data(), fit="subset"))
     assert set(sizes) == {20, 60}
     assert sizes.count(60) <= 15
     sizes.clear()
     fitted(SparseGP(*data(), fit="subset"), optimizer=fit_gpytorch_mll_scipy)
     assert set(sizes) == {60}
+
+
+@pytest.mark.parametrize(("count", "groups"), [(2, {20, 3 * 40}), (100, {20, 40, N})], ids=["neighbourhoods", "subset"])
+def test_the_last_steps_are_taken_on_more_points(count, groups, monkeypatch):
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
+    monkeypatch.setattr(points, "WORK_SHARE", 1.0)
+    monkeypatch.setattr(points, "NEIGHBOURHOODS", count)
+    X, Y = data()
+    model = SparseGP(X, Y)
+    sizes = likelihoods(monkeypatch, model)
+    assert set(sizes) == groups | {40}
+    assert sizes[-1] == max(groups)
+    assert sizes.count(max(groups)) <= 10
+    again = fitted(SparseGP(X, Y))
+    for ours, same in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, same)
+    whole = SparseGP(X, Y, fit="exact")
+    best = objective(fitted(whole))
+    whole.load_state_dict(model.state_dict())
+    assert objective(whole) >= best - (0.1 if count == 2 else 0.05)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda X, Y: SparseGP(X, Y, max_dictionary=5),
+        lambda X, Y: SparseGP(X, Y, dictionary=torch.arange(5)),
+        lambda X, Y: SparseGP(X, Y, covar_module=ScaleKernel(RQKernel()).double()),
+    ],
+    ids=["small", "given", "no closed form"],
+)
+def test_no_more_points_than_the_posterior_is_worth(model, monkeypatch):
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
+    monkeypatch.setattr(points, "WORK_SHARE", 1.0)
+    assert set(likelihoods(monkeypatch, model(*data()))) == {20, 40}
+
+
+def test_points_of_the_last_steps_follow_the_work():
+    generator = torch.Generator().manual_seed(0)
+    X, rows = torch.rand(30_000, 3, generator=generator, dtype=torch.float64), torch.arange(1040)
+    few, some, many = (points.last_groups(rows, X[:n], n * 4096**2, generator=generator) for n in (5_800, 20_000, 28_000))
+    assert few is None
+    assert some.shape == (2345,)
+    assert many.shape == (17, 1040)
+    assert torch.equal(many[0], rows)
+    for group in many[1:3]:  # a ball: nothing outside is nearer to its centre than all of it
+        spread = torch.cdist(X[group], X[group]).amax(dim=-1)
+        assert len(group.unique()) == 1040
+        assert float(spread.min()) < 0.5 * float(torch.cdist(X[:200], X[:200]).amax())
+
+
+def test_groups_are_the_sum_of_their_likelihoods():
+    X, Y = data(outputs=2)
+    model = SparseGP(X, Y)
+    groups = torch.arange(60).reshape(3, 20)
+    found = []
+    for stage in (groups, *groups):
+        with model._learning_from(stage), torch.no_grad():
+            noisy = model.likelihood(model(*model.train_inputs), *model.train_inputs)
+            found.append(noisy.log_prob(model.train_targets))
+    torch.testing.assert_close(found[0], sum(found[1:]) / 3)
 
 
 def test_few_data_are_searched_once(monkeypatch):

@@ -2,7 +2,8 @@
 
 A likelihood of m points costs O(m³) and a search takes tens of them. So the search is done on :data:`COARSE_POINTS` points,
 where one costs a seventeenth; its optimum, and the curvature there, start damped Newton steps on all points that are learned
-from, which end when the likelihood has less than :data:`GAIN` left to gain.
+from, which end when the likelihood has less than :data:`GAIN` left to gain. Of many data, a likelihood in closed form then
+takes a few such steps on more points, and of some 30,000 on neighbourhoods (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from torch import Tensor
 
 from sparse_bo.core.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
+from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
+from sparse_bo.models.sparse_gp.neighbourhoods import last_groups
 
 COARSE_POINTS = 400
 """Points of the first search."""
@@ -41,12 +43,15 @@ GAIN = 0.01
 """Log-likelihood of the points that are learned from (nats) that is not worth another step; of all points, where these are all
 (``fit="exact"``), :data:`EXACT_GAIN`."""
 EXACT_GAIN = 1e-6
+REFINING_GAIN = 1.0
+"""That of the points of the last steps, where a likelihood costs seconds."""
 MAX_STEPS = 100
 """Of the second search."""
 MAX_PARAMETERS = 128
 """With more, the second search keeps no matrix of curvatures."""
 LEAST_INFORMATION = 0.3
 """A direction about which the likelihood says less (nats per unit²) is left to its prior."""
+
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -56,6 +61,8 @@ class LikelihoodFit:
 
     _stage: Tensor | None = None
     """Rows that the likelihood is of, for the time of a stage of the fit."""
+    _refined = True
+    """Whether the last steps of learning may be taken on more points."""
 
     def custom_fit(
         self: Any,
@@ -93,6 +100,19 @@ class LikelihoodFit:
         if strategy == "exact" and stationary_parts(self.prior_kernel) is not None:
             return torch.arange(n, device=inputs.device)
         return self._subset_rows(n, inputs.device) if strategy == "subset" else None
+
+    def _last_groups(self: Any, rows: Tensor) -> Tensor | None:
+        """Return the groups of rows for the last steps of learning, if the posterior is worth any."""
+        inputs, batch = self.train_inputs[0], self.train_targets.shape[:-1].numel()
+        X, parts = data_points(inputs.detach()), stationary_parts(self.prior_kernel)
+        n = X.shape[-2]
+        if not self._refined or self._strategy(n) != "subset" or parts is None or X.dim() > 2:
+            return None
+        given = sum(len(part) for part in (self._dictionary_rows, self._dictionary_points) if part is not None)
+        m = min(given or self._cap(n, self.train_targets), n)
+        lengthscales = parts.lengthscales.detach()
+        Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
+        return last_groups(rows, Z, n * m**2 / batch, generator=torch.Generator().manual_seed(self._seed))
 
     @contextmanager
     def _learning_from(self: Any, rows: Tensor) -> Iterator[None]:
@@ -137,9 +157,17 @@ def coarse_to_fine(
             return fit_gpytorch_mll_scipy(mll, options={**tolerance, **options}, **kwargs)
     with model._learning_from(few):
         hessian = search.curvature(least=LEAST_INFORMATION / len(few))
+    steps = options.get("maxiter", MAX_STEPS)
     with model._learning_from(rows):
         gain = (EXACT_GAIN if len(rows) == n else GAIN) / len(rows)
-        return search.descend(hessian, tolerance=gain, max_steps=options.get("maxiter", MAX_STEPS))
+        found = search.descend(hessian, tolerance=gain, max_steps=steps)
+    groups = model._last_groups(rows)
+    if groups is None:
+        return found
+    with model._learning_from(rows):
+        hessian = search.curvature(least=LEAST_INFORMATION / len(rows))
+    with model._learning_from(groups):
+        return search.descend(hessian, tolerance=REFINING_GAIN / groups.numel(), max_steps=steps)
 
 
 def _ending_at(gain: float, model: Any) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         if strategy == "exact":
             return super().__call__(x, **kwargs)
         x = self.transform_inputs(x)
-        rows, points = self._learning_dictionary(x, strategy) if self._stage is None else (self._stage, x[..., self._stage, :])
+        stage = self._stage
+        rows, points = self._learning_dictionary(x, strategy) if stage is None else (stage, x[..., stage.reshape(-1), :])
         covariance = TrainingCovariance(x, points, kernel=self.prior_kernel, strategy=strategy, rows=rows)
         return TrainingPrior(self.prior_mean(x), covariance)
 

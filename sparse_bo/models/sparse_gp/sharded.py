@@ -44,7 +44,7 @@ class ShardedSparseGP(SparseGP):
     Give every rank its own rows. Dictionary, posterior, likelihoods and gradients are those of one process with all rows in the
     order of the ranks (to about 1e-10: sums are added in another order), and the same on every rank. A rank computes
     O(n_r m²), holds its rows and O(m²), and sends O(m²) per posterior, O(m²) per step of learning by ``fit="dtc"`` or
-    ``"vfe"``, nothing per step of ``fit="subset"``.
+    ``"vfe"``, nothing per step of ``fit="subset"``, which takes no last steps on more points here.
 
     Every rank makes the same calls where all data are needed: constructing, fitting, and the first posterior after data or
     parameters have changed (:meth:`representation` makes it). After that the posterior is each rank's own:
@@ -119,6 +119,8 @@ class ShardedSparseGP(SparseGP):
                 seed=seed,
             )
         self.__dict__["_rows"] = rows
+
+    _refined = False  # every rank would learn from points of its own
 
     def _strategy(self, n: int) -> Fit:
         return self._fit or ("exact" if self._rows.total <= SUBSET_POINTS else "subset")

@@ -70,12 +70,13 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
             ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel, or fewer, if these leave
             on average at most a tenth of the noise variance unexplained (``repr`` says how much).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
-            are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.selection.planned_size` allows, 4,096 up to
-            n = 10⁵.
+            are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.leverage_sampling.planned_size` allows,
+            4,096 up to n = 10⁵.
         fit: What ``ExactMarginalLogLikelihood`` maximises: ``"exact"`` likelihood; ``"subset"``: that of
             :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
             :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
-            ``fit_gpytorch_mll`` searches coarse to fine (:mod:`sparse_bo.models.sparse_gp.fitting`).
+            ``fit_gpytorch_mll`` searches coarse to fine (:mod:`sparse_bo.models.sparse_gp.fitting`), and of many data takes the
+            last steps of ``"subset"`` on more points or on neighbourhoods (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms: its hyper-parameters are
             taken over, its dictionary and factor extended, at O(m² k + n) for k new rows. The dictionary is chosen anew when
