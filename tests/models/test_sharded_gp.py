@@ -163,10 +163,16 @@ def test_bytes_grow_with_the_dictionary_and_not_with_the_data():
         (lambda group: {"train_X": X[:9, : 1 + group.rank], "train_Y": Y[:9]}, ValueError, "got .* on rank 1"),
         (lambda group: {"train_X": X[:9], "train_Y": Y[:9].expand(9, 2)}, ValueError, "n x 1"),
         (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "seed": group.rank}, ValueError, "got .* on rank 1"),
+        (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "dictionary": X[group.rank :: 7]}, ValueError, "same dictionary"),
+        (
+            lambda group: {"train_X": X[:9], "train_Y": Y[:9], "train_Yvar": Y[:9] ** 2 if group.rank else None},
+            ValueError,
+            "same kind of noise",
+        ),
         (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "input_transform": Normalize(3)}, UnsupportedError, "bounds="),
         (lambda group: {"train_X": X[:9], "train_Y": Y[:9], "dictionary": torch.arange(3)}, UnsupportedError, "got rows"),
     ],
-    ids=["no rows", "widths", "outputs", "seeds", "learning transform", "rows as dictionary"],
+    ids=["no rows", "widths", "outputs", "seeds", "dictionaries", "noise", "learning transform", "rows as dictionary"],
 )
 def test_data_that_make_no_set_are_an_error_on_every_rank(change, error, message):
     def script(group):
@@ -196,3 +202,22 @@ def test_a_rank_that_goes_is_an_error_on_the_others():
     outcomes = rehearse(3, script)
     assert isinstance(outcomes[0], RankError)
     assert isinstance(outcomes[2], RankError)
+
+
+def test_ranks_with_other_hyperparameters_find_out():
+    def script(group):
+        model = sharded(group, dictionary=X[::7])
+        model.likelihood.noise = 0.1 * (1 + group.rank // 2)
+        return posterior(model)
+
+    outcomes = rehearse(3, script)
+    assert all(isinstance(error, ValueError) and "raw_noise on every rank" in str(error) for error in outcomes)
+
+
+def test_a_rank_with_a_choice_of_its_own_that_is_refused_is_heard_of():
+    def script(group):
+        return sharded(group, **({"dictionary": torch.arange(3)} if group.rank == 1 else {}))
+
+    outcomes = rehearse(3, script)
+    assert isinstance(outcomes[1], UnsupportedError)
+    assert all(isinstance(error, RankError) and "rank 1" in str(error) for error in outcomes[::2])

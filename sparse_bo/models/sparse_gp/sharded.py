@@ -24,7 +24,7 @@ from sparse_bo.core.woodbury import (
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.dictionary import Dictionary
+from sparse_bo.models.sparse_gp.agreement import MEETING, check_alike, check_choices, checked_rows, digest
 from sparse_bo.models.sparse_gp.leverage_sampling import planned_size, uniform_rows
 from sparse_bo.models.sparse_gp.model import LEARNING_DICTIONARY, SUBSET_POINTS
 from sparse_bo.models.sparse_gp.options import Fit
@@ -67,7 +67,8 @@ class ShardedSparseGP(SparseGP):
 
     Raises:
         RankError: If a rank has failed or is lost.
-        ValueError: On every rank, if there is a rank without rows, widths differ, or data have a batch or several outputs.
+        ValueError: On every rank, if there is a rank without rows, widths, options, dictionaries or versions differ, or data
+            have a batch or several outputs; at a posterior, if the ranks have other hyper-parameters.
         UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
         RuntimeError: Outside a process group, where no ``group`` is given.
 
@@ -95,8 +96,11 @@ class ShardedSparseGP(SparseGP):
         seed: int = 0,
     ) -> None:
         group = Processes() if group is None else group
-        _check_choices(dictionary, outcome_transform, input_transform)
-        rows = _checked_rows(group, train_X, train_Y, (dictionary is None, max_dictionary, fit, seed))
+        with group.shielded(MEETING):
+            check_choices(dictionary, outcome_transform, input_transform)
+        options = {"max_dictionary": max_dictionary, "fit": fit, "seed": seed, "dictionary": digest(dictionary)}
+        options["kind of noise"] = "learned" if train_Yvar is None else "known"
+        rows = checked_rows(group, train_X, train_Y, options)
         if outcome_transform is not None:
             outcome_transform = _standardize(rows, train_Y)
         with validate_input_scaling(False):  # of one rank's rows, which are not all
@@ -131,6 +135,7 @@ class ShardedSparseGP(SparseGP):
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         rows, kernel = self._rows, self.prior_kernel
+        check_alike(rows.group, dict(self.named_parameters()))
         nothing = torch.empty(0, dtype=torch.long, device=stamp_device(self))
         with torch.no_grad():
             X, targets, noise = self._local()
@@ -267,45 +272,6 @@ class _PriorOfAll(MultivariateNormal):  # type: ignore[misc]  # the base class s
         """Return the log-likelihood of the observations of all ranks, scalar; ``value`` are those of this one."""
         likelihood: Tensor = self.lazy_covariance_matrix.model.log_likelihood_of_all()
         return likelihood
-
-
-def _check_choices(
-    dictionary: Tensor | None, outcome: OutcomeTransform | _DefaultType | None, inputs: InputTransform | None
-) -> None:
-    if isinstance(dictionary, Dictionary) or (dictionary is not None and not isinstance(dictionary, Tensor)):
-        raise UnsupportedError(
-            f"expected points (m x d) or None as dictionary of data in shards, got {type(dictionary).__name__}"
-        )
-    if dictionary is not None and not dictionary.is_floating_point():
-        raise UnsupportedError("expected points (m x d) as dictionary of data in shards, got rows, which are those of one rank")
-    if outcome is not None and outcome is not DEFAULT:
-        raise UnsupportedError("an outcome transform learns from one rank's data; leave it out (all rows decide), or give None")
-    learns = [getattr(inputs, name, False) for name in ("learn_bounds", "learn_coefficients")]
-    if any(bool(each) for each in learns):
-        raise UnsupportedError(
-            f"{type(inputs).__name__} learns from one rank's data; give it what it would learn, as in Normalize(d, bounds=...)"
-        )
-
-
-def _checked_rows(group: Group, X: Tensor, Y: Tensor, choices: tuple[Any, ...]) -> Rows:
-    """Return where the rows lie, if they make one data set.
-
-    Raises:
-        ValueError: On every rank, if they do not.
-    """
-    about = (tuple(X.shape), tuple(Y.shape), str(X.dtype), X.device.type, choices)
-    told = group.objects("meeting over data in shards", about)
-    for rank, (x, y, dtype, kind, chosen) in enumerate(told):
-        if len(x) != 2 or tuple(y) != (x[0], 1) or not x[0]:
-            raise ValueError(
-                f"expected train_X n x d and train_Y n x 1 with n >= 1 on every rank, got {x} and {y} on rank {rank}"
-            )
-        if (x[1], dtype, kind, chosen) != (told[0][0][1], *told[0][2:]):
-            here, first = (x[1], dtype, kind, chosen), (told[0][0][1], *told[0][2:])
-            raise ValueError(
-                f"expected width, dtype, device and options of rank 0 on every rank: {first}, got {here} on rank {rank}"
-            )
-    return Rows(group, len(X))
 
 
 def _standardize(rows: Rows, Y: Tensor) -> Standardize:
