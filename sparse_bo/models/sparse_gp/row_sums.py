@@ -195,6 +195,8 @@ class _Data:
         some = self.rows.own(torch.linspace(0, n - 1, count, dtype=torch.float64, device=self.X.device).long())
 
         def bound() -> list[Tensor]:
+            if not len(some):  # of few rows, none may be among them
+                return [torch.zeros((), dtype=torch.float64, device=self.X.device)]
             trace = self._scaled(some).square().sum(dim=(-2, -1)) * (n / count)
             return [trace.new_tensor(whitening_error(self.factor.matrix, trace))]
 

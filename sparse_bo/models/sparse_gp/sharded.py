@@ -67,8 +67,8 @@ class ShardedSparseGP(SparseGP):
 
     Raises:
         RankError: If a rank has failed or is lost.
-        ValueError: On every rank, if there is a rank without rows, widths, options, dictionaries or versions differ, or data have
-            a batch or several outputs; at a posterior, if the ranks have other hyper-parameters.
+        ValueError: On every rank, if there is a rank without rows, widths, options, dictionaries or versions differ, or data
+            have a batch or several outputs; at a posterior, if the ranks have other hyper-parameters.
         UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
         RuntimeError: Outside a process group, where no ``group`` is given.
 
