@@ -1,5 +1,6 @@
 """fit_gpytorch_mll on sparse models: the optimum of BoTorch's search in fewer likelihoods, and users' own optimisers."""
 
+import numpy as np
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -190,3 +191,13 @@ def test_fitting_leaves_the_training_prior_as_it_was():
     model.train()
     assert model(*model.train_inputs).covariance_matrix.shape == (N, N)
     assert model._stage is None
+
+
+def test_memory_mapped_data_are_learned_from(tmp_path):
+    X, Y = data()
+    for name, part in (("X", X), ("Y", Y)):
+        np.save(tmp_path / f"{name}.npy", part.numpy())
+    mapped = [torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")) for name in "XY"]
+    ours, theirs = fitted(SparseGP(*mapped, max_dictionary=30)), fitted(SparseGP(X, Y, max_dictionary=30))
+    with torch.no_grad():
+        assert torch.equal(ours.posterior(X[:9]).variance, theirs.posterior(X[:9]).variance)
