@@ -499,7 +499,7 @@ def test_a_run_that_fails_costs_no_other_and_is_made_later(tmp_path: Path, monke
         context.setattr(sobol, "ask", failing)
         with pytest.raises(RuntimeError, match="1 measurements failed; the others are recorded") as caught:
             run(tmp_path, *words)
-    assert str(caught.value.__cause__) == "out of points"
+    assert str(caught.value.__cause__) == "problem branin, method sobol, budget 20, seed 0: RuntimeError: out of points"
     made = run(tmp_path, *words)
     assert [r["method"] for r in made] == ["few", "sobol"]
     assert run(tmp_path, *words) == made

@@ -103,10 +103,15 @@ RUNS: dict[str, Run] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-def test_results_are_those_on_the_cpu(run):
-    expected = run(torch.device("cpu"))
+SAME = ("vecchia", "gradient subset", "s-gp-ts", "qff-ts")
+"""Others' kernels are evaluated in fewer launches off the CPU, by another formula: equal to rounding."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_results_are_those_on_the_cpu(name):
+    expected = RUNS[name](torch.device("cpu"))
     with pretend_device():
-        got = [value.cpu() for value in run(PRETEND)]
+        got = [value.cpu() for value in RUNS[name](PRETEND)]
+    relative = 0.0 if name in SAME else 1e-9
     for value, other in zip(expected, got, strict=True):
-        assert torch.equal(value, other)
+        assert torch.allclose(value, other, rtol=relative, atol=1e-3 * relative)
