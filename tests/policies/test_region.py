@@ -125,6 +125,8 @@ def test_climbs_in_many_dimensions_move_few_coordinates(generator):
     U = search.around(centre, bounds, generator=generator)[: search.CANDIDATES]
     u = search.pick(gp, search.pool_of(gp, U, bounds, best=0.5, refuse=None, centre=centre), refuse=None)
     assert 1 <= int((u != centre).sum()) < 40
+    alone = search.pool_of(gp, centre.unsqueeze(0), bounds, best=0.5, refuse=None, centre=centre)
+    assert bool((search.pick(gp, alone, refuse=None) == centre).all())
 
 
 @pytest.mark.parametrize("dims", [2, 60])

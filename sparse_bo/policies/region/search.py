@@ -187,6 +187,8 @@ def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) 
 
 def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float, *, free: Tensor) -> Tensor:
     """Return ``r x d`` points climbed along ``free`` coordinates to higher log expected improvement, all in one search."""
+    if not bool(free.any()):
+        return U
     shape, span = U.shape, bounds.span
 
     def place(x: Any) -> Tensor:
