@@ -34,8 +34,8 @@ CHOOSE_AGAIN = 1.25
 FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
 """Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
 
-SUMS_FROM, SUMS_UP_TO = 4, 100
-"""Observations for each input from which a sum of functions of one input each is tried, and inputs up to which."""
+SUMS_FROM = 4
+"""Observations for each input from which a sum of functions of one input each is tried: in up to 75 dimensions."""
 
 EXACT_NOISE = 1e-6
 """Largest noise variance, in units of the scale, of a model of exact observations: what is not noise is for the kernel to
@@ -152,7 +152,7 @@ def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None, noise:
         for kernel in RADIAL:
             best = better(candidate, kernel)
     assert best is not None
-    if SUMS_FROM * U.shape[1] <= len(U) and 2 <= U.shape[1] <= SUMS_UP_TO:
+    if 1 < U.shape[1] <= len(U) / SUMS_FROM:
         for candidate in {warp.kind: warp for warp in (next(warps(v)), best[1])}.values():
             best = better(candidate, ADDITIVE)
     return best[1], best[2]
