@@ -30,9 +30,11 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
         raise _wrong_shape(tickets, _shape(rows))
     plain = {float}.issuperset(map(type, rows))  # the usual case, and the one that has to be quick
     numbers = rows if plain else [_number(tickets, y, row) for row in rows]
-    if any(map(math.isinf, numbers)):
-        raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
-    return dict(zip(tickets, results_of(numbers), strict=True))
+    if not all(map(math.isfinite, numbers)):
+        if any(map(math.isinf, numbers)):
+            raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
+        numbers = results_of(numbers)
+    return dict(zip(tickets, numbers, strict=True))
 
 
 def results_of(numbers: Iterable[float]) -> list[float]:

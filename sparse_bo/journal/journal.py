@@ -18,7 +18,7 @@ import sqlite3
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -45,22 +45,13 @@ from sparse_bo.journal.tables import (
     insert_event,
     insert_row,
     insert_snapshot,
-    size_in_log,
 )
 
 logger = logging.getLogger(__name__)
 
-READ_AT_A_TIME = 1000
-
-
-class _At(NamedTuple):
-    """Where a journal is. Replaced in one assignment, so that an exception leaves the one or the other."""
-
-    written: int
-    """Number of the last event in the file."""
-    last: int
-    """And of the last one queued."""
-    queue: tuple[Statement, ...]
+At = tuple[int, int, tuple[Statement, ...]]
+"""Where a journal is: the number of the last event in the file, that of the last one queued, and what is queued. Replaced in
+one assignment, so that an exception leaves the one or the other."""
 
 
 class Journal(Contents):
@@ -77,7 +68,7 @@ class Journal(Contents):
         self._log, self._cursor = log, connection.cursor()
         with storage_errors(path, "read"):
             last = _last(connection)
-        self._at = _At(last, last, ())
+        self._at: At = last, last, ()
         self._trying = False
         """Whether a transaction was begun; where the journal is then, only the file knows: see :meth:`_settled`."""
         self._left = None if log is None else weakref.finalize(self, _close_left, log, os.getpid())
@@ -185,34 +176,33 @@ class Journal(Contents):
     def last(self) -> int:
         """Number of the last event, written or queued; −1 if there is none."""
         if not self._trying:
-            return self._at.last  # replaced whole, so it can be read without waiting
+            return self._at[1]  # replaced whole, so it can be read without waiting
         with self._guard:
-            return self._settled().last
+            return self._settled()[1]
 
     def queue(self, event: Event) -> None:
         """Record an event together with the next one."""
         with self._guard:
-            at = self._settled()
-            statement = insert_event(at.last + 1, event)
-            self._at = at._replace(last=at.last + 1, queue=(*at.queue, statement))
+            written, last, queue = self._settled()
+            self._at = written, last + 1, (*queue, insert_event(last + 1, event))
 
     def unqueue(self) -> None:
         """Take back what was queued last, an event."""
         with self._guard:
-            at = self._settled()
-            self._at = at._replace(last=at.last - 1, queue=at.queue[:-1])
+            written, last, queue = self._settled()
+            self._at = written, last - 1, queue[:-1]
 
     def queue_row(self, number: int, row: Row) -> None:
         """Record a row of the history together with the next event."""
         with self._guard:
-            at = self._settled()
-            self._at = at._replace(queue=(*at.queue, insert_row(number, row)))
+            written, last, queue = self._settled()
+            self._at = written, last, (*queue, insert_row(number, row))
 
     def queue_snapshot(self, data: bytes) -> None:
         """Record the state after the last event together with the next event; older states are dropped."""
         with self._guard:
-            at = self._settled()
-            self._at = at._replace(queue=(*at.queue, *insert_snapshot(at.last, data)))
+            written, last, queue = self._settled()
+            self._at = written, last, (*queue, *insert_snapshot(last, data))
 
     def append(self, event: Event | None = None) -> None:
         """Write an event and what is queued, in one transaction.
@@ -221,15 +211,15 @@ class Journal(Contents):
             StorageError: If it cannot be written; then nothing is, and what is queued stays so.
         """
         with self._guard:
-            at = self._settled() if self._trying else self._at
-            last, statements, log = at.last, at.queue, self._log
+            log = self._log
+            if log is None:
+                raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
+            _, last, statements = self._settled() if self._trying else self._at
             if event is not None:
                 last += 1
                 statements = (*statements, insert_event(last, event))
             elif not statements:
                 return
-            if log is None:
-                raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
             if log.due:
                 statements = (log.mark(), *statements)
             self._trying = True
@@ -238,15 +228,14 @@ class Journal(Contents):
                     self._cursor.execute(*statements[0])
                 else:
                     self._write(statements)
-            except sqlite3.Error as error:  # here and not by `storage_errors`, which costs more
+            except BaseException as error:
                 self._settled()
-                raise in_words(error, self.path, "write") from error
-            except BaseException:
-                self._settled()
+                if isinstance(error, sqlite3.Error):  # here and not by `storage_errors`, which costs more
+                    raise in_words(error, self.path, "write") from error
                 raise
-            self._at = _At(last, last, ())
+            self._at = last, last, ()
             self._trying = False
-            log.written(size_in_log(statements))
+            log.written(statements)
 
     def _write(self, statements: tuple[Statement, ...]) -> None:
         execute = self._cursor.execute
@@ -255,7 +244,7 @@ class Journal(Contents):
             execute(*statement)
         execute("COMMIT")
 
-    def _settled(self) -> _At:
+    def _settled(self) -> At:
         """Return where the journal is: if an exception came in between, as the file says."""
         if not self._trying:
             return self._at
@@ -264,13 +253,13 @@ class Journal(Contents):
                 self._connection.execute("ROLLBACK")
             last = _last(self._connection)
         # Without an event in it there is no telling whether it was written; rows and snapshots can be written again.
-        if last > self._at.written:
-            self._at = _At(last, last, ())
+        if last > self._at[0]:
+            self._at = last, last, ()
         self._trying = False
         return self._at
 
     def _end(self) -> int:
-        return self._settled().written
+        return self._settled()[0]
 
 
 def _writing(path: Path, lock: sqlite3.Connection) -> Journal:

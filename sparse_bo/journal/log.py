@@ -22,13 +22,14 @@ import random
 import sqlite3
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal.files import WAIT_SECONDS, beside, connect, not_its_log, size_of, storage_errors
 from sparse_bo.journal.frames import frames_of, header_is_damaged, unread_transactions
-from sparse_bo.journal.tables import LOG_TABLE, Statement, crc
+from sparse_bo.journal.tables import LOG_TABLE, Statement, crc, size_in_log
 
 logger = logging.getLogger(__name__)
 
@@ -269,10 +270,10 @@ class Log:
         with storage_errors(self.path, "write"):
             return self._next_mark(open=True)
 
-    def written(self, size: int) -> None:
-        """Record that a transaction of so many bytes, with the mark where it was due, is written; checkpoint if it is time."""
+    def written(self, statements: Sequence[Statement]) -> None:
+        """Record that a transaction, with the mark where it was due, is written; checkpoint if it is time."""
         self.due = False
-        self._bytes += size
+        self._bytes += size_in_log(statements)
         if self._bytes < LOG_BYTES and time.monotonic() < self._next:
             return
         try:

@@ -4,8 +4,8 @@ Everything that happens to a run is an event (:class:`sparse_bo.journal.Event`);
 same machine, to the last pick. That is how a run is resumed: from a snapshot, then the events after it.
 
 Every change is computed first, by functions that leave the machine alone (:meth:`Engine.propose`, :meth:`Engine.folded`), and
-made afterwards, in one step that either happens or does not (:meth:`Engine.handing_out`, :meth:`Engine.answering`,
-:meth:`Engine.take`). So an exception, an interrupt or memory that runs out finds the machine before a change or after it.
+made afterwards, by functions that copy references and cannot fail for any other reason than memory that runs out
+(:meth:`Engine.hand_out`, :meth:`Engine.answer`, :meth:`Engine.take`); :meth:`Engine.back_to` takes such a change back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +32,19 @@ from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.timing import Phase
-from sparse_bo.runs.boundary import Undone
 from sparse_bo.runs.failing import FailureWatch
 from sparse_bo.runs.history import HistoryRow
-from sparse_bo.runs.ledger import Ahead, Handing, Ledger
+from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 from sparse_bo.runs.ordinary import ordinary, with_gradients
 from sparse_bo.runs.rows import make_row
 
 UNLIMITED = 2**62
-W = TypeVar("W")
 _CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
 """Fields of the machine that events change, besides ledger and history."""
 _FIELDS = attrgetter(*_CHANGING)
+
+Mark = tuple[tuple[Any, ...], int, LedgerMark]
+"""Where the machine stood: its fields, how long its history was, and where its ticket book stood."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,27 +58,6 @@ class Update:
     generator: torch.Generator
     seconds: float
     """About what a replay would cost."""
-
-
-class _Change(Undone, Generic[W]):
-    """A change of the machine."""
-
-    __slots__ = ("_before", "_change", "_engine", "_ledger", "_rows", "_what")
-
-    def __init__(self, engine: Engine, change: Callable[[W], None], what: W) -> None:
-        self._engine, self._change, self._what = engine, change, what
-        self._before = _FIELDS(engine)
-        self._rows, self._ledger = len(engine.rows), engine.ledger.mark()
-
-    def _make(self) -> None:
-        self._change(self._what)
-
-    def _undo(self) -> None:
-        engine = self._engine
-        engine.ledger.back_to(self._ledger)
-        del engine.rows[self._rows :], engine.row_tickets[self._rows :]
-        for name, value in zip(_CHANGING, self._before, strict=True):
-            setattr(engine, name, value)
 
 
 class Engine:
@@ -105,7 +85,7 @@ class Engine:
     @property
     def due(self) -> bool:
         """Whether results must be taken in before the policy is asked."""
-        return self.ledger.answered > 0 and not (self.mechanism.keeps_batch_open and self.ledger.outstanding)
+        return self.ledger.complete or (self.ledger.answered > 0 and not self.mechanism.keeps_batch_open)
 
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
@@ -114,7 +94,7 @@ class Engine:
             The evaluations, or how many results the policy needs before there are any.
         """
         ahead, at = self._ahead, self._at
-        if len(ahead) - at >= limit:
+        if ahead.count - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
         return self._refused if self._refused is not None else self._picked(limit)
 
@@ -144,26 +124,35 @@ class Engine:
         """Return the points that are evaluated or out, as far as the state has them."""
         return torch.cat([self.state.X, pending]) if isinstance(self.state, BoxState) else pending
 
-    def handing_out(self, handing: Handing) -> _Change[Handing]:
-        """Record that evaluations are out; take it back if the block raises, as if they had never been proposed."""
-        return _Change(self, self._hand_out, handing)
+    def mark(self) -> Mark:
+        """Return where the machine stands, for :meth:`back_to`. O(1)."""
+        return _FIELDS(self), len(self.rows), self.ledger.mark()
 
-    def _hand_out(self, handing: Handing) -> None:
-        q = len(handing.batch)
+    def back_to(self, mark: Mark) -> None:
+        """Take back what has happened since: one :meth:`hand_out`, :meth:`answer` or :meth:`take`, or a part of one."""
+        fields, rows, ledger = mark
+        self.ledger.back_to(ledger)
+        del self.rows[rows:], self.row_tickets[rows:]
+        for name, value in zip(_CHANGING, fields, strict=True):
+            setattr(self, name, value)
+
+    def hand_out(self, handing: Handing) -> None:
+        """Record that evaluations are out."""
+        q = len(handing.picks)
         self.ledger.add(handing.batch.tickets, handing.picks)
         self._ahead, self._at = handing.ahead, handing.start + q
         self.generator, self._refused = handing.generator, None
         self.next_ticket += q
         self.asked += q
 
-    def answering(self, answers: Mapping[int, float]) -> _Change[Mapping[int, float]]:
-        """Record results (NaN: failed); take them back if the block raises."""
-        return _Change(self, self.ledger.answer, answers)
+    def answer(self, answers: Mapping[int, float]) -> None:
+        """Record results (NaN: failed)."""
+        self.ledger.answer(answers)
 
     @property
     def complete(self) -> bool:
         """Whether results wait, and none is out any more."""
-        return self.ledger.answered > 0 and not self.ledger.outstanding
+        return self.ledger.complete
 
     def folded(self) -> Update:
         """Return what the results that are in make of the machine."""
@@ -175,11 +164,7 @@ class Engine:
         return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist(), self.mechanism.observe)
 
     def take(self, update: Update) -> None:
-        """Change to what :meth:`folded` or :meth:`observed` returned: all of it, or nothing if that raises."""
-        with _Change(self, self._take, update):
-            pass
-
-    def _take(self, update: Update) -> None:
+        """Change to what :meth:`folded` or :meth:`observed` returned."""
         self.rows.append(update.row)
         self.row_tickets.append(update.tickets)
         self.state, self.generator = update.state, update.generator
@@ -255,8 +240,7 @@ class Engine:
             )
             generator = self.generator if isinstance(handing, int) else handing.generator
             handing = Ahead(self.domain, self._tensor(event.picks)).part(0, len(event.picks), event.first, generator)
-        with self.handing_out(handing):
-            pass
+        self.hand_out(handing)
 
     @with_gradients
     def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:

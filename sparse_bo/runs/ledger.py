@@ -18,7 +18,7 @@ GATHERED = 256
 """Inputs of picks made ahead that are fetched at a time, at least."""
 
 
-Mark = tuple[dict[int, Any], dict[int, float], int, int]
+LedgerMark = tuple[dict[int, Any], dict[int, float], int, int]
 """Where a ticket book stood."""
 
 
@@ -50,11 +50,9 @@ class Ahead:
     def __init__(self, domain: Domain, picks: Tensor) -> None:
         self.domain, self.picks = domain, picks
         self._host: NDArray[Any] = domain.recorded(picks)
+        self.count = len(self._host)
         self._on_host = domain.device.type == "cpu"
         self._fetched: tuple[Any, int, int] = (None, 0, 0)  # inputs of the picks from a start to a stop
-
-    def __len__(self) -> int:
-        return len(self._host)
 
     def part(self, start: int, q: int, ticket: int, generator: torch.Generator) -> Handing:
         """Return q picks from ``start`` on, numbered from ``ticket``, and the generator that goes with them. O(q d)."""
@@ -95,6 +93,11 @@ class Ledger:
         return len(self._answers)
 
     @property
+    def complete(self) -> bool:
+        """Whether results wait, and no evaluation is out any more."""
+        return 0 < len(self._answers) == len(self._open)
+
+    @property
     def outstanding(self) -> int:
         """Evaluations without a result."""
         return len(self._open) - len(self._answers)
@@ -109,11 +112,11 @@ class Ledger:
         indices = picks if self.domain.indexed else None
         return Batch(indices, self.domain.inputs(picks), list(tickets), self.domain.named(picks))
 
-    def mark(self) -> Mark:
+    def mark(self) -> LedgerMark:
         """Return where the book stands, for :meth:`back_to`. O(1)."""
         return self._open, self._answers, len(self._open), len(self._answers)
 
-    def back_to(self, mark: Mark) -> None:
+    def back_to(self, mark: LedgerMark) -> None:
         """Take back what has happened since: one :meth:`add`, :meth:`answer` or :meth:`settle`, or a part of one."""
         self._open, self._answers, out, answered = mark
         for book, length in ((self._open, out), (self._answers, answered)):
@@ -154,10 +157,11 @@ class Ledger:
         Raises:
             TicketError: If one is unknown, repeated or already answered.
         """
-        unknown = [t for t in tickets if t not in self._open or t in self._answers]
-        if unknown:
+        distinct = set(tickets)
+        if not (self._open.keys() >= distinct and self._answers.keys().isdisjoint(distinct)):
+            unknown = [t for t in tickets if t not in self._open or t in self._answers]
             known = f"tickets that are out: {some(self.pending)}" if self.outstanding else "no tickets are out; ask first"
             raise TicketError(f"tickets {some(unknown)} are unknown or already answered; {known}")
-        if len(set(tickets)) != len(tickets):
+        if len(distinct) != len(tickets):
             repeated = sorted({t for t in tickets if tickets.count(t) > 1})
             raise TicketError(f"tickets {some(repeated)} are given more than once")

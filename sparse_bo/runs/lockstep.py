@@ -16,12 +16,11 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from sparse_bo.errors import RankError
+from sparse_bo.runs.boundary import Boundary
 from sparse_bo.sharding import Group
 
 STEP = "the next event"
 Kind = Literal["ask", "tell", "run", "end", "stop"]
-_ALONE = nullcontext()
-"""What stands around a step where there are no other ranks: a generator costs as much as a step."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +64,23 @@ class Lockstep:
                     "a run over ShardedArms is started with the same arguments everywhere"
                 )
 
+    def given(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
+        """Let a tell happen on every rank: what rank 0 is given counts.
+
+        Args:
+            answers: Returns them; called on rank 0 alone.
+
+        Raises:
+            RankError: As :meth:`agree`; on the other ranks, if ``answers`` raises.
+        """
+        if self._alone:
+            return answers()
+        mine: dict[int, float] = {}
+        if self.leads:
+            with self.leading():
+                mine = answers()
+        return self.agree("tell", mine)
+
     def agree(self, kind: Kind, value: Any = None) -> Any:
         """Let an event happen on every rank: what rank 0 says of it counts.
 
@@ -105,11 +121,11 @@ class Lockstep:
 
         Within another such block the outer one does: what is raised inside may be caught on the way.
         """
-        return _ALONE if self._alone else self._telling()
+        return nullcontext() if self._alone else self._telling()
 
     def recording(self) -> AbstractContextManager[None]:
-        """Close the group if rank 0 cannot record what has happened on the others already."""
-        return _ALONE if self._alone else self._closing()
+        """Keep signals from a change and its record, and close the group if rank 0 cannot record what the others have done."""
+        return Boundary() if self._alone else self._closing()
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -139,7 +155,8 @@ class Lockstep:
     @contextmanager
     def _closing(self) -> Iterator[None]:
         try:
-            yield
+            with Boundary():
+                yield
         except Exception as error:
             if self.leads and self.group.closed is None:
                 with suppress(RankError):

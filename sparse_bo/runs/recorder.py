@@ -13,7 +13,6 @@ from torch import Tensor
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.errors import StorageError
 from sparse_bo.journal import Event, Journal, pack
-from sparse_bo.runs.boundary import Undone
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
 from sparse_bo.runs.records import Start, evaluations_of, row_of, start_of
@@ -24,24 +23,6 @@ and so many again for each of these bytes that the last one had: large snapshots
 
 
 logger = logging.getLogger(__name__)
-
-
-class _Updating(Undone):
-    """See :meth:`Recorder.updating`."""
-
-    __slots__ = ("_before", "_journal")
-
-    def __init__(self, journal: Journal | None) -> None:
-        self._journal = journal
-        self._before = -1 if journal is None else journal.last
-
-    def _make(self) -> None:
-        if self._journal is not None:
-            self._journal.queue(Event("update"))
-
-    def _undo(self) -> None:
-        if self._journal is not None and self._journal.last > self._before:
-            self._journal.unqueue()
 
 
 class Recorder:
@@ -120,14 +101,23 @@ class Recorder:
             tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
             self._append(Event("tell", None, None, None, tickets, results))
 
-    def updating(self, *, by_ask: bool) -> _Updating:
-        """Let the journal write, with the next event, that the block updates the run; not if the block raises.
+    def taken_in(self, by_ask: bool) -> None:
+        """Let the journal write, with the next event, that results were taken in.
 
         Args:
-            by_ask: Whether an ask takes results in while others are out: that is an event of its own. An update by the last
+            by_ask: Whether an ask took them in while others are out: that is an event of its own. An update by the last
                 result that was out follows from the event before it.
         """
-        return _Updating(self.journal if by_ask else None)
+        journal = self.journal
+        if journal is None or not by_ask:
+            return
+        before = journal.last
+        try:
+            journal.queue(Event("update"))
+        except BaseException:
+            if journal.last > before:
+                journal.unqueue()
+            raise
 
     def updated(self, engine: Engine) -> None:
         """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from sparse_bo.errors import ContradictionError, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
-from sparse_bo.runs.boundary import Boundary
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.recorder import Recorder
+
+W = TypeVar("W")
 
 
 class Steps:
@@ -49,11 +51,7 @@ class Steps:
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
         with self.lock:
-            answers: dict[int, float] = {}
-            if self.ranks.leads:
-                with self.ranks.leading():
-                    answers = given()
-            self._answered(self.ranks.agree("tell", answers))
+            self._answered(self.ranks.given(given))
 
     def follow(self) -> None:
         """Let happen here what rank 0 lets happen in its run, to its end.
@@ -75,9 +73,8 @@ class Steps:
     def take_in(self, *, by_ask: bool) -> None:
         """Update the state by the results that are in: by all of them, or not at all if that raises."""
         update = self.engine.folded()
-        with self.ranks.recording(), Boundary():
-            with self.recorder.updating(by_ask=by_ask):
-                self.engine.take(update)
+        with self.ranks.recording():
+            self._made(self.engine.take, update, self.recorder.taken_in, by_ask)
             self.recorder.updated(self.engine)
         self.engine.failures.look(self.engine.rows)  # last: a warning may be made an error, and everything is recorded
 
@@ -107,8 +104,8 @@ class Steps:
         handing = self.engine.propose(limit)
         if isinstance(handing, int):
             return handing
-        with self.ranks.recording(), Boundary(), self.engine.handing_out(handing):
-            self.recorder.asked(handing, limit)
+        with self.ranks.recording():
+            self._made(self.engine.hand_out, handing, self.recorder.asked, handing, limit)
         self.ranks.note(handing.picks)
         return handing.batch
 
@@ -116,7 +113,17 @@ class Steps:
         """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
         if not answers:
             return
-        with self.ranks.recording(), Boundary(), self.engine.answering(answers):
-            self.recorder.told(answers)
+        with self.ranks.recording():
+            self._made(self.engine.answer, answers, self.recorder.told, answers)
         if self.engine.complete:
             self.take_in(by_ask=False)
+
+    def _made(self, change: Callable[[W], None], what: W, record: Callable[..., None], *recorded: Any) -> None:
+        """Change the engine and record it, or neither: what raises leaves everything as it was."""
+        before = self.engine.mark()
+        try:
+            change(what)
+            record(*recorded)
+        except BaseException:
+            self.engine.back_to(before)
+            raise

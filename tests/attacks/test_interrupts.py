@@ -121,10 +121,10 @@ class AtTheEndOfUpdates(At):
     def _line(self, frame: Any, event: str, argument: Any) -> Any:
         if event == "line" and frame.f_code is Steps.take_in.__code__ and frame.f_locals["by_ask"] and self.left:
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            if self.taken and "updating" in text:
+            if self.taken and "recording()" in text:
                 self.left = 0
                 self.strike()
-            self.taken |= "take(update)" in text
+            self.taken |= "engine.take," in text
         return self._line
 
 
