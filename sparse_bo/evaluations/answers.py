@@ -24,8 +24,7 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
         TypeError: If the values are not real numbers.
     """
-    _check_size(tickets, y)  # before anything is copied: what an objective returns by mistake may be huge
-    rows = _rows(tickets, y)
+    rows = y if type(y) is list else _rows(tickets, y)
     if len(rows) != len(tickets):
         raise _wrong_shape(tickets, _shape(rows))
     plain = {float}.issuperset(map(type, rows))  # the usual case, and the one that has to be quick
@@ -48,31 +47,25 @@ def some(items: Sequence[Any]) -> str:
     return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"
 
 
-def _check_size(tickets: Sequence[int], y: Any) -> None:
-    """Check the shape of an array or tensor, or the length of anything else that has one.
+def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
+    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}")
 
-    Raises:
-        ValueError: If it is not that of one value per ticket.
-    """
+
+def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
+    """Return what ``y`` holds per evaluation; nothing is copied of what has another size: it may be huge."""
     shape = getattr(y, "shape", None)
     if isinstance(shape, tuple):
         if shape != (len(tickets),) and shape != (len(tickets), 1):
             raise _wrong_shape(tickets, tuple(shape))
     elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
         raise _wrong_shape(tickets, (len(y),))
-
-
-def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
-    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}")
-
-
-def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
-    """Return what ``y`` holds per evaluation."""
     try:
         plain = y.tolist() if hasattr(y, "tolist") else y
     except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
         raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
-    if isinstance(plain, (list, tuple)):
+    if isinstance(plain, list):
+        return plain
+    if isinstance(plain, tuple):
         return list(plain)
     if isinstance(plain, (int, float)):
         raise _wrong_shape(tickets, ())

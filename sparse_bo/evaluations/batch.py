@@ -59,6 +59,8 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     Raises:
         TicketError: If they are not a list, or one is not an integer.
     """
+    if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, and the one that has to be quick
+        return tickets.copy()
     try:
         numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
     except (RuntimeError, NotImplementedError) as error:
@@ -66,8 +68,6 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
         raise TicketError(f"expected a list of tickets, one value for each, got {tickets!r}; a single one is [{tickets!r}]")
     numbers = list(numbers)
-    if {int}.issuperset(map(type, numbers)):  # the usual case, and the one that has to be quick
-        return numbers
     if any(isinstance(ticket, bool) or not hasattr(ticket, "__index__") or getattr(ticket, "ndim", 0) for ticket in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
     return [operator.index(ticket) for ticket in numbers]

@@ -27,13 +27,10 @@ class Boundary:
 
     __slots__ = ("_arrived", "_before", "_holding")
 
-    def __init__(self) -> None:
-        self._before: dict[int, Callable[..., Any]] = {}
-        self._arrived: list[tuple[int, FrameType | None]] = []
-        self._holding = True
-
     def __enter__(self) -> None:
-        before = self._before
+        before: dict[int, Callable[..., Any]] = {}
+        self._before, self._holding = before, True
+        self._arrived: list[tuple[int, FrameType | None]] = []
         try:
             for number in HELD:
                 handler = _handler_of(number)

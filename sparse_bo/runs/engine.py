@@ -5,7 +5,7 @@ same machine, to the last pick. That is how a run is resumed: from a snapshot, t
 
 Every change is computed first, by functions that leave the machine alone (:meth:`Engine.propose`, :meth:`Engine.folded`), and
 made afterwards, by functions that copy references and cannot fail for any other reason than memory that runs out
-(:meth:`Engine.hand_out`, :meth:`Engine.answer`, :meth:`Engine.take`); :meth:`Engine.back_to` takes such a change back.
+(:meth:`Engine.hand_out`, :meth:`Ledger.answer`, :meth:`Engine.take`); :meth:`Engine.back_to` takes such a change back.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Engine:
     @property
     def due(self) -> bool:
         """Whether results must be taken in before the policy is asked."""
-        return self.ledger.complete or (self.ledger.answered > 0 and not self.mechanism.keeps_batch_open)
+        return self.ledger.complete if self.mechanism.keeps_batch_open else self.ledger.answered > 0
 
     def propose(self, limit: int) -> Handing | int:
         """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
@@ -129,7 +129,7 @@ class Engine:
         return _FIELDS(self), len(self.rows), self.ledger.mark()
 
     def back_to(self, mark: Mark) -> None:
-        """Take back what has happened since: one :meth:`hand_out`, :meth:`answer` or :meth:`take`, or a part of one."""
+        """Take back what has happened since: one :meth:`hand_out`, answer or :meth:`take`, or a part of one."""
         fields, rows, ledger = mark
         self.ledger.back_to(ledger)
         del self.rows[rows:], self.row_tickets[rows:]
@@ -144,15 +144,6 @@ class Engine:
         self.generator, self._refused = handing.generator, None
         self.next_ticket += q
         self.asked += q
-
-    def answer(self, answers: Mapping[int, float]) -> None:
-        """Record results (NaN: failed)."""
-        self.ledger.answer(answers)
-
-    @property
-    def complete(self) -> bool:
-        """Whether results wait, and none is out any more."""
-        return self.ledger.complete
 
     def folded(self) -> Update:
         """Return what the results that are in make of the machine."""
@@ -214,7 +205,7 @@ class Engine:
             assert event.tickets is not None
             assert event.results is not None
             self.ledger.answer(dict(zip(event.tickets.tolist(), results_of(event.results.tolist()), strict=True)))
-            if self.complete:
+            if self.ledger.complete:
                 self.take(self.folded())
         elif event.kind == "update":
             if self.ledger.answered:

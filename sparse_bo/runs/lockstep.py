@@ -39,6 +39,8 @@ class Lockstep:
     def __init__(self, group: Group) -> None:
         self.group, self._events = group, hashlib.blake2b(digest_size=8)
         self._alone, self._leading = group.size == 1, False
+        self.recording: Callable[[], AbstractContextManager[None]] = Boundary if self._alone else self._closing
+        """Keeps signals from a change and its record, and closes the group if rank 0 cannot record what others have done."""
 
     @property
     def leads(self) -> bool:
@@ -122,10 +124,6 @@ class Lockstep:
         Within another such block the outer one does: what is raised inside may be caught on the way.
         """
         return nullcontext() if self._alone else self._telling()
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Keep signals from a change and its record, and close the group if rank 0 cannot record what the others have done."""
-        return Boundary() if self._alone else self._closing()
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

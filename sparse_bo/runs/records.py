@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from sparse_bo.policies import Policy
 from sparse_bo.policies.description import describe, fingerprint, has_fingerprint, rebuild, up_to_date
 from sparse_bo.runs.history import History, HistoryRow
 
-_OF_EVALUATIONS = ("indices", "points", "values")
-"""Fields of a history row that the events say already."""
+_WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values"))
+"""Fields of a history row but for those that the events say already."""
 
 
 _READ: Mapping[str, type | tuple[type, ...]] = {"policy": str, "seed": int, "notes": dict}
@@ -263,10 +263,7 @@ def evaluations_of(journal: Journal) -> Evaluations:
 
 def row_of(history_row: HistoryRow, tickets: Sequence[int]) -> Row:
     """Return a history row as it is written."""
-    nothing: dict[str, Any] = dict.fromkeys(_OF_EVALUATIONS, ())
-    without = replace(history_row, **nothing)  # `asdict` copies them number by number
-    summary = {name: value for name, value in asdict(without).items() if name not in _OF_EVALUATIONS}
-    return Row(np.asarray(tickets, np.int64), summary)
+    return Row(np.asarray(tickets, np.int64), {name: getattr(history_row, name) for name in _WRITTEN})
 
 
 def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryRow]:

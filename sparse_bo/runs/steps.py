@@ -67,7 +67,7 @@ class Steps:
     def catch_up(self) -> None:
         """Make an update that was interrupted, if one was: the last result was told, none is out."""
         with self.lock:
-            if self.engine.complete:
+            if self.engine.ledger.complete:
                 self.take_in(by_ask=False)
 
     def take_in(self, *, by_ask: bool) -> None:
@@ -83,39 +83,37 @@ class Steps:
         engine = self.engine
         if engine.due:
             self.take_in(by_ask=True)
-        made = self._hand_out(limit)
-        if isinstance(made, int) and engine.ledger.answered:
+        handing = engine.propose(limit)
+        if isinstance(handing, int) and engine.ledger.answered:
             self.take_in(by_ask=True)
-            made = self._hand_out(limit)
-        if not isinstance(made, int):
-            return made
-        with self.ranks.recording():
-            self.recorder.flush()  # what has been taken in above stays so
-        ledger = engine.ledger
-        raise PendingBatchError(
-            f"{ledger.outstanding} evaluations are still out (tickets {some(ledger.pending)}), and the policy needs about "
-            f"{made} of their results before it hands out more; tell or fail them before the next ask",
-            needed=made,
-            pending=ledger.outstanding,
-        )
-
-    def _hand_out(self, limit: int) -> Batch | int:
-        """Return a new batch, or how many results the policy needs. If that raises, nothing has changed."""
-        handing = self.engine.propose(limit)
+            handing = engine.propose(limit)
         if isinstance(handing, int):
-            return handing
+            raise self._waiting(handing)
         with self.ranks.recording():
-            self._made(self.engine.hand_out, handing, self.recorder.asked, handing, limit)
+            self._made(engine.hand_out, handing, self.recorder.asked, handing, limit)
         self.ranks.note(handing.picks)
         return handing.batch
+
+    def _waiting(self, needed: int) -> PendingBatchError:
+        """Return that the policy needs results first; what an ask has taken in stays so."""
+        with self.ranks.recording():
+            self.recorder.flush()
+        ledger = self.engine.ledger
+        return PendingBatchError(
+            f"{ledger.outstanding} evaluations are still out (tickets {some(ledger.pending)}), and the policy needs about "
+            f"{needed} of their results before it hands out more; tell or fail them before the next ask",
+            needed=needed,
+            pending=ledger.outstanding,
+        )
 
     def _answered(self, answers: dict[int, float]) -> None:
         """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
         if not answers:
             return
+        ledger = self.engine.ledger
         with self.ranks.recording():
-            self._made(self.engine.answer, answers, self.recorder.told, answers)
-        if self.engine.complete:
+            self._made(ledger.answer, answers, self.recorder.told, answers)
+        if ledger.complete:
             self.take_in(by_ask=False)
 
     def _made(self, change: Callable[[W], None], what: W, record: Callable[..., None], *recorded: Any) -> None:

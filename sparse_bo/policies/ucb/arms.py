@@ -49,7 +49,7 @@ from sparse_bo.priors import KnownPrior, Prior, warn_if_uncentred, without_crash
 from sparse_bo.widths import Confidence, NormWidth
 from sparse_bo.widths.calibration import Surprise
 
-AHEAD = 64
+AHEAD = 256
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
 
 
