@@ -249,6 +249,8 @@ class Journal(Contents):
         if not self._trying:
             return self._at
         with storage_errors(self.path, "write"):
+            if self._log is not None:
+                self._log.look_away()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             last = _last(self._connection)

@@ -213,6 +213,7 @@ class Log:
         self.path, self.connection, self.lock = path, connection, lock
         self._mark = seen.mark or Mark(0, 0, (seen.version,), False)
         self._bytes, self._next, self._closed = 0, 0.0, False
+        self._view: sqlite3.Cursor | None = None
         self.due = True
         """Whether :meth:`mark` must be written with the next transaction: the log may begin anew."""
         try:
@@ -221,6 +222,7 @@ class Log:
                 self._take_over()
                 self._begin()
                 self._move()
+                self._look()
         except BaseException:
             self.abandon()
             raise
@@ -295,9 +297,25 @@ class Log:
         self.due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
         self.connection.execute(*self._next_mark(open=open))
         self._move(wait_seconds)
+        if open:
+            self._look()
         self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)
 
+    def _look(self) -> None:
+        """Begin to read, and go no further until :meth:`look_away`.
+
+        A transaction then needs no reader's lock of its own, which takes a fifth of its time.
+        """
+        self._view = self.connection.execute("SELECT only FROM log UNION ALL SELECT 1")
+
+    def look_away(self) -> None:
+        """Stop reading: a log that is read is not begun anew. Can be done twice."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
     def _move(self, wait_seconds: float = 0.0) -> None:
+        self.look_away()
         execute, number = self.connection.execute, self._mark.number
         execute(f"PRAGMA busy_timeout = {int(1000 * wait_seconds)}")
         try:
@@ -326,6 +344,7 @@ class Log:
                     self.connection.execute("ROLLBACK")
                 self.checkpoint(open=False, wait_seconds=1.0)
             self._closed = True
+        self.look_away()
         self.connection.close()
         self.lock.close()
 
@@ -346,6 +365,7 @@ class Log:
         except StorageError as error:
             logger.debug("%s cannot be held while it is released: %s", self.path, error)
         finally:
+            self.look_away()
             self.connection.close()
             self.lock.close()
             if held is not None:

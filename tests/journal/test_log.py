@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -630,3 +631,18 @@ def test_a_checkpoint_that_a_kill_cuts_off_anywhere_loses_nothing(steps, path, t
         assert tickets_of(cut) == tickets
         Journal.open(cut).close()
         assert tickets_of(cut) == tickets
+
+
+def test_an_event_after_another_programs_transaction_is_written_the_second_time(tmp_path):
+    """The journal keeps reading what it has written last; what another has written since is seen after one error."""
+    journal = Journal.create(tmp_path / "run.db", {"policy": "bbkb", "seed": 0, "notes": {}}, None)
+    journal.append(Event("ask", 0, 1, np.array([0])))
+    with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+        other.execute("PRAGMA user_version = 1")
+    with pytest.raises(StorageError, match="another process holds it; try again"):
+        journal.append(Event("ask", 1, 1, np.array([1])))
+    assert journal.last == 0
+    journal.append(Event("ask", 1, 1, np.array([1])))
+    journal.close()
+    with closing(Journal.read(tmp_path / "run.db")) as reader:
+        assert [event.first for event in reader.events()] == [0, 1]
