@@ -18,7 +18,9 @@ RESULTS = BENCHMARKS / "results"
 SCRIPTS = sorted(
     path.stem for path in BENCHMARKS.glob("*.py") if "EXPERIMENT = Experiment(" in path.read_text(encoding="utf-8")
 )
-ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"], "peers": ["--here"]}
+ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"], "peers": ["--here"], "device_costs": ["--here"]}
+ON_SECOND = ["device_costs"]
+"""Run by ``tests/devices``: they need the device made of host memory."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +47,17 @@ def test_the_overview_has_every_benchmark() -> None:
     assert len(SCRIPTS) == 21
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_SECOND])
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_smallest_form(name, tmp_path, capsys, monkeypatch)
+
+
+def check_smallest_form(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> list[dict]:
+    """Run it, and again, when nothing is left to measure; check page, tables and headline, and return the records."""
     records = run(name, tmp_path)
     assert records
     page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
@@ -65,6 +74,7 @@ def test_runs_in_its_smallest_form(
     capsys.readouterr()
     assert run(name, tmp_path) == records  # what is there is not measured again
     assert f"{name}: 0 of " in capsys.readouterr().out
+    return records
 
 
 def test_records_say_with_what_they_were_made(tmp_path: Path) -> None:
