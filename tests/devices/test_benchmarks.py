@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.second_device import Second
-from tests.test_benchmarks import BENCHMARKS, ON_SECOND, check_smallest_form, run
+from tests.smallest_benchmarks import BENCHMARKS, ON_SECOND, check_smallest_form, run
 
 PARTS = {"copy": 2, "product": 2, "sweep": 2, "picks": 2, "run": 1, "streamed": 2, "recursive RLS": 1, "model": 2}
 """Of the card's benchmark, how many lines or precisions each has."""
