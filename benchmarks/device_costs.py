@@ -258,7 +258,8 @@ lies, and tries another only if that fails: every fit would pay for what few nee
 
 def headline(records: list[Record]) -> str:
     """Return the predicted time of a batch with the largest dictionary."""
-    batches = [r for r in records if r["work"] == "batch" and r["form"] == "fused"]
+    found = newest((r for r in records if r["work"] == "batch"), "m", "form").values()
+    batches = [r for r in found if r["form"] == "fused"]
     if not batches:
         return ""
     last = max(batches, key=lambda r: r["m"])
