@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import torch
+from botorch import fit_gpytorch_mll
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import MaternKernel
@@ -45,6 +46,12 @@ DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
 ARMS = 1_000_000
 """For which seconds are predicted: from the counts over two numbers of arms, along a straight line."""
 PICKS = 64
+FEW_PICKS = 38
+"""Of a block: of runs over 10⁶ arms, blocks gave 38 to 70."""
+HOST_PICK = 4e-6
+"""Seconds of a pick inside a block, on the host (3.3 µs on the CPU of the other benchmarks)."""
+LEARNED = ("whole fit", "first posterior", "posterior of 1,024 points")
+"""Of a model as a user calls it first."""
 STARTS = 4
 """Of a fit that would be made from several starts at once."""
 PULLED = 2
@@ -151,6 +158,24 @@ def model(n: int, m: int) -> Record:
     return {"parts": {name: asdict(counted(part, device=device)) for name, part in work.items()}}
 
 
+def learned(n: int) -> Record:
+    """Count what a user's first calls ask for: a whole fit with the dictionary of its own choice, and posteriors after it."""
+    device = second_device()
+    X = rand(n, DIMS)
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(device)
+    gp = sparse_bo.SparseGP(X, ((3.0 * X).sin().sum(dim=-1) + 0.1 * noise).unsqueeze(-1))
+    mll, T = ExactMarginalLogLikelihood(gp.likelihood, gp), rand(1024, 1, DIMS, draw=5)
+
+    def posterior() -> None:
+        with torch.no_grad():
+            _ = gp.posterior(T).variance
+
+    work: dict[str, Callable[[], object]] = dict.fromkeys(LEARNED, posterior)
+    work[LEARNED[0]] = lambda: fit_gpytorch_mll(mll)
+    counts = {name: asdict(counted(part, device=device)) for name, part in work.items()}
+    return {"parts": counts, "chosen": gp.dictionary.m}
+
+
 def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield batches, then models."""
     for m in chosen.sizes:
@@ -158,6 +183,8 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
             yield Job({"work": "batch", "m": m, "form": form}, partial(batch, m, form))
     for n in chosen.points:
         yield Job({"work": "SparseGP", "m": chosen.inducing, "n": n}, partial(model, n, chosen.inducing))
+    for n in chosen.fits:
+        yield Job({"work": "whole fit", "n": n}, partial(learned, n))
 
 
 def at(record: Record, part: str, a: int = ARMS, *, pulled: int | None = None) -> Cost:
@@ -188,7 +215,7 @@ COLUMNS = ("launches", "waits", "GB moved", "GFLOP", "card, ms (predicted)", "in
 
 def page(records: list[Record]) -> Iterator[Block]:
     """Yield the costs of batches and of models."""
-    found = newest(({"n": None, "form": None, **r} for r in records), "work", "m", "n", "form").values()
+    found = newest(({"n": None, "m": None, "form": None, **r} for r in records), "work", "m", "n", "form").values()
     batches = [r for r in found if r["work"] == "batch"]
     yield f"One batch over {ARMS:,} arms with {DIMS} inputs, Matérn-5/2, from counts over one tile of a sweep and over two:"
     rows = [(str(r["m"]), r["form"], part, *cells(at(r, part))) for r in batches for part in r["parts"]]
@@ -199,6 +226,22 @@ def page(records: list[Record]) -> Iterator[Block]:
     yield Table(("n", "m", "part", *COLUMNS), counts)
     for r in models:
         yield starts(r)
+    fits = [r for r in found if r["work"] == "whole fit"]
+    yield "SparseGP as a user calls it first: `fit_gpytorch_mll`, the dictionary chosen on the way, and posteriors:"
+    counts = [(f"{r['n']:,}", f"{r['chosen']:,}", part, *cells(Cost(**c))) for r in fits for part, c in r["parts"].items()]
+    yield Table(("n", "m", "part", *COLUMNS), counts)
+    if batches:
+        yield picking(max(batches, key=lambda r: r["m"]))
+
+
+def picking(record: Record) -> str:
+    """Return what a pick takes, as predicted."""
+    block = at(record, f"{PICKS} picks")
+    least, most = (short(1e6 * (block.seconds() / count + HOST_PICK)) for count in (PICKS, FEW_PICKS))
+    return f"""
+A pick with m = {record["m"]:,} takes {least} µs where a block of arms gives {PICKS} picks, {most} µs where it gives {FEW_PICKS}
+(predicted; the target is 30 µs): the block's share, and {short(1e6 * HOST_PICK)} µs that the host takes for it.
+"""
 
 
 def starts(record: Record) -> str:
@@ -215,7 +258,8 @@ lies, and tries another only if that fails: every fit would pay for what few nee
 
 def headline(records: list[Record]) -> str:
     """Return the predicted time of a batch with the largest dictionary."""
-    batches = [r for r in records if r["work"] == "batch" and r["form"] == "fused"]
+    found = newest((r for r in records if r["work"] == "batch"), "m", "form").values()
+    batches = [r for r in found if r["form"] == "fused"]
     if not batches:
         return ""
     last = max(batches, key=lambda r: r["m"])
@@ -251,6 +295,7 @@ EXPERIMENT = Experiment(
         "sizes": Option("dictionaries", (256, 1024), (64,), (24,)),
         "forms": Option("of the kernel", tuple(FORMS), None, ("fused",), choices=tuple(FORMS)),
         "points": Option("training points of SparseGP", (10_000,), (500,), (40,)),
+        "fits": Option("training points of whole fits", (10_000, 100_000, 1_000_000), (500,), (40,)),
         "inducing": Option("dictionary of SparseGP", 256, 32, 12),
     },
     seeds=(1, 1, 1),

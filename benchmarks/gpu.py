@@ -57,8 +57,6 @@ RUN_LENGTHSCALE = 0.3
 """Of the run's objective and kernel: so short that its dictionary outgrows what the run allows, and ends there."""
 MODELS: dict[str, Callable[..., Any]] = {"SparseGP": sparse_bo.SparseGP, "SingleTaskGP": SingleTaskGP}
 PICKS_COUNTED = f"{device_costs.PICKS} picks"
-HOST_PICK = 4e-6
-"""Seconds of a pick inside a block, on the host (3.3 µs on the CPU of the other benchmarks)."""
 Line = dict[str, Any]
 """What a part yields: ``what``, ``value``, ``unit``, and for some ``share`` of the product's rate, ``peak_gb`` and counts."""
 
@@ -330,8 +328,26 @@ def lines_of(part: Part, bench: Bench, sizes: tuple[Any, ...]) -> Record:
 def lines(records: list[Record]) -> list[Line]:
     """Return the newest lines of each part and seed, with what was predicted of them."""
     found = newest(({**r, "named": str(r["sizes"])} for r in records), "part", "named", "seed").values()
-    counts = {r["m"]: r for r in read(RESULTS / "device_costs.jsonl") if r["work"] == "batch" and r["form"] == "fused"}
-    return [{**line, "predicted": predicted(r["part"], r["sizes"], line, counts)} for r in found for line in r["lines"]]
+    counted = read(RESULTS / "device_costs.jsonl")
+    counts = {r["m"]: r for r in counted if r["work"] == "batch" and r["form"] == "fused"}
+    fits = {r["n"]: r for r in counted if r["work"] == "whole fit"}
+
+    def expected(record: Record, number: int, line: Line) -> float | None:
+        if record["part"] == "model":
+            return predicted_fit(record["sizes"], number, fits)
+        return predicted(record["part"], record["sizes"], line, counts)
+
+    return [{**line, "predicted": expected(r, k, line)} for r in found for k, line in enumerate(r["lines"])]
+
+
+def predicted_fit(sizes: list[Any], number: int, fits: Mapping[int, Record]) -> float | None:
+    """Return what line ``number`` of a model should show, as :func:`predicted` does; of SparseGP alone."""
+    name, n = sizes
+    if name != "SparseGP" or n not in fits:
+        return None
+    part = device_costs.LEARNED[number]
+    seconds = Cost(**fits[n]["parts"][part]).seconds()
+    return 1e3 * seconds if part.startswith("posterior") else seconds
 
 
 def predicted(part: str, sizes: list[Any], line: Line, counts: Mapping[int, Record]) -> float | None:
@@ -360,7 +376,7 @@ def predicted(part: str, sizes: list[Any], line: Line, counts: Mapping[int, Reco
     if part == "run" and sizes[2] in counts:
         # Pulled arms grow from none; every batch counts as if its dictionary had its final size.
         each = batch(sizes[2], sizes[0], "fit", "sweep", PICKS_COUNTED, pulled=line["distinct"] // 2)
-        return line["batches"] * each + HOST_PICK * line["evaluations"]
+        return line["batches"] * each + device_costs.HOST_PICK * line["evaluations"]
     if part == "streamed" and sizes[1] in counts:
         return batch(sizes[1], math.prod(sizes[0]), "fit", "sweep")
     return None

@@ -7,18 +7,12 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-BENCHMARKS = ROOT / "benchmarks"
-RESULTS = BENCHMARKS / "results"
-SCRIPTS = sorted(
-    path.stem for path in BENCHMARKS.glob("*.py") if "EXPERIMENT = Experiment(" in path.read_text(encoding="utf-8")
-)
-ARGUMENTS = {"gpu": ["--device", "cpu"], "batches": ["--here"], "peers": ["--here"]}
+from tests.smallest_benchmarks import BENCHMARKS, ON_SECOND, RESULTS, ROOT, SCRIPTS, check_smallest_form, experiment, run
 
 
 @pytest.fixture(autouse=True)
@@ -28,43 +22,16 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
-def experiment(name: str) -> ModuleType:
-    return importlib.import_module(name).EXPERIMENT
-
-
-def run(name: str, folder: Path, *arguments: str) -> list[dict]:
-    """Run a benchmark in its smallest form, and return its records."""
-    runner = importlib.import_module("harness.runner")
-    runner.main(experiment(name), None, ["--tiny", "--out", str(folder), *ARGUMENTS.get(name, []), *arguments])
-    records = (folder / experiment(name).records_name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in records]
-
-
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
     assert len(SCRIPTS) == 21
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_SECOND])
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = run(name, tmp_path)
-    assert records
-    page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
-    tables = re.findall(r"(?:^\|.+\|\n)+", page, re.MULTILINE)
-    assert tables
-    assert "nan" not in page
-    for table in tables:
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-        assert len(table.splitlines()) > 2
-    for figure in re.findall(r"\]\((\S+\.png)\)", page):
-        assert (tmp_path / figure).stat().st_size > 1000
-    assert experiment(name).headline(experiment(name).read(tmp_path))
-    monkeypatch.setattr("harness.runner.write", lambda *_: None)
-    capsys.readouterr()
-    assert run(name, tmp_path) == records  # what is there is not measured again
-    assert f"{name}: 0 of " in capsys.readouterr().out
+    check_smallest_form(name, tmp_path, capsys, monkeypatch)
 
 
 def test_records_say_with_what_they_were_made(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@
 - :mod:`~sparse_bo.core.quadratic`: ``yᵀ(Q + λI)⁻¹y`` of observations, and how large noise alone makes it;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
+- :mod:`~sparse_bo.core.largest`: the largest entries of rows, of equal ones the first, on every device;
 - :mod:`~sparse_bo.core.sums`: sums whose terms are added in one order on every device;
 - :mod:`~sparse_bo.core.chunking`: rows from a byte budget, and a smaller budget where memory runs out;
 - :mod:`~sparse_bo.core.shapes`: batch shapes.
@@ -36,6 +37,7 @@ from sparse_bo.core import (
     dtc,
     evidence,
     improvement,
+    largest,
     leverage,
     likelihood,
     linalg,
@@ -62,6 +64,7 @@ __all__ = [
     "dtc",
     "evidence",
     "improvement",
+    "largest",
     "leverage",
     "likelihood",
     "linalg",

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.core.largest import first_largest
+
 
 class GradientColumns(NamedTuple):
     """Perturbed gradient columns as unit vectors in 2 r coordinates, with ``cos(i, j) = a_i·a_j − b_i·b_j`` for i ≠ j.
@@ -58,7 +60,7 @@ def gradient_columns(features: Tensor, *, noise: float | Tensor, perturbation: T
 def greedy_diverse(columns: GradientColumns, *, forced: Tensor, size: int) -> Tensor:
     """Add to ``forced`` the column with the smallest summed cosine to those already in, until there are ``size``.
 
-    The greedy form of minimising Eq. 1's double sum. Ties go to the lowest index. O(n r) per addition.
+    The greedy form of minimising Eq. 1's double sum. Ties, but for round-off, go to the lowest index. O(n r) per addition.
 
     Args:
         columns: The gradient columns of n points.
@@ -72,7 +74,7 @@ def greedy_diverse(columns: GradientColumns, *, forced: Tensor, size: int) -> Te
     scores[forced] = torch.inf
     added = []
     for _ in range(size - len(forced)):
-        newest = scores.argmin().unsqueeze(0)
+        newest = first_largest(-scores, scale=float(size)).unsqueeze(0)
         scores += columns.cosines(newest).squeeze(-1)
         scores[newest] = torch.inf
         added.append(newest)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.core.largest import first_largest
+
 
 class Pivots(NamedTuple):
     """The rows chosen, and what they leave."""
@@ -33,7 +35,7 @@ def pivoted_cholesky(
 ) -> Pivots:
     """Choose up to ``size`` rows, each the one of highest score given those before it. O(n m²) time, ``n x m`` memory.
 
-    A row is chosen at most once, the lowest of those that tie; rows whose variance is down to the round-off
+    A row is chosen at most once, the lowest of those that tie (but for round-off); rows whose variance is down to the round-off
     ``10 · size · eps · max(diagonal)`` not at all: where no other is left, fewer rows are returned.
 
     Args:
@@ -57,12 +59,16 @@ def pivoted_cholesky(
     factor = diagonal.new_empty(size, n)
     residuals, closed = diagonal.clone(), torch.zeros_like(diagonal, dtype=torch.bool)
     chosen: list[Tensor] = []
+    scale = diagonal.new_zeros(())
     for j in range(size):
         scores = residuals if score is None else score(residuals)
         scores = scores.masked_fill(closed | (residuals <= floor), -torch.inf)
+        scale = scores.max().abs() if j == 0 else scale
         if not bool(scores.max() > -torch.inf):
             break
-        p = scores.argmax().unsqueeze(0)  # stays on the device: as an index, a scalar would be read by the host
+        p = first_largest(scores, scale=scale).unsqueeze(
+            0
+        )  # stays on the device: as an index, a scalar would be read by the host
         row = factor[j]
         torch.sub(column(p.squeeze(0)), factor[:j].index_select(1, p).squeeze(-1) @ factor[:j], out=row)
         row.div_((residuals[p] if noise is None else residuals[p] + noise[p]).sqrt())

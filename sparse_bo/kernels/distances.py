@@ -180,17 +180,19 @@ class Expansion:
     def write(self, rows: slice, columns: slice, q: Tensor) -> None:
         """See :class:`Distances`. O(|rows| |columns| d)."""
         start, n = self.start + columns.start, columns.stop - columns.start
-        torch.mm(self.left[rows], self.right[:, start : start + q.shape[-1]], out=q)
+        left = self.left if q.shape[0] == len(self.left) else self.left[rows]
+        torch.mm(left, self.right[:, start : start + q.shape[1]], out=q)
         if self.near:
-            self._repair(self.X[rows], self.Y[columns], q[:, :n])
+            self._repair(rows, columns, q if q.shape[1] == n else q[:, :n])
         elif self.coefficient > 0.0:
             q.clamp_min_(0.0)
 
-    def _repair(self, X: Tensor, Y: Tensor, q: Tensor) -> None:
+    def _repair(self, rows: slice, columns: slice, q: Tensor) -> None:
         # In NumPy: its comparison and its search are six times as fast as torch's, and few pairs are found.
         values, near = q.numpy(), self.near * self.coefficient
         found = np.flatnonzero(values < near if near > 0.0 else values > near)
         if len(found):
-            i, j = np.divmod(found, len(Y))
-            squares = (X.numpy()[i] - Y.numpy()[j]) ** 2
-            values[i, j] = squares @ self.weights.numpy() * self.coefficient
+            i = found // values.shape[1]
+            j = found - i * values.shape[1]
+            differences = self.X[rows].numpy().take(i, axis=0) - self.Y[columns].numpy().take(j, axis=0)
+            values[i, j] = np.square(differences, out=differences) @ self.weights.numpy() * self.coefficient

@@ -23,22 +23,26 @@ COEFFICIENTS: dict[Profile, float] = {"gaussian": -0.5, "matern12": 1.0, "matern
 """``q / r²``."""
 
 
+IN_PLACE: frozenset[Profile] = frozenset(("gaussian", "matern12"))
+"""Profiles that need no second matrix."""
+
+
 def apply_profile(profile: Profile, q: Tensor, spare: Tensor, out: Tensor) -> None:
     """Write the profile of ``q`` into ``out``. One to five passes, no memory.
 
     Args:
         profile: Which.
         q: ``n x n'`` scaled squared distances (see above), of a Matérn kernel ≥ 0; overwritten.
-        spare: As large; overwritten.
+        spare: As large; overwritten, but for a profile of :data:`IN_PLACE`.
         out: As large; may be a part of a larger matrix.
     """
     if profile == "gaussian":
         torch.exp(q, out=out)
         return
-    torch.sqrt(q, out=spare)
     if profile == "matern12":
-        torch.exp(spare.neg_(), out=out)
+        torch.exp(q.sqrt_().neg_(), out=out)
         return
+    torch.sqrt(q, out=spare)
     if profile == "matern32":
         torch.neg(spare, out=q)
         exponential, rest = q, spare

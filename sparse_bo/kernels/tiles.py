@@ -14,13 +14,13 @@ from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.kernels.distances import Distances, Others, distances, width_of
-from sparse_bo.kernels.profiles import apply_profile
+from sparse_bo.kernels.profiles import IN_PLACE, apply_profile
 from sparse_bo.kernels.structure import Stationary, Structure, Sum
 
-TILE = 2**16
-"""Numbers of a tile on a CPU, for each thread: two tiles take 1 MiB."""
-_DEVICE_TILE = 2**22
-"""Numbers of a tile on another device, where small operations cost launches."""
+TILE = 2**17
+"""Numbers of the tiles that a stationary kernel needs on a CPU, one or two, for each thread: 1 MiB."""
+_DEVICE_TILE = 2**23
+"""The same on another device, where small operations cost launches."""
 _TILE_ROWS = 512
 """Rows of a tile, at most."""
 _TILE_COLUMNS = 128
@@ -49,6 +49,8 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: P
         return
     X, Y = X.detach(), Y.detach()
     tile = TILE * torch.get_num_threads() if X.device.type == "cpu" else _DEVICE_TILE
+    if not (isinstance(structure, Stationary) and structure.profile in IN_PLACE):
+        tile //= 2
     height = min(m, _TILE_ROWS)
     width = min(n, max(tile // height, _TILE_COLUMNS))
     chunk = min(n, max(_CHUNK_COLUMNS, width))
@@ -67,12 +69,17 @@ class _Workspace:
     def __init__(self, like: Tensor, size: int) -> None:
         self.like, self.size = like, size
         self.buffers: list[Tensor] = []
+        self.tiles: dict[tuple[int, int, int], Tensor] = {}
 
     def tile(self, level: int, rows: int, columns: int) -> Tensor:
         """Return buffer number ``level`` as a contiguous matrix."""
+        found = self.tiles.get((level, rows, columns))
+        if found is not None:
+            return found
         while len(self.buffers) <= level:
             self.buffers.append(self.like.new_empty(self.size))
-        return self.buffers[level][: rows * columns].view(rows, columns)
+        made = self.tiles[level, rows, columns] = self.buffers[level][: rows * columns].view(rows, columns)
+        return made
 
 
 @dataclass
@@ -89,9 +96,13 @@ class _Leaf:
     def write(self, rows: slice, columns: slice, out: Tensor, work: _Workspace, level: int) -> None:
         """Write the kernel of some rows and some of the other side, with buffers from ``level`` on."""
         height, n = out.shape
-        q, spare = (work.tile(k, height, width_of(n)) for k in (level, level + 1))
-        self.distances.write(rows, columns, q)
-        apply_profile(self.leaf.profile, q[:, :n], spare[:, :n], out)
+        width = width_of(n)
+        distances = work.tile(level, height, width)
+        spare = distances if self.leaf.profile in IN_PLACE else work.tile(level + 1, height, width)
+        self.distances.write(rows, columns, distances)
+        if width > n:
+            distances, spare = distances[:, :n], spare[:, :n]
+        apply_profile(self.leaf.profile, distances, spare, out)
         if self.leaf.variance != 1.0:
             out.mul_(self.leaf.variance)
 

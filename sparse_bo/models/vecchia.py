@@ -20,6 +20,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.models import GP
 from torch import Tensor
 
+from sparse_bo.core.largest import largest
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.validation import check_count, check_like, check_points
 
@@ -134,7 +135,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         m = min(n, self.neighbors * X.shape[-2])
         with torch.no_grad():
             closeness = self._kernel(X, data).amax(dim=-2)  # to the nearest of the q points
-            index = nearest(closeness, m) if m < n else torch.arange(n, device=X.device).expand(*X.shape[:-2], n)
+            index = largest(closeness, m) if m < n else torch.arange(n, device=X.device).expand(*X.shape[:-2], n)
         near = data[index]
         K = self._kernel(near, near)
         K = K + self.likelihood.noise * torch.eye(m, dtype=X.dtype, device=X.device)
@@ -151,26 +152,8 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         n = len(X)
         closeness = self._kernel(X, X).tril(-1)
         closeness = closeness.masked_fill(~torch.ones_like(closeness, dtype=torch.bool).tril(-1), -torch.inf)
-        index = nearest(closeness, min(self.neighbors, n))
+        index = largest(closeness, min(self.neighbors, n))
         return index, closeness.gather(-1, index) > -torch.inf
 
     def _kernel(self, A: Tensor, B: Tensor) -> Tensor:
         return self.covar_module(A, B).to_dense()
-
-
-def nearest(closeness: Tensor, count: int) -> Tensor:
-    """Return the ``count`` largest entries of each row, of equal ones at the margin the first, ``… x count`` indices.
-
-    ``topk`` leaves open which of equal entries it takes, and takes others on other devices. O(n) per row; O(n log n) where
-    entries at the margin are equal, as they are if an input was observed twice. Waits once for the device.
-
-    Args:
-        closeness: ``… x n``; which entries of −∞ are returned is left open.
-        count: At most n.
-    """
-    values, index = closeness.topk(count, dim=-1)
-    margin = values[..., -1:]
-    tied = ((closeness >= margin).sum(dim=-1, keepdim=True) > count) & (margin > -torch.inf)
-    if not bool(tied.any()):
-        return index
-    return torch.where(tied, closeness.sort(dim=-1, descending=True, stable=True).indices[..., :count], index)

@@ -10,7 +10,6 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import VecchiaGP
-from sparse_bo.models.vecchia import nearest
 from tests.builders import unit_box
 
 
@@ -108,16 +107,6 @@ def test_bad_input():
         VecchiaGP(X, Y, covar_module="matern")
     with pytest.raises(ValueError, match="one noise variance"):
         VecchiaGP(X, Y).posterior(X, observation_noise=Y)
-
-
-@pytest.mark.parametrize("count", [1, 3, 5, 8])
-def test_of_equally_near_observations_the_first_are_taken(count, device):
-    rows = torch.tensor(
-        [[2.0, 5.0, 5.0, 1.0, 5.0, 2.0, 2.0, 0.0], [1.0] * 8, [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], device=device
-    )
-    expected = [set(sorted(range(8), key=lambda j: (-row[j], j))[:count]) for row in rows.tolist()]
-    assert [set(row) for row in nearest(rows, count).tolist()] == expected
-    assert [set(row) for row in nearest(rows[2:], count).tolist()] == expected[2:]  # no equal ones
 
 
 def test_repeated_observations_are_taken_in_order(device):

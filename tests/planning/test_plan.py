@@ -93,6 +93,7 @@ def test_tiles_shrink_before_the_dictionary_does():
     assert tight.memory_bytes <= vectors + 2**24
     assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
     assert tight.settings["max_dictionary"] is None
+    assert tight.settings["sweep_dtype"] == torch.float64  # never lowered: low precision is slower
     assert any("smaller tiles: memory_bytes lowered from 256 MiB" in note for note in tight.notes)
     assert tight.fits
 
@@ -127,6 +128,7 @@ def test_a_billion_lazy_arms_fit():
 def test_a_short_time_caps_the_dictionary():
     free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
     tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, seconds=1e-3)
+    assert tight.settings["sweep_dtype"] == torch.float64
     assert tight.settings["max_dictionary"] == 64
     assert tight.dictionary_size <= free.dictionary_size
     assert not tight.fits

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparse_bo.core.largest import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
 
 WORK_SHARE = 1 / 26
@@ -55,5 +56,5 @@ def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generat
         generator: A CPU generator, the only source of randomness.
     """
     centres = torch.randperm(len(Z), generator=generator, device="cpu")[:count].to(Z.device)
-    nearest = [(Z - Z[centre]).square().sum(dim=-1).topk(size, largest=False).indices for centre in centres]
+    nearest = [largest(-(Z - Z[centre]).square().sum(dim=-1), size) for centre in centres]
     return torch.stack(nearest).sort(dim=-1).values

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.core.largest import largest
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_matrix
 
 PIVOTS = 1024
@@ -90,7 +91,7 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
         good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
         scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
     each = min(max(count // len(scores), 1), q)
-    rows: Tensor = torch.unique(scores.topk(each, dim=-1).indices)
+    rows: Tensor = torch.unique(largest(scores, each))
     return rows[:count]
 
 

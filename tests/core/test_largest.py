@@ -1,0 +1,34 @@
+"""The largest entries of rows, the first of equal ones."""
+
+import pytest
+import torch
+
+from sparse_bo.core.largest import largest
+
+ROWS = [[2.0, 5.0, 5.0, 1.0, 5.0, 2.0, 2.0, 0.0], [1.0] * 8, [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_of_equal_ones_the_first_are_taken(count, sign, device, dtype):
+    rows = sign * torch.tensor(ROWS, dtype=dtype).to(device)
+    expected = [set(sorted(range(8), key=lambda j: (-row[j], j))[:count]) for row in rows.tolist()]
+    assert [set(row) for row in largest(rows, count).tolist()] == expected
+    assert [set(row) for row in largest(rows[2:], count).tolist()] == expected[2:]  # no equal ones
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_round_off_does_not_choose(seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.tensor(ROWS, dtype=torch.float64)
+    noise = 1.0 + 2e-15 * torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    for count in (1, 3, 5):
+        expected, got = (largest(each.to(device), count).sort().values for each in (rows, rows * noise))
+        assert torch.equal(got, expected)
+
+
+def test_what_is_infinite_is_ranked_as_such(device):
+    inf = torch.inf
+    rows = torch.tensor([[-inf, 1.0, -inf, 1.0, 1.0], [0.0, inf, 0.0, 0.0, -inf]], dtype=torch.float64).to(device)
+    assert [set(row) for row in largest(rows, 2).tolist()] == [{1, 3}, {0, 1}]
+    assert {1, 3, 4} < set(largest(rows[0], 4).tolist())
