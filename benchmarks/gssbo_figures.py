@@ -456,9 +456,9 @@ EXPERIMENT = Experiment(
     about=f"""
 The paper's sizes (1,000 evaluations, 50 repetitions, six problems) would take days on this machine; sizes are in the
 headings. Processor seconds. Hyper-parameters are learned by maximum likelihood with an output scale, as in the paper, or with
-BoTorch's priors and no output scale, as the headings say. GP-UCB learns anew from the initial values every round, with *warm
-start* from the last ones, as all others do. A row says what is kept (the [table of rules](gssbo_rules.md) compares these with
-more seeds): *Nyström columns* by pivoted Cholesky, *gradient columns*, which are ours, *Eq. 3 scalars*, or a random subset.
+BoTorch's priors and no output scale, as the headings say. GP-UCB is the standard loop, which learns anew from the initial
+values every round, by BoTorch's own functions; with *warm start* from the last ones, as all others do, in closed form. A row
+says what is kept (the [table of rules](gssbo_rules.md) compares these with more seeds): *Nyström columns* by pivoted Cholesky, *gradient columns*, which are ours, *Eq. 3 scalars*, or a random subset.
 With *all known* (`condition_on="all"`) the subset proposes hyper-parameters, all observations accept them and predict. What
 the paper does not say and we chose: the width of UCB (2 sd), that regret counts the initial points, no noise, the unit cube,
 standardised outputs, that the last round's model selects, ten dimensions for REMBO and HeSBO, {SOBOL_POINTS:,} Sobol points for
