@@ -458,13 +458,13 @@ The paper's sizes (1,000 evaluations, 50 repetitions, six problems) would take d
 headings. Processor seconds. Hyper-parameters are learned by maximum likelihood with an output scale, as in the paper, or with
 BoTorch's priors and no output scale, as the headings say. GP-UCB is the standard loop, which learns anew from the initial
 values every round, by BoTorch's own functions; with *warm start* from the last ones, as all others do, in closed form. A row
-says what is kept (the [table of rules](gssbo_rules.md) compares these with more seeds): *Nyström columns* by pivoted Cholesky, *gradient columns*, which are ours, *Eq. 3 scalars*, or a random subset.
-With *all known* (`condition_on="all"`) the subset proposes hyper-parameters, all observations accept them and predict. What
-the paper does not say and we chose: the width of UCB (2 sd), that regret counts the initial points, no noise, the unit cube,
-standardised outputs, that the last round's model selects, ten dimensions for REMBO and HeSBO, {SOBOL_POINTS:,} Sobol points for
-mini-META, which is for arms (with a prior learned as over arms), and both networks of Fig. 10 and 11. Runs below {SHOWN_FROM}
-evaluations are trials of the code and not shown beside longer ones. The long run on Hartmann-6 has
-[its own page](gssbo_headline.md).
+says what is kept (the [table of rules](gssbo_rules.md) compares these with more seeds): *Nyström columns* by pivoted
+Cholesky, *gradient columns*, which are ours, *Eq. 3 scalars*, or a random subset. With *all known* (`condition_on="all"`) the
+subset proposes hyper-parameters, all observations accept them and predict. What the paper does not say and we chose: the
+width of UCB (2 sd), that regret counts the initial points, no noise, the unit cube, standardised outputs, that the last
+round's model selects, ten dimensions for REMBO and HeSBO, {SOBOL_POINTS:,} Sobol points for mini-META, which is for arms
+(with a prior learned as over arms), and both networks of Fig. 10 and 11. Runs below {SHOWN_FROM} evaluations are trials of
+the code and not shown beside longer ones. The long run on Hartmann-6 has [its own page](gssbo_headline.md).
 
 - With few seeds and few rounds after the buffer is full, differences mean little.
 - Diabetes is the paper's network search: its regret is the test error itself, the best value being unknown.

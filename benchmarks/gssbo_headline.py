@@ -142,8 +142,8 @@ EXPERIMENT = Experiment(
 Processor seconds. *Warm start*: a fit starts from the last hyper-parameters; all rows but the last have it. The *standard
 loop* (everything learned anew from BoTorch's initial values every round, by BoTorch's own functions) is not run: its rounds
 (fit and maximised acquisition function) are really done on GP-UCB's data at the marks of the figure, in turn with GP-UCB's
-own, and integrated. Its regret is therefore taken to be that of GP-UCB with warm start. The [other figures](gssbo_figures.md) say
-what the methods are, and what hyper-parameters are learned by.
+own, and integrated. Its regret is therefore taken to be that of GP-UCB with warm start. The [other figures](gssbo_figures.md)
+say what the methods are, and what hyper-parameters are learned by.
 
 - *What is kept matters, and so does what is forgotten.* The subset of *gradient columns* is ours, neither Eq. 3 nor App. A.1 of
   the paper; chosen from the last subset, what is dropped never returns, UCB goes back to where it was, and the regret can grow
