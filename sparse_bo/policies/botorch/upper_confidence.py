@@ -133,9 +133,9 @@ def _bound_of(model: Any, width: float) -> Bound | None:
             return None
         return Bound(
             kernel=parts.name,
-            lengthscales=parts.lengthscales,
-            variance=parts.variance,
-            mean=model.mean_module.constant,
+            lengthscales=parts.lengthscales.detach().clone(),
+            variance=parts.variance.detach().clone(),
+            mean=model.mean_module.constant.detach().clone(),
             shift=posterior.shift,
             scale=posterior.scale,
             width=width,
