@@ -140,18 +140,18 @@ EXPERIMENT = Experiment(
     question="Does GSSBO's small buffer save time at the same regret, on 1,000 evaluations?",
     about="""
 Processor seconds. *Warm start*: a fit starts from the last hyper-parameters; all rows but the last have it. The *standard
-loop* (everything learned anew from BoTorch's initial values every round) is not run: its rounds (fit and maximised
-acquisition function) are really done on GP-UCB's data at the marks of the figure, in turn with GP-UCB's own, and
-integrated. Its regret is therefore taken to be that of GP-UCB with warm start. The [other figures](gssbo_figures.md) say
-what the methods are, and what hyper-parameters are learned by.
+loop* (everything learned anew from BoTorch's initial values every round, by BoTorch's own functions) is not run: its rounds
+(fit and maximised acquisition function) are really done on GP-UCB's data at the marks of the figure, in turn with GP-UCB's
+own, and integrated. Its regret is therefore taken to be that of GP-UCB with warm start. The [other figures](gssbo_figures.md)
+say what the methods are, and what hyper-parameters are learned by.
 
 - *What is kept matters, and so does what is forgotten.* The subset of *gradient columns* is ours, neither Eq. 3 nor App. A.1 of
   the paper; chosen from the last subset, what is dropped never returns, UCB goes back to where it was, and the regret can grow
   away from GP-UCB's. The [table of rules](gssbo_rules.md) has more seeds and the other rules, Nyström columns first.
 - *With all known* (`condition_on="all"`) the subset only proposes hyper-parameters and all observations decide and predict:
   nothing is forgotten, and the factorisation of all data is paid for.
-- *Most of the time is saved by the warm start*, which GP-UCB can have as well; beside that the subset saves more as n
-  grows.
+- *Most of the time is saved by what GP-UCB has as well*: the warm start, and likelihoods and acquisition functions in closed
+  form (runs with BoTorch's priors are of the code before that). Beside it the subset saves more as n grows.
 - Where regret goes on growing slowly, it is the distance between the local maximum found and the global one.
 """,
     jobs=jobs,

@@ -265,8 +265,10 @@ EXPERIMENT = Experiment(
     about="""
 Cumulative regret over that of GP-UCB (all observations) with the same seed and settings: geometric mean over the seeds with a
 95 % interval, of the whole run and of what comes after the buffer is full, before which all are the same. UCB with 2 sd, no
-noise, Matérn-5/2, fits start from the last parameters. Processor seconds, beside GP-UCB's and beside those of the *standard
-loop*, which fits anew from the initial parameters every round: its rounds are timed on GP-UCB's data and integrated.
+noise, Matérn-5/2; GP-UCB and all rules fit from the last parameters, with likelihood and acquisition function in closed form.
+Processor seconds, beside GP-UCB's and beside those of the *standard loop*, as a user of BoTorch writes it (`SingleTaskGP`
+fitted by `fit_gpytorch_mll` from the initial parameters every round, `optimize_acqf` on `UpperConfidenceBound`): its rounds
+are timed on GP-UCB's data and integrated.
 
 - *Nyström columns*: pivoted Cholesky, what the paper's App. A.1 says its rule equals. The package's default.
 - *Eq. 3, scalars*: the rule as printed. All cosines are ±1, so it balances signs, and ties decide: here the oldest stay.

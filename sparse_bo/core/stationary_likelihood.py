@@ -60,7 +60,7 @@ class _StationaryLogLikelihood(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         batch_shape = variance.shape
         flat = [part.reshape(-1, *part.shape[len(batch_shape) :]) for part in (X, lengthscales, variance, noise, residuals)]
-        found = [_value_and_gradient(*one, kernel=kernel, wanted=wanted) for one in zip(*flat, strict=True)]
+        found = [value_and_gradient(*one, kernel=kernel, wanted=wanted) for one in zip(*flat, strict=True)]
         if wanted:
             gradients = [torch.stack(parts) for parts in zip(*(gradient for _, gradient in found), strict=True)]
             ctx.save_for_backward(*(part.reshape(batch_shape + part.shape[1:]) for part in gradients))
@@ -74,10 +74,13 @@ class _StationaryLogLikelihood(torch.autograd.Function):
         return None, rows * by_lengthscales, by_value * by_variance, rows * by_noise, rows * by_residuals, None
 
 
-def _value_and_gradient(
-    X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, *, kernel: str, wanted: bool
+def value_and_gradient(
+    X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, *, kernel: str, wanted: bool = True
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the log-likelihood of one GP, and its derivatives by lengthscales, variance, noise and residuals, if wanted."""
+    """Return the log-likelihood of one GP, and its derivatives by lengthscales, variance, noise and residuals, if wanted.
+
+    Without a graph. Arguments and errors: those of :func:`stationary_log_likelihood` without batch shapes, lengthscales ``d``.
+    """
     n, Z = len(X), X / lengthscales
     radial = RADIAL[kernel](squared_distances(Z, Z))
     covariance = radial.value * variance

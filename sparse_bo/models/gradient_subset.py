@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.core.pivoted import pivoted_cholesky
+from sparse_bo.core.stationary import RADIAL, squared_distances
+from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
@@ -139,10 +142,7 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
     model.eval()
     inputs = model.transform_inputs(X)
     covariance, _ = _prior_of(model)
-
-    def kernel(rows: Tensor) -> Tensor:
-        return kernel_matrix(covariance, inputs[rows], inputs)
-
+    kernel = _kernel_rows(covariance, inputs)
     left = kernel_diagonal(covariance, inputs)
     features = inputs.new_zeros(len(inputs), 0)
     if len(forced):
@@ -160,6 +160,18 @@ def _nystrom_rows(model: Model, X: Tensor, *, forced: Tensor, size: int) -> Tens
     others = (~chosen).nonzero().squeeze(-1)  # repeats of rows that are in: they add nothing but their noise
     chosen[others[len(others) - (size - int(chosen.sum())) :]] = True
     return chosen.nonzero().squeeze(-1)
+
+
+def _kernel_rows(covariance: Any, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function from r row numbers to their prior covariances with all n inputs, ``r x n``.
+
+    A hundred single rows through GPyTorch's modules would cost as much as the fit does.
+    """
+    parts = stationary_parts(covariance)
+    if parts is None:
+        return lambda rows: kernel_matrix(covariance, inputs[rows], inputs)
+    Z, radial, variance = inputs / parts.lengthscales, RADIAL[parts.name], parts.variance
+    return lambda rows: radial(squared_distances(Z[rows], Z)).value * variance
 
 
 def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) -> tuple[Tensor, Tensor]:

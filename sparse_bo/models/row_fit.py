@@ -13,6 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
 from sparse_bo.validation import check_indices
 
@@ -30,7 +31,8 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
         model: A GP of BoTorch with exact inference (``SingleTaskGP``, :class:`sparse_bo.SparseGP`, …) on all data; changed in
             place, and in evaluation mode afterwards.
         rows: ``m`` distinct row indices of its training data.
-        fitter: Fits a model in place, as it is then: on the rows. Default: ``fit_gpytorch_mll`` on the marginal likelihood.
+        fitter: Fits a model in place, as it is then: on the rows. Default: ``fit_gpytorch_mll`` on the marginal likelihood, in
+            closed form where there is one.
         previous: The model of the round before, with the same parameters.
 
     Returns:
@@ -67,7 +69,8 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
     model.set_train_data(X[rows], targets[rows], strict=False)
     try:
         if fitter is None:
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            objective = ExactMarginalLogLikelihood(model.likelihood, model)
+            fit_gpytorch_mll(objective, closure=exact_loss(objective))
         else:
             fitter(model)
     finally:  # a fit that fails must not leave the model without its data

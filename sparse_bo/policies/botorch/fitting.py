@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import fit_to_rows
+from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
 from sparse_bo.policies.botorch.surrogate_models import MakeModel
 
@@ -31,14 +32,15 @@ ends within 0.002 of the log likelihood per point that BoTorch's tolerance reach
 
 
 def fit_likelihood(model: Any, *, tolerance: float | None = None) -> None:
-    """Fit a GP by its exact marginal likelihood and priors (``fit_gpytorch_mll``).
+    """Fit a GP by its exact marginal likelihood and priors (``fit_gpytorch_mll``), in closed form where there is one.
 
     Args:
         model: With ``likelihood``; fitted in place.
         tolerance: Stop when a step improves the likelihood per observation by less than this share. Default: BoTorch's.
     """
     options = {} if tolerance is None else {"options": {"ftol": tolerance}}
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs=options)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll, closure=exact_loss(mll), optimizer_kwargs=options)
 
 
 @dataclass(frozen=True, eq=False)

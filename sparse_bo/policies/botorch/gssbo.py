@@ -82,10 +82,9 @@ class GSSBO(BufferSettings):
     *Our choices*, where the paper says less, or something else:
 
     - The rule is the greedy choice of Nyström columns, ``gradient="nystrom"``: what App. A.1 says the paper's rule equals (its
-      proof fails, but the error bounds are those of this choice). On Hartmann-6 (80 evaluations, M = 40, ten seeds, maximum
-      likelihood) its regret is 1.06 times GP-UCB's, with a 95 % interval from 0.99 to 1.14, 1.04 (0.95 to 1.13) with
-      ``condition_on="all"``; that of a random subset 1.07 (1.02 to 1.12): so short a run hardly tells rules apart.
-      ``benchmarks/gssbo_rules.py`` runs longer ones, and all rules.
+      proof fails, but the error bounds are those of this choice). On Hartmann-6 (80 evaluations, M = 40, ten seeds) its regret
+      is 1.01 times GP-UCB's (95 % interval 0.91 to 1.13) with BoTorch's priors, where a random subset's is 1.19 (1.10 to 1.29);
+      by maximum likelihood 1.02 (0.93 to 1.12), and 1.07 (0.95 to 1.22). ``benchmarks/gssbo_rules.py`` has all rules.
     - ``gradient="scalar"`` is Eq. 1 with Eq. 3 as printed. All its cosines are ±1, so ties decide: the oldest stay.
     - ``gradient="column"`` takes columns ``K_y⁻¹ e_i`` for gradients. It is ours, neither Eq. 3 nor App. A.1: signed cosines of
       columns attract near neighbours. It was the default, among the last subset (``pool="buffer"``).

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from botorch.acquisition import AcquisitionFunction, UpperConfidenceBound, qUpperConfidenceBound
+from botorch.acquisition import AcquisitionFunction, qUpperConfidenceBound
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from torch import Tensor
+
+from sparse_bo.policies.botorch.upper_confidence import upper_confidence_bound
 
 Acquisition = Callable[[Any, Tensor, Tensor], AcquisitionFunction]
 """From a fitted model, its inputs in the unit cube (``n x d``) and observations (``n``) to an acquisition function there."""
@@ -122,8 +124,9 @@ class MaximiseAcquisition:
 
     def _function(self, fitted: Fitted, *, alone: bool) -> AcquisitionFunction:
         if self.acquisition is None:
-            kind = UpperConfidenceBound if alone else qUpperConfidenceBound
-            return kind(fitted.model, beta=fitted.width**2)
+            if alone:
+                return upper_confidence_bound(fitted.model, width=fitted.width)
+            return qUpperConfidenceBound(fitted.model, beta=fitted.width**2)
         function = self.acquisition(fitted.model, fitted.X[fitted.known], fitted.y[fitted.known])
         if not isinstance(function, AcquisitionFunction):
             raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
