@@ -56,8 +56,7 @@ def exact_samples(model, X, monkeypatch, count=4000):
 
 
 def left(model, X, **options):
-    linear, weights = pruning._weights_of(options.pop("objective", None), options.pop("posterior_transform", None))
-    assert linear
+    weights = pruning._weights_of(options.pop("objective", None), options.pop("posterior_transform", None), model.num_outputs)
     rows = pruning.possible_best(model, X, weights, ref_point=options.pop("ref_point", None))
     assert rows.tolist() == sorted(set(rows.tolist()))
     return rows
@@ -85,10 +84,11 @@ def test_a_weighted_sum_of_outputs_is_one_objective(way, many, monkeypatch):
     assert len(rows) < 150
 
 
+@pytest.mark.parametrize("outcomes", [None, [1, 0]])
 @pytest.mark.parametrize("listed", [False, True])
-def test_every_point_of_a_front_is_left(listed, many, monkeypatch):
+def test_every_point_of_a_front_is_left(listed, outcomes, many, monkeypatch):
     model, X = two_members() if listed else sparse(outputs=2)[:2]
-    objective = WeightedMCMultiOutputObjective(torch.tensor([1.0, 2.0]))
+    objective = WeightedMCMultiOutputObjective(torch.tensor([1.0, 2.0]), outcomes=outcomes)
     reference = torch.tensor([0.2, 0.1], dtype=torch.float64)
     values = objective(exact_samples(model, X, monkeypatch, count=300))
     front = is_non_dominated(values, deduplicate=False) & (values > reference).all(dim=-1)

@@ -61,7 +61,7 @@ class Range(NamedTuple):
     high: Tensor
 
 
-def possible_best(model: Any, X: Tensor, weights: Tensor | None, *, ref_point: Tensor | None) -> Tensor | None:
+def possible_best(model: Any, X: Tensor, weights: Tensor, *, ref_point: Tensor | None) -> Tensor | None:
     """Return the rows of ``X`` that can be best (not dominated), ascending and at least one; ``None`` if that is not known.
 
     O(n m) for the means, and O(c²) per point with the ``c`` columns that it takes to leave it out.
@@ -69,16 +69,14 @@ def possible_best(model: Any, X: Tensor, weights: Tensor | None, *, ref_point: T
     Args:
         model: A sparse model, or a list of them.
         X: ``q x d``.
-        weights: ``k x o``: the objectives as sums of ``o`` outputs; ``None``: the outputs.
+        weights: ``k x o``: the objectives as sums of the ``o`` outputs.
         ref_point: ``k`` values that a point has to exceed, of several objectives.
     """
     with torch.no_grad():
         mean = _means(model, X)
         if mean is None:
             return None
-        weights = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) if weights is None else weights.to(mean)
-        if weights.shape[-1] != mean.shape[-1]:
-            return None
+        weights = weights.to(mean)
         centre = mean @ weights.mT
         if not bool(centre.isfinite().all()):
             return None
@@ -158,17 +156,24 @@ def _with_columns(model: Any, count: int) -> Any:
     return twin
 
 
-def _weights_of(objective: Any, transform: Any) -> tuple[bool, Tensor | None]:
-    """Return whether objectives are weighted sums of outputs, and the weights, ``k x o`` (``None``: the outputs)."""
+def _weights_of(objective: Any, transform: Any, outputs: int) -> Tensor | None:
+    """Return the weights of objectives that are weighted sums of ``o`` outputs, ``k x o``; ``None`` if they are not."""
+    every = torch.eye(outputs, dtype=torch.float64, device="cpu")
+    kind = type(objective)
     if transform is not None:
-        plain = type(transform) is ScalarizedPosteriorTransform and type(objective) in (type(None), IdentityMCObjective)
-        return plain, transform.weights.unsqueeze(0) if plain else None
-    if type(objective) is LinearMCObjective:
-        return True, objective.weights.unsqueeze(0)
-    if type(objective) is WeightedMCMultiOutputObjective and not hasattr(objective, "outcomes"):
-        return True, objective.weights.diag()
-    whole = type(objective) is IdentityMCMultiOutputObjective and not hasattr(objective, "outcomes")
-    return whole or type(objective) in (type(None), IdentityMCObjective), None
+        plain = type(transform) is ScalarizedPosteriorTransform and kind in (type(None), IdentityMCObjective)
+        return _of_all(transform.weights, outputs) if plain else None
+    if kind is LinearMCObjective:
+        return _of_all(objective.weights, outputs)
+    if kind in (IdentityMCMultiOutputObjective, WeightedMCMultiOutputObjective):
+        chosen = every[objective.outcomes.cpu()] if hasattr(objective, "outcomes") else every
+        weights = getattr(objective, "weights", chosen.new_ones(len(chosen))).to(chosen)
+        return weights.unsqueeze(-1) * chosen if len(weights) == len(chosen) else None
+    return every if kind in (type(None), IdentityMCObjective) else None
+
+
+def _of_all(weights: Tensor, outputs: int) -> Tensor | None:
+    return weights.unsqueeze(0) if len(weights) == outputs else None
 
 
 def _applies(model: Any, options: dict[str, Any], owner: type[Any]) -> bool:
@@ -208,9 +213,11 @@ def _bounded(theirs: Callable[..., Tensor], owner: type[Any]) -> Callable[..., T
         bound.apply_defaults()
         options = bound.arguments
         if _applies(options["model"], options, owner):
-            linear, weights = _weights_of(options["objective"], options.get("posterior_transform"))
-            ref_point = options.get("ref_point")
-            rows = possible_best(options["model"], options["X"], weights, ref_point=ref_point) if linear else None
+            model = options["model"]
+            weights = _weights_of(options["objective"], options.get("posterior_transform"), model.num_outputs)
+            rows = None
+            if weights is not None:
+                rows = possible_best(model, options["X"], weights, ref_point=options.get("ref_point"))
             if rows is not None:
                 options["X"] = options["X"][rows]
         return theirs(*bound.args, **bound.kwargs)
