@@ -165,7 +165,7 @@ def measure(name: str, sizes: tuple[int, ...], seed: int, *, starts: int, raw: i
             sums[n] = [total + one / starts for total, one in zip(sums[n], measured, strict=True)]
     fields = ("build_s", "candidate_s", "calls", "points")
     record: Record = {name: [sums[n][k] for n in sizes] for k, name in enumerate(fields)}
-    return record | {"outputs": outputs, "dictionary": [models[n][0].dictionary.m for n in sizes]}
+    return record | {"outputs": outputs, "starts": starts, "dictionary": [models[n][0].dictionary.m for n in sizes]}
 
 
 def jobs(chosen: Namespace) -> Iterator[Job]:
@@ -189,7 +189,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         some = sorted(
             (r for r in shown if tuple(r["sizes"]) == sizes), key=lambda r: (FUNCTIONS.index(r["function"]), r["seed"])
         )
-        columns = ["function", "outputs", "seed", "m", *(f"building, n = {n:,}, s" for n in sizes)]
+        columns = ["function", "outputs", "seed", "starts", "m", *(f"building, n = {n:,}, s" for n in sizes)]
         columns += [*(f"candidate, n = {n:,}, s" for n in sizes), "ratio", "points evaluated", "ratio per point"]
         yield Table(columns, [_row(r) for r in some])
 
@@ -199,7 +199,8 @@ def _row(r: Record) -> list[str]:
     points = " → ".join(f"{value:,.0f}" for value in r["points"])
     each = f"{ratio(r, 'candidate_s') / ratio(r, 'points'):.1f}" if min(r["points"]) else ""
     m = " → ".join(f"{size:,}" for size in r["dictionary"])
-    return [r["function"], str(r["outputs"]), str(r["seed"]), m, *seconds, f"{ratio(r, 'candidate_s'):.1f}", points, each]
+    known = [r["function"], str(r["outputs"]), str(r["seed"]), str(r["starts"]), m]
+    return [*known, *seconds, f"{ratio(r, 'candidate_s'):.1f}", points, each]
 
 
 def latest(records: list[Record]) -> list[Record]:
@@ -220,14 +221,19 @@ def headline(records: list[Record]) -> str:
     )
 
 
+def upgrade(record: Record) -> Record:
+    """Return a record that says how many candidates it is of: the first were of one."""
+    return {"starts": 1, **record}
+
+
 EXPERIMENT = Experiment(
     script=__file__,
     title="BoTorch's acquisition functions at n = 20,000",
     question="What does one candidate of BoTorch's acquisition functions cost with many observations?",
     about=f"""
 SparseGP with its defaults on Hartmann-6, noise sd {NOISE}; the second output is the mirror image of the first. Acquisition
-functions with BoTorch's defaults, q = 1, `optimize_acqf` with {RESTARTS} restarts from {RAW_SAMPLES} raw samples; functions of a
-baseline take all observations, those of hypervolumes with `prune_baseline=True` (else BoTorch's copies of base samples
+functions with BoTorch's defaults, q = 1, `optimize_acqf` with {RESTARTS} restarts from {RAW_SAMPLES} raw samples; functions of
+a baseline take all observations, those of hypervolumes with `prune_baseline=True` (else BoTorch's copies of base samples
 take 21 GB). Processor seconds, the sizes in turn, means over starting points; the model's own posterior is made before.
 *m*: dictionary points, of which the model at the smaller size has all: it is the exact GP. An optimiser takes more steps in one
 model than in the other, so the ratio per point evaluated stands beside the ratio of a candidate.
@@ -245,6 +251,7 @@ model than in the other, so the ratio per point evaluated stands beside the rati
     threads=1,
     # BoTorch recommends logarithmic versions and transforms, and reports line searches.
     ignored=(Warning,),
+    upgrade=upgrade,
 )
 
 if __name__ == "__main__":
