@@ -21,8 +21,8 @@ from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
     "optimisation", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "peers",
-    "batches", "gssbo_rules", "gssbo_headline", "gssbo_figures", "theory", "plan_check", "execution", "attacks", "device_costs",
-    "sharding", "gpu", "optuna_trials",
+    "acquisitions", "batches", "gssbo_rules", "gssbo_headline", "gssbo_figures", "theory", "plan_check", "execution", "attacks",
+    "device_costs", "sharding", "gpu", "optuna_trials",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""
 README = BENCHMARKS / "README.md"

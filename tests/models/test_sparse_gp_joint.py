@@ -172,6 +172,10 @@ def test_rows_may_be_appended_to_a_law(configuration, few_pivots):
     torch.testing.assert_close(longer.diagonal()[..., -3:], exact.mT.reshape(longer.diagonal()[..., -3:].shape), **TIGHT)
 
 
+def rbf(X, Y):
+    return RBFKernel().double()(X, Y).to_dense()
+
+
 def test_pivots_are_what_any_preference_puts_first():
     generator = torch.Generator().manual_seed(0)
     line = torch.linspace(0, 1, 50, dtype=torch.float64)
@@ -180,7 +184,7 @@ def test_pivots_are_what_any_preference_puts_first():
     assert len(preferred(front, 64, generator=generator)) > 15
     outputs = torch.rand(1, 500, generator=generator, dtype=torch.float64)
     X = torch.rand(500, D, generator=generator, dtype=torch.float64)
-    chosen = partition(X, outputs, kernel=RBFKernel().double())
+    chosen = partition(X, outputs, prior=rbf)
     assert (chosen.pivots, chosen.order.tolist()) == (500, list(range(500)))
 
 
@@ -188,10 +192,10 @@ def test_memory_bounds_pivots_and_blocks(monkeypatch):
     monkeypatch.setattr(pivots, "FACTOR_BYTES", 500 * 8 * 40)
     outputs = torch.rand(1, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     X = torch.rand(500, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    chosen = partition(X, outputs, kernel=RBFKernel().double())
+    chosen = partition(X, outputs, prior=rbf)
     assert (chosen.pivots, chosen.block) == (40, 40)
     assert chosen.order.sort().values.tolist() == list(range(500))
-    again = partition(X, outputs, kernel=RBFKernel().double())
+    again = partition(X, outputs, prior=rbf)
     assert torch.equal(chosen.order, again.order)
 
 
@@ -201,7 +205,7 @@ def test_blocks_are_neighbours():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pivots, "PIVOTS", 100)
         patch.setattr(pivots, "BLOCK", 50)
-        chosen = partition(X, outputs, kernel=RBFKernel().double())
+        chosen = partition(X, outputs, prior=rbf)
     blocks = X[chosen.order[100:]].split(50)
     spread = torch.stack([block.var(dim=0).sum() for block in blocks]).mean()
     assert float(spread) < 0.3 * float(X.var(dim=0).sum())  # 16 blocks of a square: a sixteenth of the variance at best

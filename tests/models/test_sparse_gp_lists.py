@@ -149,9 +149,76 @@ def test_outputs_that_only_samples_can_untransform_stay_a_list(nothing_dense):
     assert posterior.rsample(SHAPE).shape == (5, Q, 2)
 
 
-def test_a_weighted_sum_of_members_is_made_dense_and_says_so(many):
+WEIGHTED = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), offset=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
+@pytest.mark.parametrize("sampler", [SobolQMCNormalSampler])
+@pytest.mark.parametrize("observation_noise", [False, True])
+@pytest.mark.parametrize(
+    ("configuration", "shape"), [("plain", (Q,)), ("plain", (3, Q)), ("raw outcomes", (Q,)), ("known noise", (2, 3, Q))]
+)
+def test_a_weighted_sum_of_members_is_that_of_the_dense_covariances(
+    sampler, observation_noise, configuration, shape, nothing_dense, monkeypatch
+):
+    models, X = ModelListGP(*members(configuration)), points(*shape)
+    options = {"observation_noise": observation_noise, "posterior_transform": WEIGHTED}
+    sampler = sampler(SHAPE, seed=0)
+    posterior = models.posterior(X, **options)
+    assert isinstance(posterior.distribution.lazy_covariance_matrix, covariance.JointCovariance)
+    found = posterior.mean, posterior.variance, sampler(posterior)
+    expected = by_dense_values(models, X, monkeypatch, sampler, **options)
+    for value, dense in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, dense, rtol=0, atol=1e-7)
+
+
+def test_a_weighted_sum_of_many_has_exact_variances_and_pivots(nothing_dense, monkeypatch):
+    monkeypatch.setattr(pivots, "PIVOTS", 6)
+    monkeypatch.setattr(pivots, "BLOCK", 5)
+    models, X = ModelListGP(*members()), points(Q)
+    operator = models.posterior(X, posterior_transform=WEIGHTED).distribution.lazy_covariance_matrix
+    root = operator.root_decomposition().root.matmul(torch.eye(Q, dtype=torch.float64)).detach()
+    law = root @ root.mT
+    members_own = [
+        model.posterior(X).distribution.lazy_covariance_matrix._block(slice(None), slice(None)) for model in models.models
+    ]
+    C = sum(weight**2 * own for weight, own in zip(WEIGHTED.weights, members_own, strict=True)).detach()
+    torch.testing.assert_close(law.diagonal(), C.diagonal(), rtol=0, atol=1e-8)
+    chosen = operator._root.parts.order[:6]
+    torch.testing.assert_close(law[chosen], C[chosen], rtol=0, atol=1e-8)
+
+
+def test_gradients_of_a_weighted_sum_reach_the_points(nothing_dense):
+    models, base = (
+        ModelListGP(*members()),
+        torch.randn(2, Q, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    )
+
+    def total(inputs):
+        posterior = models.posterior(inputs, posterior_transform=WEIGHTED)
+        return posterior.rsample_from_base_samples(torch.Size([2]), base).square().sum()
+
+    X = points(Q).requires_grad_()
+    (gradient,) = torch.autograd.grad(total(X), X)
+    direction = torch.randn(X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        difference = (total(X + 1e-6 * direction) - total(X - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-4, atol=1e-6)
+
+
+def test_members_with_inputs_of_their_own_are_added(many, monkeypatch):
+    """Input transforms give each member other points."""
+    plain, normalized = pair("plain", dictionary=ROWS)[1], pair("normalized inputs", dictionary=ROWS)[1]
+    transform = ScalarizedPosteriorTransform(torch.tensor([0.5, 2.0], dtype=torch.float64))
+    models, sampler = ModelListGP(plain, normalized), SobolQMCNormalSampler(SHAPE, seed=0)
+    expected = by_dense_values(models, points(Q), monkeypatch, sampler, posterior_transform=transform)
+    posterior = models.posterior(points(Q), posterior_transform=transform)
+    torch.testing.assert_close(sampler(posterior), expected[2], rtol=0, atol=1e-7)
+
+
+def test_what_is_no_sum_of_sparse_members_is_made_dense_and_says_so(many):
     weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-    models = ModelListGP(*members())
+    models = ModelListGP(pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1])
     posterior = models.posterior(points(Q), posterior_transform=weighted)
     torch.testing.assert_close(posterior.mean.squeeze(-1), models.posterior(points(Q)).mean @ weighted.weights)
     torch.testing.assert_close(posterior.variance.squeeze(-1), models.posterior(points(Q)).variance @ weighted.weights.square())

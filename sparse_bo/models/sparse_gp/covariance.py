@@ -25,7 +25,16 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition, partition
-from sparse_bo.models.sparse_gp.process import CHUNK, Base, Entries, Process, joint_parts, lifted, shared_product, solved_rows
+from sparse_bo.models.sparse_gp.process import (
+    CHUNK,
+    AnyProcess,
+    Base,
+    Entries,
+    joint_parts,
+    lifted,
+    shared_product,
+    solved_rows,
+)
 
 LARGE_Q = 4096
 """Up to so many rows a joint covariance is made dense (BoTorch factorises densely up to the same size)."""
@@ -47,7 +56,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         self,
         X: Tensor,
         *,
-        process: Process,
+        process: AnyProcess,
         mean: Tensor,
         base: Base | None = None,
         noise: Tensor | None = None,
@@ -129,7 +138,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     def _inner_batch(self) -> torch.Size:
         """Return the batch shape before outputs are summed and views are taken."""
-        shapes = [self.X.shape[:-2], self.process.posterior.batch_shape, self.process.kernel.batch_shape]
+        shapes = [self.X.shape[:-2], self.process.batch_shape]
         shapes += [extra.shape[:-1] for extra in (self.noise, self.scale) if extra is not None]
         return broadcast_shapes(*shapes)
 
@@ -285,7 +294,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     def _partition(self) -> Partition:
         with torch.no_grad():
             mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
-            return partition(self.X, mean, kernel=self.process.kernel)
+            return partition(self.X, mean, prior=self.process.prior)
 
     def _full(self, values: Tensor | None) -> Any:
         """Return noise or scale with one entry per row."""
@@ -338,8 +347,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if q > DENSE_ROWS:
             raise UnsupportedError(
                 f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}), and mean, variance and samples "
-                "need none; take one SparseGP of several outputs for a weighted sum of a list's, or fewer points, or "
-                "X.unsqueeze(-2) for marginals"
+                "need none; take fewer points, or X.unsqueeze(-2) for marginals"
             )
         if q > LARGE_Q:
             warnings.warn(

@@ -30,6 +30,7 @@ from sparse_bo.models.sparse_gp.lists import answer_in_lists
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
+from sparse_bo.models.sparse_gp.pruning import prune_by_bounds
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, exact_representation, representation_of
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.selection import checked_dictionary, sampled, warn_if_far
@@ -341,3 +342,4 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
 DrawMatheronPaths.register(DictionaryPosterior)(draw_matheron_path)
 answer_for_sparse_models(DictionaryPosterior)
 answer_in_lists()
+prune_by_bounds(DictionaryPosterior)

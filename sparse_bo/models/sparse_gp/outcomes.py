@@ -37,7 +37,7 @@ def _independent(mean: Tensor, operator: LinearOperator) -> GPyTorchPosterior:
     return GPyTorchPosterior(MultitaskMultivariateNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
 
 
-def _operator(posterior: Any) -> JointCovariance | None:
+def lazy_operator(posterior: Any) -> JointCovariance | None:
     """Return the lazy covariance of a posterior, if it has one."""
     if type(posterior) is not GPyTorchPosterior:
         return None
@@ -60,7 +60,7 @@ def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tens
         for part in reversed(transform.values()):
             posterior = untransformed(posterior, part, X=X)
         return posterior
-    operator = _operator(posterior)
+    operator = lazy_operator(posterior)
     several = operator is not None and posterior._is_mt
     if operator is None or not isinstance(transform, Standardize) or transform._m != (operator.shape[-3] if several else 1):
         return transform.untransform_posterior(posterior, X=X)
@@ -79,7 +79,7 @@ def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> 
         transform: The transform.
         X: ``… x q x d``, transformed, as BoTorch's models pass it.
     """
-    operator = _operator(posterior)
+    operator = lazy_operator(posterior)
     if operator is None or not posterior._is_mt or type(transform) is not ScalarizedPosteriorTransform:
         return transform(posterior=posterior, X=X)
     weights = transform.weights.to(posterior.mean)

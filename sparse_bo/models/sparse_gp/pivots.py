@@ -8,13 +8,16 @@ short, stays inside a block where it can.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core.largest import largest
-from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_matrix
+
+Prior: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""The prior covariance of two sets of points."""
 
 PIVOTS = 1024
 """At most so many rows are pivots."""
@@ -43,13 +46,13 @@ class Partition(NamedTuple):
     """Rows per block; the last block may be shorter."""
 
 
-def partition(X: Tensor, mean: Tensor, *, kernel: PriorKernel) -> Partition:
+def partition(X: Tensor, mean: Tensor, *, prior: Prior) -> Partition:
     """Choose pivots and blocks. O(q), and the same for the same arguments.
 
     Args:
         X: ``… x q x d``, transformed; the partition is shared by the batch, the first element decides.
         mean: ``… x m x q`` posterior means of ``m`` outputs (``m`` = 1 if the model has one).
-        kernel: The prior covariance.
+        prior: The prior covariance of two sets of points, ``batch_shape x q x q'``.
     """
     q, batch = mean.shape[-1], mean.shape[:-1].numel()
     itemsize = mean.element_size()
@@ -67,7 +70,7 @@ def partition(X: Tensor, mean: Tensor, *, kernel: PriorKernel) -> Partition:
     left[rest[drawn]] = False
     chosen, others = (~left).nonzero().squeeze(-1), left.nonzero().squeeze(-1)
     points = X.detach().reshape(-1, *X.shape[-2:])[0]
-    neighbours = others[_tree_order(_geometry(kernel, points[others], generator), block)]
+    neighbours = others[_tree_order(_geometry(prior, points[others], generator), block)]
     return Partition(torch.cat([chosen, neighbours]), pivots, block)
 
 
@@ -95,11 +98,11 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
     return rows[:count]
 
 
-def _geometry(kernel: PriorKernel, X: Tensor, generator: torch.Generator) -> Tensor:
+def _geometry(prior: Prior, X: Tensor, generator: torch.Generator) -> Tensor:
     """Return kernel columns, ``q x g``, in which neighbours are close."""
     at = torch.randperm(len(X), generator=generator, device="cpu")[:GEOMETRY].to(X.device)
     with torch.no_grad():
-        columns = kernel_matrix(kernel, X, X[at])
+        columns = prior(X, X[at])
     return columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(X), -1)
 
 

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
+from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.factor import SAFE, JointRoot, Parts, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
@@ -27,6 +29,15 @@ class Process:
     kernel: PriorKernel
     posterior: Representation
 
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the process."""
+        return broadcast_shapes(self.posterior.batch_shape, self.kernel.batch_shape)
+
+    def prior(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return the prior covariance, ``batch_shape x q x q'``."""
+        return kernel_matrix(self.kernel, X, Y)
+
     def columns(self, X: Tensor) -> tuple[Tensor, ...]:
         """Return ``h`` and ``g`` at ``X`` (``… x q x d``), ``batch_shape x q x r`` each. O(q m r)."""
         return self.posterior.project(self.kernel, X).columns
@@ -41,10 +52,68 @@ class Process:
 
     def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
         """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
-        block = kernel_matrix(self.kernel, X, Y)
-        for a, b in zip(columns, others, strict=True):
-            block = block - shared_product(a, b.mT)
-        return block
+        return _less_explained(self.prior(X, Y), columns, others)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One of several independent processes that are added."""
+
+    process: Process
+    inputs: slice
+    """The columns of the joined inputs that are its own."""
+    factor: Tensor
+    """``… x 1``: by what its values are multiplied."""
+
+
+@dataclass(frozen=True, eq=False)
+class SumOfProcesses:
+    """``Σ factor · f`` of independent processes with inputs, kernels and dictionaries of their own: a :class:`Process` too.
+
+    Points are the terms' inputs side by side, ``… x q x Σ d``; columns are those of all terms.
+    """
+
+    terms: tuple[Term, ...]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """See :class:`Process`."""
+        shapes = [term.process.batch_shape for term in self.terms] + [term.factor.shape[:-1] for term in self.terms]
+        return broadcast_shapes(*shapes)
+
+    def prior(self, X: Tensor, Y: Tensor) -> Tensor:
+        """See :class:`Process`."""
+        parts = [(term.process.prior(X[..., term.inputs], Y[..., term.inputs]), term.factor) for term in self.terms]
+        return _total([part * factor.square().unsqueeze(-1) for part, factor in parts])
+
+    def columns(self, X: Tensor) -> tuple[Tensor, ...]:
+        """See :class:`Process`."""
+        columns = [(term.process.columns(X[..., term.inputs]), term.factor.unsqueeze(-1)) for term in self.terms]
+        return tuple(factor * column for parts, factor in columns for column in parts)
+
+    def variance(self, X: Tensor) -> Tensor:
+        """See :class:`Process`."""
+        return _total([term.factor.square() * term.process.variance(X[..., term.inputs]) for term in self.terms])
+
+    def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+        """See :class:`Process`."""
+        return _less_explained(self.prior(X, Y), columns, others)
+
+
+AnyProcess: TypeAlias = Process | SumOfProcesses
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _less_explained(block: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+    for a, b in zip(columns, others, strict=True):
+        block = block - shared_product(a, b.mT)
+    return block
 
 
 def shared_product(A: Tensor, B: Tensor) -> Tensor:
@@ -90,7 +159,7 @@ class Base:
 class Entries:
     """Entries of a covariance by row numbers; of noise, scale and the sum over outputs only what the root is to have."""
 
-    process: Process
+    process: AnyProcess
     X: Tensor
     noise: Tensor | None = None
     scale: Tensor | None = None
