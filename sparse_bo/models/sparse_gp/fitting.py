@@ -3,7 +3,7 @@
 A likelihood of m points costs O(m³) and a search takes tens of them. So the search is done on :data:`COARSE_POINTS` points,
 where one costs a seventeenth; its optimum, and the curvature there, start damped Newton steps on all points that are learned
 from, which end when the likelihood has less than :data:`GAIN` left to gain. Of many data, a likelihood in closed form then
-takes a few such steps on more points, and of some 30,000 on neighbourhoods (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
+takes a few such steps on neighbourhoods, as dense as the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
 """
 
 from __future__ import annotations

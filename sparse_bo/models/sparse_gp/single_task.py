@@ -76,7 +76,7 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
             :data:`SUBSET_POINTS` random points, scaled up; ``"vfe"`` (Titsias 2009) or ``"dtc"`` over at most
             :data:`LEARNING_DICTIONARY` points. Default: ``"exact"`` up to :data:`SUBSET_POINTS`, then ``"subset"``.
             ``fit_gpytorch_mll`` searches coarse to fine (:mod:`sparse_bo.models.sparse_gp.fitting`), and of many data takes the
-            last steps of ``"subset"`` on more points or on neighbourhoods (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
+            last steps of ``"subset"`` on neighbourhoods in the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
         seed: Of the choices of dictionary and subset; torch's own generator is never touched by them.
         previous: A ``SparseGP`` of the first rows of these data, with the same kernel and transforms: its hyper-parameters are
             taken over, its dictionary and factor extended, at O(m² k + n) for k new rows. The dictionary is chosen anew when
