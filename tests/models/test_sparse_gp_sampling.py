@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, joint, process
+from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, representation
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import matheron_weights
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
@@ -64,6 +64,23 @@ def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fan
     expected = form.project(kernel, points(4)).covariance(prior)
     torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-8)
     assert matheron_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
+
+
+def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkeypatch):
+    form = pair("two outputs", dictionary=None)[1].eval().representation()
+    assert form.triangular
+    K = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    K = (K @ K.mT).requires_grad_()
+    whole = pathwise._between_roots(form, K)
+    for module in (pathwise, representation):
+        monkeypatch.setattr(module, "TRIANGLE_COLUMNS", 7)
+    assert len(representation.root_columns(30)) == 5
+    parts = pathwise._between_roots(form, K)
+    torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
+    weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = weights + weights.mT
+    gradients = [torch.autograd.grad((value * weights).sum(), K)[0] for value in (parts, whole)]
+    torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
 
 
 def test_matheron_weights_have_the_moments_of_the_formula():

@@ -347,7 +347,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if q > DENSE_ROWS:
             raise UnsupportedError(
                 f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}), and mean, variance and samples "
-                "need none; take fewer points, or X.unsqueeze(-2) for marginals"
+                "need none; take one SparseGP of several outputs for a weighted sum of a list's, or fewer points, or "
+                "X.unsqueeze(-2) for marginals"
             )
         if q > LARGE_Q:
             warnings.warn(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import TRIANGLE_COLUMNS, Representation, kernel_matrix, root_columns
 
 
 def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
@@ -41,11 +41,26 @@ def matheron_weights(representation: Representation, K: Tensor, prior_values: Te
     """
     R = representation.root
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    spread = safe_cholesky(eye - R.mT @ (K @ R)).factor
+    spread = safe_cholesky(eye - _between_roots(representation, K)).factor
     projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
     normal = torch.randn(projected.shape, dtype=R.dtype, device="cpu").to(R.device)
     zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
     return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
+
+
+def _between_roots(representation: Representation, K: Tensor) -> Tensor:
+    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes a quarter."""
+    R = representation.root
+    r = R.shape[-1]
+    if not representation.triangular or r < 2 * TRIANGLE_COLUMNS:
+        return R.mT @ (K @ R)
+    columns = []
+    for part in root_columns(r):
+        right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
+        above = [R[..., : i.stop, i].mT @ right[..., : i.stop, :] for i in root_columns(part.stop)]
+        columns.append(torch.cat([*above, right.new_zeros(*right.shape[:-2], r - part.stop, right.shape[-1])], dim=-2))
+    upper = torch.cat(columns, dim=-1)
+    return upper.triu() + upper.triu(1).mT
 
 
 def draw_paths(

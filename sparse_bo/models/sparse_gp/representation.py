@@ -49,7 +49,8 @@ TWICE_BYTES = 2**28
 """A root that takes no more memory is held a second time, transposed, for that: 4,096 dictionary points of two outputs."""
 
 
-def _columns(r: int) -> list[slice]:
+def root_columns(r: int) -> list[slice]:
+    """Return the blocks of columns of a triangular root."""
     return [slice(start, min(start + TRIANGLE_COLUMNS, r)) for start in range(0, r, TRIANGLE_COLUMNS)]
 
 
@@ -65,7 +66,7 @@ class ByRows(torch.autograd.Function):
     def forward(K: Tensor, R: Tensor, R_T: Tensor) -> Tensor:
         """Return ``… x q x r`` of ``K`` (``… x q x m``), ``R`` (``batch_shape x m x r``) and its transpose, both contiguous."""
         turned = K.mT.contiguous()
-        parts = [R_T[..., part, : part.stop] @ turned[..., : part.stop, :] for part in _columns(R.shape[-1])]
+        parts = [R_T[..., part, : part.stop] @ turned[..., : part.stop, :] for part in root_columns(R.shape[-1])]
         return torch.cat(parts, dim=-2).mT
 
     @staticmethod
@@ -78,7 +79,7 @@ class ByRows(torch.autograd.Function):
         """Return the gradient with respect to ``K``; it can be differentiated again."""
         (R,) = ctx.saved_tensors
         turned = gradient.mT.contiguous()
-        parts = [R[..., part, part.start :] @ turned[..., part.start :, :] for part in _columns(R.shape[-1])]
+        parts = [R[..., part, part.start :] @ turned[..., part.start :, :] for part in root_columns(R.shape[-1])]
         return torch.cat(parts, dim=-2).mT, None, None
 
 
@@ -232,7 +233,7 @@ class Representation:
         if self._by_rows(K.shape[-2]):
             product: Tensor = ByRows.apply(K, *self._both_ways)  # type: ignore[no-untyped-call]  # torch ships no types
             return product
-        return torch.cat([K[..., : part.stop] @ self.root[..., : part.stop, part] for part in _columns(r)], dim=-1)
+        return torch.cat([K[..., : part.stop] @ self.root[..., : part.stop, part] for part in root_columns(r)], dim=-1)
 
     def _by_rows(self, q: int) -> bool:
         """Return whether ``q`` points are multiplied with by :class:`ByRows`."""
