@@ -50,7 +50,8 @@ class AskTell:
 
     Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
     The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
-    same on any device too, unless two arms' scores differ by no more than the devices' round-off (some 10⁻¹³ of them). On a
+    same on any device too, unless two arms' scores differ by no more than the devices' round-off (some 10⁻¹³ of them); of
+    observations that tie, as repeated ones do, buffers, neighbours and dictionaries take the first on any device. On a
     box points agree to round-off while searches take the same steps, and where one stops earlier to the searches' tolerances,
     about 10⁻⁵ of the box's width; from there on runs on two devices are two runs.
 
