@@ -59,7 +59,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield a run of each method on each problem, small budgets first, seed by seed."""
     methods = [method_of(text) for text in chosen.methods]
     check_packages(methods, chosen.problems)
-    runs = [(problem, budget) for budget in chosen.box_budgets for problem in chosen.problems if problem in BOXES]
+    runs = [(problem, budget) for budget in chosen.box_budgets for problem in chosen.problems if problem not in TABLES]
     runs += [(problem, chosen.table_budget) for problem in chosen.problems if problem in TABLES]
     for budget in sorted({budget for _, budget in runs}):
         for seed in chosen.seeds:
