@@ -36,7 +36,7 @@ from sparse_bo.problems.base import BoxProblem, Problem
 
 from . import rover, tuning
 
-__all__ = ["BOXES", "HELD_OUT", "PROBLEMS", "TABLES", "Task", "make"]
+__all__ = ["BOXES", "HELD_OUT", "KINDS", "PROBLEMS", "TABLES", "Task", "make"]
 
 TYPICAL_OVER = 1024
 TYPICAL = {"rover-60": rover.TYPICAL, "tuning-8": tuning.TYPICAL}
@@ -228,4 +228,5 @@ TABLES: dict[str, Callable[[int], Problem]] = {
     "abalone-standardised": lambda _: abalone(scaling="standardize"),
 }
 """Noise sd 0.1 on values in [0, 1]."""
+KINDS = {"boxes": BOXES, "held-out": HELD_OUT, "tables": TABLES}
 PROBLEMS = (*BOXES, *HELD_OUT, *TABLES)
