@@ -15,7 +15,7 @@ matrix without a factor is an answer that a line search needs: so there are both
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
