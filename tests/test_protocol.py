@@ -62,7 +62,48 @@ def test_the_best_value_of_a_test_function_is_at_its_known_optima(name: str) -> 
     assert not bool((task.problem.bounds.mean(0) == X).all(1).any())  # where some methods begin
 
 
-@pytest.mark.parametrize("name", [*OPTIMA, "rover-60", "gp-draw-4"])
+FURTHER = [
+    "michalewicz-10",
+    "styblinski-20",
+    "griewank-6",
+    "dixon-price-12",
+    "powell-24",
+    "shekel-4",
+    "egg-holder-2",
+    "cosine-8",
+]
+FURTHER += ["hartmann-3", "levy-6", "hartmann-6-of-40", "branin-of-25", "rotated-rastrigin-8", "rotated-ackley-10"]
+
+
+def test_further_boxes_are_others_and_all_are_described() -> None:
+    problems = part("problems")
+    assert set(problems.FURTHER) == set(FURTHER)
+    assert not set(FURTHER) & {*problems.BOXES, *problems.TABLES}
+    assert set(importlib.import_module("optimisation").ABOUT) == set(problems.PROBLEMS)
+
+
+@pytest.mark.parametrize(("name", "dims", "middle"), [("rotated-rastrigin-8", 8, 0.5), ("rotated-ackley-10", 10, 2.5)])
+def test_a_turned_function_is_best_at_a_turned_place_and_no_sum(name: str, dims: int, middle: float) -> None:
+    task = part("problems").make(name, 0)
+    normal = torch.randn(dims, dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = middle - torch.linalg.qr(normal)[0].T @ torch.full((dims,), middle, dtype=torch.float64)
+    assert float(task.truth(best[None])) == pytest.approx(0.0, abs=1e-5)
+    assert float(best.min()) > float(task.problem.bounds[0, 0])
+    steps = torch.zeros(4, dims, dtype=torch.float64)
+    steps[1, 0] = steps[2, 1] = steps[3, 0] = steps[3, 1] = 0.3
+    at, one, other, both = task.truth(best + steps)
+    assert abs(float(both - one - other + at)) > 1e-2  # a sum of functions of one input each has none
+
+
+@pytest.mark.parametrize(("name", "active"), [("hartmann-6-of-40", 6), ("branin-of-25", 2)])
+def test_inputs_without_effect_have_none(name: str, active: int) -> None:
+    task = part("problems").make(name, 0)
+    X = points(task.problem.bounds, 1)
+    moved = X + torch.eye(X.shape[1], dtype=torch.float64) * (0.5 - X)
+    assert int((task.truth(moved) != task.truth(X)).sum()) == active
+
+
+@pytest.mark.parametrize("name", [*OPTIMA, *FURTHER, "rover-60", "gp-draw-4"])
 def test_no_value_exceeds_the_best_and_half_of_them_the_typical(name: str) -> None:
     task = part("problems").make(name, 3)
     values = task.truth(points(task.problem.bounds, 100 if name == "rover-60" else 500))
@@ -415,7 +456,7 @@ def test_behind_is_the_difference_of_medians_in_per_cent_of_the_range() -> None:
     late = summary.behind(known, "branin", "recommended")
     assert late == {"default": pytest.approx(17.0), "cma": 0.0, "tpe": pytest.approx(97.0)}
     assert summary.quartiles([4.0, 1.0, 2.0, 3.0]) == (1.75, 2.5, 3.25)
-    said = importlib.import_module("optimisation").standing(known, tables=False)
+    said = importlib.import_module("optimisation").standing(known)
     assert "recommended point: within 2 % of the best method on 0 of 1 boxes, at most 17.0 % behind (branin)" in said
     assert "best evaluated point: within 2 % of the best method on 1 of 1 boxes, at most 0.0 % behind (branin)" in said
 
@@ -471,9 +512,7 @@ def test_tables_of_the_page_have_the_numbers_of_the_records() -> None:
     )
     row, _ = optimisation.regrets(paid).rows
     assert row[2:7] == ["3", "6.00 (5.50 to 6.50)", "6.0000", "7.0000", "1.00 (1.00 to 1.00)"]
-    assert optimisation.standing(paid, tables=True) == (
-        "**The default**: regret per evaluation abalone 6.00 (0.75 of gp-ucb's)."
-    )
+    assert optimisation.standing(paid) == ("**The default**: regret per evaluation abalone 6.00 (0.75 of gp-ucb's).")
 
 
 def run(folder: Path, *words: str) -> list[dict[str, Any]]:

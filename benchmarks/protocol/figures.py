@@ -44,16 +44,15 @@ def look(method: str, methods: Sequence[str]) -> dict[str, Any]:
     return {"lw": 1.5, "color": INK, "ls": (0, (1 + 3 * (place % 4), 1 + place // 4)), "label": method}
 
 
-def draw(runs: Runs, field: str, *, tables: bool) -> Figure:
+def draw(runs: Runs, field: str) -> Figure:
     """Draw a trace on every problem: median and quartiles over seeds, over evaluations and over processor seconds.
 
     Args:
         runs: Of one budget.
         field: One of :data:`FIELDS`.
-        tables: Tables, or boxes.
     """
-    problems, methods = shown(runs, tables=tables)
-    columns = min(2 if tables else 3, len(problems))
+    problems, methods = shown(runs)
+    columns = min(2 if len(problems) <= 4 else 3, len(problems))
     rows = -(-len(problems) // columns)
     figure = Figure(figsize=(5.4 * columns, 2.6 * rows + 0.9), layout="constrained")
     panels = figure.subplots(rows, 2 * columns, squeeze=False)
@@ -111,7 +110,7 @@ def draw_all(by_budget: Sequence[tuple[int, Runs]]) -> Figure:
     panels = figure.subplots(2, len(by_budget), squeeze=False)
     handles: dict[str, Any] = {}
     for (budget, runs), (above, below) in zip(by_budget, panels.T, strict=True):
-        problems, methods = shown(runs, tables=False)
+        problems, methods = shown(runs)
         everywhere = [m for m in methods if all(of(runs, problem, m) for problem in problems)]
         for method in everywhere:
             style = look(method, methods)

@@ -12,7 +12,22 @@ from functools import cache
 from typing import Any
 
 import torch
-from botorch.test_functions import Ackley, Branin, Hartmann, Levy, Rastrigin, Rosenbrock
+from botorch.test_functions import (
+    Ackley,
+    Branin,
+    Cosine8,
+    DixonPrice,
+    EggHolder,
+    Griewank,
+    Hartmann,
+    Levy,
+    Michalewicz,
+    Powell,
+    Rastrigin,
+    Rosenbrock,
+    Shekel,
+    StyblinskiTang,
+)
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
@@ -21,7 +36,7 @@ from sparse_bo.problems.base import BoxProblem, Problem
 
 from . import rover, tuning
 
-__all__ = ["BOXES", "PROBLEMS", "TABLES", "Task", "make"]
+__all__ = ["BOXES", "FURTHER", "KINDS", "PROBLEMS", "TABLES", "Task", "make"]
 
 TYPICAL_OVER = 1024
 TYPICAL = {"rover-60": rover.TYPICAL, "tuning-8": tuning.TYPICAL}
@@ -69,7 +84,7 @@ def make(name: str, seed: int) -> Task:
 
 @cache
 def _make(name: str, seed: int) -> Task:
-    problem = {**BOXES, **TABLES}[name](seed)
+    problem = {**BOXES, **FURTHER, **TABLES}[name](seed)
     if name in TYPICAL:
         return Task(problem, TYPICAL[name])
     values = problem.values if isinstance(problem, Problem) else problem.function(_sobol(problem.bounds))
@@ -92,6 +107,40 @@ def _botorch(name: str, function: Any, noise_sd: float = 0.0) -> BoxProblem:
 
 def _on_box(make: Callable[..., Any], dims: int, low: float, high: float) -> Any:
     return make(dim=dims, negate=True, bounds=[(low, high)] * dims)
+
+
+def _rotated(make: Callable[..., Any], dims: int, low: float, high: float, *, seed: int = 0) -> Any:
+    """Return a test function, best at the origin, of inputs turned about the box's middle: no sum of functions of one input.
+
+    Raises:
+        ValueError: If the optimum is turned out of the box.
+    """
+    middle, reach = (low + high) / 2.0, (high - low) * dims**0.5 / 2.0
+    function = _on_box(make, dims, middle - reach, middle + reach)
+    normal = torch.randn(dims, dims, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turn = torch.linalg.qr(normal)[0]
+    best = middle - middle * turn.sum(0)
+    if not ((best > low) & (best < high)).all():
+        raise ValueError(f"expected the turned optimum inside of the box, got {best.tolist()}: take another seed than {seed}")
+
+    def turned(X: Tensor) -> Tensor:
+        return function((X - middle) @ turn.T + middle)
+
+    turned.bounds = torch.tensor([[low], [high]], dtype=torch.float64).expand(2, dims).clone()
+    turned.optimal_value = function.optimal_value
+    return turned
+
+
+def _embedded(function: Any, dims: int) -> Any:
+    """Return a test function over ``dims`` inputs of [0, 1], every one of them but some without effect."""
+    low, high = function.bounds.to(torch.float64)
+    places = torch.linspace(0, dims - 1, len(low)).long()
+
+    def embedded(X: Tensor) -> Tensor:
+        return function(X[..., places] * (high - low) + low)
+
+    embedded.bounds, embedded.optimal_value = _unit(dims), function.optimal_value
+    return embedded
 
 
 def _rover() -> BoxProblem:
@@ -155,6 +204,23 @@ BOXES: dict[str, Callable[[int], BoxProblem]] = {
     "tuning-8": lambda _: _tuning(),
     "gp-draw-4": _gp_draw,
 }
+FURTHER: dict[str, Callable[[int], BoxProblem]] = {
+    "rotated-rastrigin-8": lambda _: _botorch("rotated-rastrigin-8", _rotated(Rastrigin, 8, -4.0, 5.0)),
+    "rotated-ackley-10": lambda _: _botorch("rotated-ackley-10", _rotated(Ackley, 10, -5.0, 10.0)),
+    "michalewicz-10": lambda _: _botorch("michalewicz-10", Michalewicz(dim=10, negate=True)),
+    "styblinski-20": lambda _: _botorch("styblinski-20", StyblinskiTang(dim=20, negate=True)),
+    "griewank-6": lambda _: _botorch("griewank-6", _on_box(Griewank, 6, -500.0, 600.0)),
+    "dixon-price-12": lambda _: _botorch("dixon-price-12", DixonPrice(dim=12, negate=True)),
+    "powell-24": lambda _: _botorch("powell-24", Powell(dim=24, negate=True)),
+    "shekel-4": lambda _: _botorch("shekel-4", Shekel(negate=True)),
+    "egg-holder-2": lambda _: _botorch("egg-holder-2", EggHolder(negate=True)),
+    "cosine-8": lambda _: _botorch("cosine-8", Cosine8(), noise_sd=0.1),
+    "hartmann-3": lambda _: _botorch("hartmann-3", Hartmann(dim=3, negate=True), noise_sd=0.5),
+    "levy-6": lambda _: _botorch("levy-6", _on_box(Levy, 6, -10.0, 10.0), noise_sd=5.0),
+    "hartmann-6-of-40": lambda _: _botorch("hartmann-6-of-40", _embedded(Hartmann(dim=6, negate=True), 40)),
+    "branin-of-25": lambda _: _botorch("branin-of-25", _embedded(Branin(negate=True), 25)),
+}
+"""Boxes that came when the defaults had been chosen on the others."""
 TABLES: dict[str, Callable[[int], Problem]] = {
     "cadata": lambda _: cadata(),
     "cadata-standardised": lambda _: cadata(scaling="standardize"),
@@ -162,4 +228,5 @@ TABLES: dict[str, Callable[[int], Problem]] = {
     "abalone-standardised": lambda _: abalone(scaling="standardize"),
 }
 """Noise sd 0.1 on values in [0, 1]."""
-PROBLEMS = (*BOXES, *TABLES)
+KINDS = {"boxes": BOXES, "further": FURTHER, "tables": TABLES}
+PROBLEMS = (*BOXES, *FURTHER, *TABLES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import rover, tuning
-from .problems import BOXES, PROBLEMS, TABLES
+from .problems import PROBLEMS
 from .trace import checkpoints
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 
 Record = dict[str, Any]
 Runs = Mapping[tuple[Any, ...], Record]
-"""Records by problem, method and seed: all of one budget."""
+"""Records by problem, method and seed: all of one budget, and of boxes or of tables."""
 KNOWN = {"rover-60": (rover.BEST_KNOWN, rover.TYPICAL), "tuning-8": (tuning.BEST_KNOWN, tuning.TYPICAL)}
 """Highest value known and median of the problems whose highest value is not known from theory."""
 REPORTED = range(5, 15)
@@ -56,11 +56,10 @@ def of(runs: Runs, problem: str, method: str) -> list[Record]:
     return [r for (p, m, _), r in runs.items() if (p, m) == (problem, method)]
 
 
-def shown(runs: Runs, *, tables: bool) -> tuple[list[str], list[str]]:
-    """Return which problems (boxes or tables) and methods there are records of."""
-    among = TABLES if tables else BOXES
-    present = [problem for problem in PROBLEMS if problem in among and any(p == problem for p, _, _ in runs)]
-    return present, list(dict.fromkeys(m for p, m, _ in runs if p in present))
+def shown(runs: Runs) -> tuple[list[str], list[str]]:
+    """Return which problems, in the protocol's order, and which methods there are records of."""
+    present = [problem for problem in PROBLEMS if any(p == problem for p, _, _ in runs)]
+    return present, list(dict.fromkeys(m for _, m, _ in runs))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -1,6 +1,7 @@
 """Learning by evidence: the closed forms against a dense density, gradients against differences, and bad matrices."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from tests.builders import arms, waves
 from tests.oracles import normal_log_density
 
 
-def data(n=25, d=3):
+def data(n=25, d=3, noise_sd=0.1):
     X = arms(n, d)
-    y = waves(X) + 0.1 * torch.randn(n, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    y = waves(X) + noise_sd * torch.randn(n, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return X, (y - y.mean()) / y.std()
 
 
@@ -122,6 +123,18 @@ def test_a_start_without_a_factor_ends_in_one():
     start = Learned("rbf", X.new_full((2,), 1e3), 1e-18, 0.0, 1.0, 0.0)
     learned = learn(X, y, kernel="rbf", start=start, max_steps=10)
     assert learned.noise > 1e-3
+
+
+@pytest.mark.parametrize("kernel", [*RADIAL, ADDITIVE])
+def test_a_search_that_starts_anew_leaves_what_explains_nothing(kernel):
+    X, y = data(n=40, d=2, noise_sd=0.5)
+    nothing = Learned(kernel, torch.full((2,), 5e-3, dtype=torch.float64), 1e-6, 0.0, 1.0, 0.0)
+    if kernel == ADDITIVE:
+        nothing = replace(nothing, alone=nothing.lengthscales, shares=torch.full((2,), 1 / 3, dtype=torch.float64))
+    stuck, again = (learn(X, y, kernel=kernel, start=nothing, max_steps=60, anew=anew) for anew in (False, True))
+    assert again.evidence > stuck.evidence + 5.0
+    assert float(again.reach.min()) > 0.3
+    assert learn(X, y, kernel=kernel, start=None, max_steps=60).evidence > stuck.evidence + 5.0
 
 
 def test_outputs_that_are_not_finite_are_refused():

@@ -144,7 +144,7 @@ def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None, noise:
 
     def better(candidate: Warp, kernel: str) -> tuple[float, Warp, Learned]:
         t, slope = candidate(v[part]), float(candidate.log_slope(v[part]).sum())
-        learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise)
+        learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise, anew=True)
         found = learned.evidence + slope, candidate, learned
         return found if best is None or found[0] > best[0] else best
 
