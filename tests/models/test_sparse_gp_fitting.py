@@ -135,7 +135,7 @@ def test_points_of_the_last_steps_follow_the_work():
     generator = torch.Generator().manual_seed(0)
     X, rows = torch.rand(8_000, 3, generator=generator, dtype=torch.float64), torch.arange(1040)
     few, some, many = (
-        points.last_groups(rows, X[:n], n * min(n, 4096) ** 2, generator=generator) for n in (4_000, 5_000, 8_000)
+        points.last_groups(rows, X[:n], min(n, 4096), batch=1, generator=generator) for n in (4_000, 5_000, 8_000)
     )
     assert few is None
     assert some.shape == (2 + 40, 520)
