@@ -44,6 +44,8 @@ def last_groups(rows: Tensor, Z: Tensor, m: int, *, batch: int, generator: torch
     if count < least or DENSITY * m < size:
         return None
     halves = rows[: 2 * size].reshape(size, 2).mT  # rows ascend: each half is spread over all of them
+    if len(Z) <= DENSITY * m:
+        return torch.cat([halves, neighbourhoods(Z, count, size, generator=generator)])
     thinned = uniform_rows(len(Z), DENSITY * m, generator=generator, device=Z.device)
     return torch.cat([halves, thinned[neighbourhoods(Z[thinned], count, size, generator=generator)]])
 
