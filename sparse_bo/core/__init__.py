@@ -18,6 +18,7 @@
 - :mod:`~sparse_bo.core.diversity`: subsets of data whose likelihood gradients point in diverse directions;
 - :mod:`~sparse_bo.core.spectrum`: ``λ_max(K − Q)`` without ``K``, the variance certificate;
 - :mod:`~sparse_bo.core.diagnostics`: leave-one-out residuals, trends in time, binomial tails;
+- :mod:`~sparse_bo.core.variance_factor`: the factor that predicted variances ask for, by held-out rows;
 - :mod:`~sparse_bo.core.quadratic`: ``yᵀ(Q + λI)⁻¹y`` of observations, and how large noise alone makes it;
 - :mod:`~sparse_bo.core.quadrature`: quadrature Fourier features of the Gaussian kernel;
 - :mod:`~sparse_bo.core.linalg`: Cholesky with reported jitter;
@@ -51,6 +52,7 @@ from sparse_bo.core import (
     stationary,
     stationary_likelihood,
     sums,
+    variance_factor,
     woodbury,
 )
 
@@ -78,5 +80,6 @@ __all__ = [
     "stationary",
     "stationary_likelihood",
     "sums",
+    "variance_factor",
     "woodbury",
 ]

@@ -135,7 +135,7 @@ def test_points_of_the_last_steps_follow_the_work():
     generator = torch.Generator().manual_seed(0)
     X, rows = torch.rand(8_000, 3, generator=generator, dtype=torch.float64), torch.arange(1040)
     few, some, many = (
-        points.last_groups(rows, X[:n], n * min(n, 4096) ** 2, generator=generator) for n in (4_000, 5_000, 8_000)
+        points.last_groups(rows, X[:n], min(n, 4096), batch=1, generator=generator) for n in (4_000, 5_000, 8_000)
     )
     assert few is None
     assert some.shape == (2 + 40, 520)
@@ -146,6 +146,18 @@ def test_points_of_the_last_steps_follow_the_work():
         spread = torch.cdist(X[group], X[group]).amax(dim=-1)
         assert len(group.unique()) == 520
         assert float(spread.min()) < 0.5 * float(torch.cdist(X[:200], X[:200]).amax())
+
+
+def test_neighbourhoods_are_no_denser_than_the_dictionary_can_tell(monkeypatch):
+    monkeypatch.setattr(points, "WORK_SHARE", 1e9)
+    Z, rows = torch.linspace(0, 1, 2000, dtype=torch.float64).unsqueeze(-1), torch.arange(0, 2000, 50)
+    widths = []
+    for m in (2000, 20):
+        groups = points.last_groups(rows, Z, m, batch=1, generator=torch.Generator().manual_seed(0))
+        widths.append(float((Z[groups[2:]].amax(dim=1) - Z[groups[2:]].amin(dim=1)).median()))
+    assert widths[0] == pytest.approx(20 / 2000, rel=0.1)
+    assert widths[1] == pytest.approx(20 / (8 * 20), rel=0.25)
+    assert points.last_groups(rows, Z, 2, batch=1, generator=torch.Generator()) is None
 
 
 def test_groups_are_the_sum_of_their_likelihoods():

@@ -112,7 +112,7 @@ class LikelihoodFit:
         m = min(given or self._cap(n, self.train_targets), n)
         lengthscales = parts.lengthscales.detach()
         Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
-        return last_groups(rows, Z, n * m**2 / batch, generator=torch.Generator().manual_seed(self._seed))
+        return last_groups(rows, Z, m, batch=batch, generator=torch.Generator().manual_seed(self._seed))
 
     @contextmanager
     def _learning_from(self: Any, rows: Tensor) -> Iterator[None]:

@@ -64,7 +64,7 @@ class Growing:
         self._max_dictionary = self._max_dictionary or previous._max_dictionary
         X, targets = previous.train_inputs[0], previous.train_targets
         with torch.no_grad():
-            noise = previous._noise(X, targets.shape)
+            noise = previous._data_noise(X, targets.shape)
             self.__dict__["_before"] = Before(cache, X, targets - previous.prior_mean(X), noise)
         self.__dict__["_follows"] = True
         self.train()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Sampler
 from sparse_bo.errors import SamplerError
+from sparse_bo.models.sparse_gp.calibrating import Calibrating
 from sparse_bo.models.sparse_gp.cross_validation import answer_for_sparse_models, left_out_of_dtc, left_out_of_exact
 from sparse_bo.models.sparse_gp.extending import Grown, of_ones
 from sparse_bo.models.sparse_gp.fantasies import ProcessConditioning
@@ -46,7 +47,16 @@ LEARNING_DICTIONARY = 512
 """``fit="vfe"`` and ``"dtc"`` learn over a dictionary of at most so many points."""
 
 
-class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditioning, LikelihoodFit, Growing, ExactGP):  # type: ignore[misc]  # the base class ships no types
+class DictionaryPosterior(
+    Sparsity,
+    TrainingData,
+    JointPosterior,
+    ProcessConditioning,
+    LikelihoodFit,
+    Growing,
+    Calibrating,
+    ExactGP,  # type: ignore[misc]  # it ships no types
+):
     """What makes an exact GP of BoTorch sparse: the posterior, its caches, the dictionary and how hyper-parameters are learned.
 
     It goes before the BoTorch class in the bases (``class SparseGP(DictionaryPosterior, SingleTaskGP)``) and overrides only
@@ -64,6 +74,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         chosen = checked_dictionary(options.dictionary, train_X)
         self.register_buffer("_dictionary_rows", chosen.rows, persistent=False)
         self.register_buffer("_dictionary_points", chosen.points, persistent=False)
+        self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
         self._sampler: Sampler | None = options.dictionary if isinstance(options.dictionary, Sampler) else None
         self._max_dictionary = options.max_dictionary
         self._fit = options.fit
@@ -163,7 +174,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         X, targets = self.train_inputs[0], self.train_targets
         with torch.no_grad():
             noise, prior_mean = self._noise(X, targets.shape), self.prior_mean(X)
-            data = {"residuals": targets - prior_mean, "noise": noise}
+            data = {"residuals": targets - prior_mean, "noise": self._data_noise(X, targets.shape)}
             if cache.points is None and len(cache.rows) == X.shape[-2]:
                 whole = cache.representation.extension is None
                 exact = cache.representation if whole else exact_representation(self.prior_kernel, X, **data)
@@ -180,11 +191,17 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         noisy = self.likelihood(MultivariateNormal(zeros, DiagLinearOperator(zeros)), [X], **kwargs)
         return noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
+    def _data_noise(self, X: Tensor, shape: torch.Size) -> Tensor:
+        """Return the noise variances of the training data as the posterior takes them: times the factor of a calibration."""
+        noise, factor = self._noise(X, shape), self._buffers.get("data_noise_factor")
+        return noise if factor is None else noise * factor.unsqueeze(-1)
+
     def _made_from(self) -> tuple[tuple[Tensor | Appended, ...], tuple[Tensor, ...]]:
         """Return everything the posterior depends on: data and known noise, and parameters."""
         known = self.likelihood.noise_covar.noise if isinstance(self.likelihood, FixedNoiseGaussianLikelihood) else None
         data = [part for part in (self._stored_inputs, self._stored_targets, known) if part is not None]
-        return tuple(data), tuple(self.parameters())
+        factor = self._buffers.get("data_noise_factor")  # not there while BoTorch's constructor runs
+        return tuple(data), tuple(self.parameters()) if factor is None else (*self.parameters(), factor)
 
     def _cache(self) -> PosteriorCache:
         """Return the posterior, computed anew if data or parameters have changed. O(n m² + m³) then."""
@@ -200,7 +217,7 @@ class DictionaryPosterior(Sparsity, TrainingData, JointPosterior, ProcessConditi
         assert self._stored_inputs is not None
         assert self._stored_targets is not None
         X, targets = joined(self._stored_inputs), joined(self._stored_targets)
-        noise = self._noise(X, targets.shape)
+        noise = self._data_noise(X, targets.shape)
         data = {"residuals": targets - self.prior_mean(X), "noise": noise}
         grown = None
         try:

@@ -226,6 +226,10 @@ class ShardedSparseGP(SparseGP):
         from_sums = vfe_log_likelihood_from_sums if strategy == "vfe" else dtc_log_likelihood_from_sums
         return from_sums(sums).to(points)
 
+    def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
+        """Raise ``UnsupportedError``: a rank knows its own observations alone."""
+        raise UnsupportedError("a sharded model is not calibrated: its ranks would have to agree on held-out rows")
+
     def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> Any:
         """Raise ``UnsupportedError``: a rank knows its own observations alone."""
         raise UnsupportedError("leave-one-out predictions need all observations in one place; use SparseGP on a part of them")

@@ -133,7 +133,7 @@ class Sparsity:
         if self._is_exact(cache):
             certificate = Certificate(1.0, 0.0, 0.0, 0.0)
         else:
-            noise = self._noise(X, X.shape[:-1])
+            noise = self._data_noise(X, X.shape[:-1])
             options = {"steps": steps, "failure_probability": failure_probability, "seed": self._seed}
             certificate = certificate_of(self.prior_kernel, X, cache.representation.points, noise, **options)
         self.__dict__["_certified"] = (cache, certificate)
