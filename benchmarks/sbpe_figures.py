@@ -354,20 +354,28 @@ def headline(records: list[Record]) -> str:
     found = most([r for r in records if r["part"] == "regret"], "budget")
     runs = newest(found, "kernel", "method", "seed")
 
-    def ratio(key: str, kernel: str, other: str) -> float:
+    def ratios(key: str, other: str, form: str) -> str | None:
+        """S-BPE's numbers over those of another method with the same seeds, by kernel, where all of them have been run."""
+
         def value(r: Record) -> float:
             return r["regret"][-1] if key == "regret" else r[key]
 
-        pairs = [(runs[k, "S-BPE", seed], r) for (k, m, seed), r in runs.items() if (k, m) == (kernel, other)]
-        return float(np.mean([value(ours) for ours, _ in pairs]) / np.mean([value(theirs) for _, theirs in pairs]))
+        told = []
+        for kernel in KERNELS:
+            pairs = [(runs.get((k, "S-BPE", seed)), r) for (k, m, seed), r in runs.items() if (k, m) == (kernel, other)]
+            both = [(value(ours), value(theirs)) for ours, theirs in pairs if ours]
+            if not both:
+                return None
+            ours, theirs = np.mean(both, axis=0)
+            told.append(f"{ours / theirs:{form}}")
+        return " and ".join(told)
 
     batches = sorted({r["batches"] for r in found if r["method"] == "S-BPE"})
-    regret = " and ".join(f"{ratio('regret', kernel, 'BBKB'):.1f}" for kernel in KERNELS)
-    seconds = " and ".join(f"{ratio('cpu_seconds', kernel, 'GP-UCB'):.2f}" for kernel in KERNELS)
-    return (
-        f"N = {found[0]['budget']:,}: {' to '.join(map(str, batches))} batches, {seconds} of GP-UCB's time, at {regret} times "
-        f"BBKB's regret ({', '.join(KERNELS)})"
-    )
+    seconds, regret = ratios("cpu_seconds", "GP-UCB", ".2f"), ratios("regret", "BBKB", ".1f")
+    parts = [f"{' to '.join(map(str, batches))} batches"]
+    parts += [f"{seconds} of GP-UCB's time"] if seconds else []
+    parts += [f"{regret} times BBKB's regret"] if regret else []
+    return f"N = {found[0]['budget']:,}: {', '.join(parts)} ({', '.join(KERNELS)})"
 
 
 def draw_regret(runs: Runs) -> Figure:
