@@ -7,6 +7,8 @@ from botorch.cross_validation import loo_cv
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
+from botorch.models.additive_gp import OrthogonalAdditiveGP
+from botorch.models.kernels.orthogonal_additive_kernel import OrthogonalAdditiveKernel
 from botorch.models.transforms import Normalize
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
@@ -217,6 +219,26 @@ def test_look_ahead_and_batches_go_through_it():
 def test_paths_are_refused_with_a_reason():
     with pytest.raises(UnsupportedError, match="forward"):
         draw_matheron_paths(pair("deep kernel")[1], torch.Size([2]))
+
+
+@pytest.mark.parametrize("name", prior.UNASKED)
+def test_an_own_way_to_predict_that_nothing_would_call_is_refused(name):
+    def own(self, *args, **kwargs):
+        raise AssertionError("never called")
+
+    with pytest.raises(UnsupportedError, match=f"Own overrides {name}.*override forward"):
+        type("Own", (SparseGP,), {name: own})(**data())
+
+
+def test_components_of_an_additive_model_are_refused_rather_than_summed():
+    class SparseAdditive(OrthogonalAdditiveGP, SparseGP):
+        pass
+
+    with pytest.raises(UnsupportedError, match="SparseAdditive overrides _get_test_prior_mean_and_covariances"):
+        SparseAdditive(**data())
+    kernel = OrthogonalAdditiveKernel(dim=D, dtype=torch.float64)
+    sparse, exact = SparseGP(**data(), covar_module=kernel), OrthogonalAdditiveGP(**data(), covar_module=kernel)
+    agree(sparse.posterior(points(3)), exact.posterior(points(3)))
 
 
 def test_a_forward_that_returns_something_else_is_refused():

@@ -30,7 +30,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import default_rows, planned_s
 from sparse_bo.models.sparse_gp.lists import answer_in_lists
 from sparse_bo.models.sparse_gp.options import Chosen, Fit, SparseOptions
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
-from sparse_bo.models.sparse_gp.prior import ForwardKernel
+from sparse_bo.models.sparse_gp.prior import ForwardKernel, check_overrides
 from sparse_bo.models.sparse_gp.pruning import prune_by_bounds
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, exact_representation, representation_of
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
@@ -71,6 +71,7 @@ class DictionaryPosterior(
 
     def _choose(self, train_X: Tensor, options: SparseOptions) -> None:
         """Keep the user's choices; called once, when BoTorch's constructor has checked the data."""
+        check_overrides(type(self))
         chosen = checked_dictionary(options.dictionary, train_X)
         self.register_buffer("_dictionary_rows", chosen.rows, persistent=False)
         self.register_buffer("_dictionary_points", chosen.points, persistent=False)

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
+
+UNASKED = ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances")
+"""GPyTorch's methods that make priors for an exact GP's prediction; a posterior over a dictionary never calls them."""
 
 BLOCK = 2048
 """Rows that ``forward`` sees at a time beside the dictionary: bounds what a covariance costs that is built whole."""
@@ -32,6 +36,20 @@ def evaluating(model: Any) -> Iterator[None]:
         yield
     finally:
         model.__dict__["training"] = training
+
+
+def check_overrides(model_class: type) -> None:
+    """Refuse a subclass whose own way to predict would be passed over in silence.
+
+    Raises:
+        UnsupportedError: If it overrides a method of :data:`UNASKED`.
+    """
+    for name in UNASKED:
+        if getattr(model_class, name, None) is not getattr(ExactGP, name, None):
+            raise UnsupportedError(
+                f"{model_class.__name__} overrides {name}, which a sparse model's posterior never calls, so predictions would "
+                "pass over it; override forward, or pass the prior as covar_module and mean_module, or subclass SingleTaskGP"
+            )
 
 
 def forward(model: Any, X: Tensor) -> MultivariateNormal:
