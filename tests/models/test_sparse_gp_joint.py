@@ -18,6 +18,7 @@ from botorch.optim.initializers import sample_points_around_best
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.utils.low_rank import extract_batch_covar
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     AdditiveKernel,
     LinearKernel,
@@ -126,6 +127,38 @@ def test_samples_are_those_of_the_dense_path(configuration, observation_noise, m
     samples = sampler(model.posterior(points(Q), observation_noise=observation_noise))
     _, posterior = dense(model, points(Q), monkeypatch, observation_noise=observation_noise)
     torch.testing.assert_close(samples, sampler(posterior), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch", "batch of two outputs", "known noise"])
+@pytest.mark.parametrize("shape", [(), (2, 1)], ids=str)
+def test_log_densities_and_entropies_are_those_of_the_dense_path(configuration, shape, many, monkeypatch):
+    model = pair(configuration, dictionary=ROWS)[1]
+    X = points(*shape, Q)
+    lazy = model.posterior(X, observation_noise=True).distribution
+    exact = dense(model, X, monkeypatch, observation_noise=True)[1].distribution
+    values = exact.mean.detach() + 0.1
+    torch.testing.assert_close(lazy.log_prob(values), exact.log_prob(values), **TIGHT)
+    torch.testing.assert_close(lazy.entropy(), exact.entropy(), **TIGHT)
+    if model.num_outputs == 1:
+        several = values + torch.rand(3, *values.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        torch.testing.assert_close(lazy.log_prob(several), exact.log_prob(several), **TIGHT)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_log_densities_are_those_of_the_law_that_samples_follow(scaled, few_pivots):
+    model = pair("plain", dictionary=ROWS)[1]
+    baseline, new = points(Q), points(3, seed=8)
+    with torch.no_grad():
+        for X in (baseline, torch.cat([baseline, new])):  # the second is appended to the law of the first
+            plain = model.posterior(X).distribution
+            operator = plain.lazy_covariance_matrix
+            factors = torch.linspace(0.5, 2.0, len(X), dtype=torch.float64)
+            lazy = MultivariateNormal(plain.mean, operator.scaled(factors) if scaled else operator)
+            root = matrix(lazy.lazy_covariance_matrix.root_decomposition().root, len(X))
+            values = lazy.mean + root @ torch.randn(len(X), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            law = torch.distributions.MultivariateNormal(lazy.mean, root @ root.mT)
+            torch.testing.assert_close(lazy.log_prob(values), law.log_prob(values), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(lazy.entropy(), law.entropy(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [8, 4096])

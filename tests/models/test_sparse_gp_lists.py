@@ -50,6 +50,18 @@ def by_dense_values(models, X, monkeypatch, sampler, **options):
         return posterior.mean, posterior.variance, sampler(posterior)
 
 
+@pytest.mark.parametrize("shape", [(Q,), (2, 3, Q)], ids=str)
+@pytest.mark.parametrize("exact_member", [False, True])
+def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_member, many, monkeypatch):
+    models = ModelListGP(*members(), *([pair("plain")[0]] if exact_member else []))
+    lazy = models.posterior(points(*shape), observation_noise=True).distribution
+    monkeypatch.setattr(covariance, "LARGE_Q", 4096)
+    dense = models.posterior(points(*shape), observation_noise=True).distribution
+    values = dense.mean.detach() + 0.1
+    torch.testing.assert_close(lazy.log_prob(values), dense.log_prob(values), rtol=0, atol=1e-9)
+    torch.testing.assert_close(lazy.entropy(), dense.entropy(), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("sampler", [SobolQMCNormalSampler, IIDNormalSampler])
 @pytest.mark.parametrize("observation_noise", [False, True])
 @pytest.mark.parametrize(

@@ -367,6 +367,16 @@ class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the 
         """Return the outputs' roots side by side."""
         return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
 
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        """Return the outputs' lower roots side by side; of few points, as any such operator.
+
+        Raises:
+            UnsupportedError: For an upper factor of more than :data:`LARGE_Q` rows.
+        """
+        if self.base_linear_op.shape[-1] <= LARGE_Q:
+            return super().cholesky(upper=upper)
+        return _OutputRoots(self.base_linear_op.cholesky(upper=upper))
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Return one output's covariance as it is (BoTorch asks a list's members for theirs); else as any such operator."""
         q = self.base_linear_op.shape[-1]
@@ -383,3 +393,17 @@ class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base c
         """Multiply base samples, ``… x (m q) x s``."""
         product: Tensor = self._remove_batch_dim(self.base_linear_op.matmul(self._add_batch_dim(other)))
         return product
+
+    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
+        """Return ``L⁻¹ Y`` for ``… x (m q) x c`` right-hand sides, output by output."""
+        options = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        solution: Tensor = self._remove_batch_dim(self.base_linear_op.solve_triangular(self._add_batch_dim(rhs), **options))
+        return solution
+
+    def reshape(self, *sizes: Any) -> LinearOperator:
+        """Return the roots with one batch dimension for ``-1, m q, m q``, which a log-density asks for; else expanded."""
+        return _OutputRoots(self.base_linear_op.flat_batch(inner=1)) if sizes[:1] == (-1,) else self.expand(*sizes)
+
+    def to_dense(self) -> Any:
+        """Return the operator itself, as :meth:`~sparse_bo.models.sparse_gp.factor.JointRoot.to_dense` does."""
+        return self

@@ -112,6 +112,42 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         shapes += [] if self.scale is None else [self.scale.shape[:-1]]
         return torch.broadcast_shapes(*shapes) + torch.Size([rows, rows])  # type: ignore[no-untyped-call]
 
+    def _viewed(self, view: Callable[[Tensor, int], Tensor]) -> JointRoot:
+        """Return the root with other batch dimensions: ``view`` takes a tensor and the number of its trailing dimensions."""
+        batch_shape = self.batch_shape
+
+        def viewed(tensor: Tensor, trailing: int) -> Tensor:
+            return view(tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]), trailing)
+
+        tail = None if self.tail is None else (viewed(self.tail[0], 2), viewed(self.tail[1], 2))
+        return JointRoot(self.parts.map(viewed), tail=tail, scale=None if self.scale is None else viewed(self.scale, 1))
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._viewed(lambda tensor, _: tensor.unsqueeze(dim))
+
+    def _expand_batch(self, batch_shape: Any) -> LinearOperator:
+        return self._viewed(lambda tensor, trailing: tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]))
+
+    def flat_batch(self, inner: int = 0) -> JointRoot:
+        """Return the root with its batch dimensions, but for the last ``inner``, as one."""
+        inside = self.batch_shape[len(self.batch_shape) - inner :]
+        shape = (self.batch_shape.numel() // max(inside.numel(), 1), *inside)
+        return self._viewed(lambda tensor, trailing: tensor.reshape(*shape, *tensor.shape[tensor.dim() - trailing :]))
+
+    def reshape(self, *sizes: Any) -> LinearOperator:
+        """Return the root with one batch dimension for ``-1, q, q``, which a log-density asks for; else expanded."""
+        return self.flat_batch() if sizes[:1] == (-1,) else self.expand(*sizes)
+
+    def _diagonal(self) -> Tensor:
+        parts = self.parts
+        blocks = parts.blocks.diagonal(dim1=-2, dim2=-1).flatten(-2)[..., : parts.others.shape[-2]]
+        diagonal = torch.cat([parts.pivots.diagonal(dim1=-2, dim2=-1), blocks], dim=-1)[..., parts.order.argsort()]
+        diagonal = diagonal.expand(*self.batch_shape, diagonal.shape[-1])
+        if self.tail is not None:
+            last = self.tail[1].diagonal(dim1=-2, dim2=-1)
+            diagonal = torch.cat([diagonal, last.expand(*self.batch_shape, last.shape[-1])], dim=-1)
+        return diagonal if self.scale is None else self.scale * diagonal
+
     def _transpose_nonbatch(self) -> LinearOperator:
         raise UnsupportedError("the root of a joint covariance of many points multiplies and solves from the left only")
 

@@ -18,13 +18,13 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.models.gpytorch import ModelListGPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator
+from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import IndependentOutputs, JointCovariance
-from sparse_bo.models.sparse_gp.factor import Root, solve_lower
+from sparse_bo.models.sparse_gp.factor import JointRoot, Root, solve_lower
 from sparse_bo.models.sparse_gp.outcomes import lazy_operator
 from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
 
@@ -67,9 +67,20 @@ class StackedRoot(CatLinearOperator):  # type: ignore[misc]  # the base class sh
         parts = zip(self.linear_ops, torch.split(rhs, sizes, dim=self.cat_dim), strict=True)
         return torch.cat([solve_lower(member.to_dense(), part) for member, part in parts], dim=self.cat_dim)
 
+    def flat_batch(self, inner: int = 0) -> StackedRoot:
+        """Return the root with its batch dimensions, but for the last ``inner``, as one."""
+        return StackedRoot(*(_flat(member, inner) for member in self.linear_ops), dim=-3, output_device=self.output_device)
+
     def to_dense(self) -> Any:
         """Return the operator itself, as :meth:`~sparse_bo.models.sparse_gp.factor.JointRoot.to_dense` does."""
         return self
+
+
+def _flat(root: LinearOperator, inner: int) -> LinearOperator:
+    if isinstance(root, JointRoot | StackedRoot):
+        return root.flat_batch(inner)
+    dense = root.to_dense()  # of a member that is not sparse
+    return to_linear_operator(dense.flatten(0, -3 - inner) if dense.dim() > 2 + inner else dense.unsqueeze(0))
 
 
 def stacked(posterior: Any) -> Any:

@@ -44,7 +44,8 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
     - The joint posterior of more than 4,096 points is lazy. Mean and variance are exact, O(q m r) in blocks; samples, with and
       without base samples, and cached roots (qLogNEI, qLogNEHVI: any baseline, pruned or not) are exact on variances, at 1,024
       pivots among the points and inside blocks of 256 neighbours; between blocks they correlate as the pivots explain
-      (:mod:`sparse_bo.models.sparse_gp.factor`). Any kernel and outcome transform, any number of outputs.
+      (:mod:`sparse_bo.models.sparse_gp.factor`). ``distribution.log_prob`` and ``entropy`` are those of that law. Any kernel
+      and outcome transform, any number of outputs.
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with 20,000 rows set ``init_batch_limit`` and ``batch_limit``, or prune.
     - A ``ModelListGP`` builds the joint covariance of more than 4,096 points densely, with a ``MemoryWarning``, up to 10,000;
