@@ -99,21 +99,32 @@ def test_every_point_of_a_front_is_left(listed, outcomes, many, monkeypatch):
     assert bool(front.any())
 
 
-@pytest.mark.parametrize("reference", [None, (0.6, 0.3)])
-def test_what_is_left_is_within_eight_deviations_of_the_level(reference, many, monkeypatch):
-    monkeypatch.setattr(pruning, "CONTENDERS", 0)  # all bounds are used, and one point sets the level of one objective
-    model, X, _ = sparse(outputs=1 if reference is None else 2)
+def ranges(model, X):
+    """Return what is eight deviations below and above the means, of each point alone."""
     posterior = model.posterior(X.unsqueeze(-2))
     mean, spread = (part.detach().squeeze(-2) for part in (posterior.mean, 8.0 * posterior.variance.sqrt()))
-    high, low = mean + spread, mean - spread
-    if reference is None:
-        expected = high[:, 0] >= low[mean.argmax(), 0]
-    else:
-        monkeypatch.setattr(pruning, "_level", lambda *_: low)
-        expected = ~(high.unsqueeze(1) < low).all(dim=-1).any(dim=-1) & (high > torch.tensor(reference)).all(dim=-1)
-    rows = left(model, X, ref_point=None if reference is None else torch.tensor(reference, dtype=torch.float64))
+    return mean - spread, mean + spread
+
+
+def test_what_is_left_is_within_eight_deviations_of_the_level(many, monkeypatch):
+    monkeypatch.setattr(pruning, "CONTENDERS", 0)  # all bounds are used, and the best mean alone sets the level
+    model, X, _ = sparse()
+    low, high = ranges(model, X)
+    rows = left(model, X)
     assert 1 < len(rows) < len(X)
-    assert rows.tolist() == expected.nonzero().squeeze(-1).tolist()
+    assert rows.tolist() == (high >= low[(low + high).argmax()]).squeeze(-1).nonzero().squeeze(-1).tolist()
+
+
+def test_all_objectives_of_what_is_left_can_exceed_the_reference_point(many, monkeypatch):
+    monkeypatch.setattr(pruning, "CONTENDERS", 0)
+    model, X, _ = sparse(outputs=2)
+    low, high = ranges(model, X)
+    monkeypatch.setattr(pruning, "_level", lambda *_: low)
+    front = ~(high.unsqueeze(1) < low).all(dim=-1).any(dim=-1)
+    reference = high[front].median(dim=0).values
+    able = high > reference
+    assert len(left(model, X, ref_point=reference)) < int((front & able.any(dim=-1)).sum())
+    assert left(model, X, ref_point=reference).tolist() == (front & able.all(dim=-1)).nonzero().squeeze(-1).tolist()
 
 
 def test_a_root_that_is_not_triangular_is_not_cut(many):
