@@ -48,3 +48,12 @@ def test_the_first_of_what_is_equal_but_for_round_off(values, scale, expected, d
     given = torch.tensor(values, dtype=torch.float64).to(device)
     assert int(first_largest(given, scale=scale)) == expected
     assert int(first_largest(given, scale=given.new_tensor(scale))) == expected
+
+
+@pytest.mark.parametrize("half", [0.5, 0.75, 0.25])
+def test_equal_entries_on_both_sides_of_a_step_are_equal(half):
+    """Entries equal but for the last digit: a multiple of the resolution in between is no reason to take the second."""
+    x = 0.5 + half * 2.0**-40
+    for first, second in ((x, x + 2.0**-52), (x - 2.0**-52, x)):
+        row = torch.tensor([1.0, first, second, second, 0.0], dtype=torch.float64)
+        assert largest(row, 2).sort().values.tolist() == [0, 1]

@@ -11,7 +11,7 @@ from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, SparseGP
 from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.botorch import surrogate_models
 from sparse_bo.policies.botorch.fitting import fit_likelihood
@@ -66,6 +66,10 @@ class OwnGP(SingleTaskGP):
     """A user's."""
 
 
+class OwnSparseGP(SparseGP):
+    """A user's."""
+
+
 def patched(model):
     model.forward = model.forward
     return model
@@ -79,6 +83,7 @@ OTHERS = {
     "batch": lambda X, Y: SingleTaskGP(X.expand(2, -1, -1), Y.expand(2, -1, -1)),
     "single precision": lambda X, Y: SingleTaskGP(X.float(), Y.float()),
     "own class": OwnGP,
+    "own sparse class": OwnSparseGP,
     "patched": lambda X, Y: patched(SingleTaskGP(X, Y)),
 }
 
