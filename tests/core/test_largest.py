@@ -57,3 +57,8 @@ def test_equal_entries_on_both_sides_of_a_step_are_equal(half):
     for first, second in ((x, x + 2.0**-52), (x - 2.0**-52, x)):
         row = torch.tensor([1.0, first, second, second, 0.0], dtype=torch.float64)
         assert largest(row, 2).sort().values.tolist() == [0, 1]
+
+
+def test_what_differs_by_more_than_round_off_is_ranked():
+    row = torch.tensor([0.5, 1.0, 0.5 + 1e-10, 0.5], dtype=torch.float64)
+    assert largest(row, 2).sort().values.tolist() == [1, 2]
