@@ -29,8 +29,8 @@ def first_largest(values: Tensor, *, scale: Tensor | float) -> Tensor:
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the ``count`` largest entries of each row, of equal ones at the margin the first, ``… x count`` indices.
 
-    What is equal but for round-off counts as equal. O(n) per row; O(n log n) where entries at the margin are equal. Waits once
-    for the device.
+    At the margin is what differs from the last entry that has room by no more than :data:`RESOLUTION`. O(n) per row; O(n log n)
+    where entries at the margin are equal. Waits once for the device.
 
     Args:
         values: ``… x n``, without NaN; which entries of −∞ are returned is left open.
@@ -40,11 +40,11 @@ def largest(values: Tensor, count: int) -> Tensor:
         Indices in no particular order.
     """
     scale = values.masked_fill(values.isinf(), 0.0).abs().amax(dim=-1, keepdim=True)
-    unit = RESOLUTION * scale.clamp_min(torch.finfo(values.dtype).tiny / RESOLUTION)
-    rounded = (values / unit).round_()
-    margins, index = rounded.topk(count, dim=-1)
-    margin = margins[..., -1:]
-    tied = ((rounded >= margin).sum(dim=-1, keepdim=True) > count) & (margin > -torch.inf)
+    best, index = values.topk(count, dim=-1)
+    margin, slack = best[..., -1:], RESOLUTION * scale
+    above, near = values > margin + slack, values >= margin - slack
+    tied = (near.sum(dim=-1, keepdim=True) > count) & (margin > -torch.inf)
     if not bool(tied.any()):
         return index
-    return torch.where(tied, rounded.sort(dim=-1, descending=True, stable=True).indices[..., :count], index)
+    ranks = above.to(values) + near.to(values)
+    return torch.where(tied, ranks.sort(dim=-1, descending=True, stable=True).indices[..., :count], index)

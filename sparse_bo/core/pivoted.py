@@ -66,9 +66,8 @@ def pivoted_cholesky(
         scale = scores.max().abs() if j == 0 else scale
         if not bool(scores.max() > -torch.inf):
             break
-        p = first_largest(scores, scale=scale).unsqueeze(
-            0
-        )  # stays on the device: as an index, a scalar would be read by the host
+        # One entry, so that it stays on the device: as an index, a scalar would be read by the host.
+        p = first_largest(scores, scale=scale).unsqueeze(0)
         row = factor[j]
         torch.sub(column(p.squeeze(0)), factor[:j].index_select(1, p).squeeze(-1) @ factor[:j], out=row)
         row.div_((residuals[p] if noise is None else residuals[p] + noise[p]).sqrt())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 RANGE = 9.0
-"""``|log c|`` is at most so large."""
+"""Places are searched up to this ``|log c|``: an answer beyond is the end of the search, no optimum."""
 GRID = 181
 """Places of the first search: a tenth apart."""
 ROUNDS = 40

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from sparse_bo.core import evidence
 from sparse_bo.core.additive import pairs
@@ -195,3 +196,34 @@ def test_the_reach_of_a_sum_is_its_curvature():
     curvature = learned.shares / learned.alone.square() + learned.rest * (5.0 / 3.0) / learned.lengthscales.square()
     assert torch.allclose(2.0 * (1.0 - moved) / step**2, curvature, rtol=1e-3)
     assert torch.allclose(learned.reach, curvature.rsqrt(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["matern52", ADDITIVE])
+def test_a_search_starts_at_the_densest_of_its_places(kernel, monkeypatch):
+    X = arms(25, 2, seed=3)
+    y = waves(X) - waves(X).mean()
+    starts = []
+    monkeypatch.setattr(
+        evidence,
+        "minimize",
+        lambda f, x, **options: starts.append(x) or minimize(f, x, **{**options, "options": {"maxiter": 1}}),
+    )
+    learn(X, y, kernel=kernel, start=None, max_steps=5)
+    together = pairs(X) if kernel == ADDITIVE else None
+    groups = evidence._cold(X, kernel, evidence.NOISES[1])
+    assert len(starts) == len(groups)
+    for start, group in zip(starts, groups, strict=True):
+        densities = [_density(theta, X, y, kernel, together).value for theta in group]
+        assert len(set(densities)) == len(evidence.COLD)
+        assert start.tolist() == group[densities.index(max(densities))].tolist()
+
+
+def test_lengthscales_of_inputs_alone_have_a_prior_of_their_own():
+    d, spread = 3, evidence.LENGTHSCALE_SPREAD
+    covariance = spread**2 * torch.eye(d, dtype=torch.float64) + evidence.ALONE_COMMON_SPREAD**2
+    middle, away = torch.zeros(3 * d, dtype=torch.float64), torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    middle[d : 2 * d] = evidence.ALONE_LOCATION
+    moved = middle.clone()
+    moved[d : 2 * d] += away
+    values = [evidence._prior(theta, d, ADDITIVE)[0] for theta in (middle, moved)]
+    assert values[1] - values[0] == pytest.approx(-0.5 * float(away @ torch.linalg.solve(covariance, away)))

@@ -83,3 +83,13 @@ def test_the_diagonal_is_left_as_it_is() -> None:
 def test_bad_input_is_refused(diagonal: torch.Tensor, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         pivoted_cholesky(lambda p: diagonal, diagonal, size=size)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_round_off_does_not_choose_among_equal_rows(size: int) -> None:
+    """Each input twice, and the second one's variance is larger by the last digit: the first ones are chosen all the same."""
+    once = _matrix(8, lengthscale=0.8)
+    twice = once.repeat(2, 2)
+    raised = twice.diagonal() * torch.cat([torch.ones(8), torch.full((8,), 1.0 + 2.0**-51, dtype=torch.float64)])
+    chosen = pivoted_cholesky(lambda i: twice[:, i], raised, size=size).rows
+    assert chosen.tolist() == _run(once, size).rows.tolist()

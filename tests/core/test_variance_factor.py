@@ -42,3 +42,10 @@ def test_rows_that_are_noise_alone_say_nothing():
     e = torch.randn(50, generator=g, dtype=torch.float64)
     assert float(variance_factor(e, torch.zeros(50, dtype=torch.float64), torch.ones(50)).log_error) == math.inf
     assert float(variance_factor(e, torch.full((50,), 1e-4, dtype=torch.float64), torch.ones(50)).log_error) > 1.0
+
+
+def test_how_well_it_is_known_follows_from_the_scaled_variances():
+    e, v, s = rows(factor=8.0)
+    found = variance_factor(e, v, s)
+    shares = found.factor.unsqueeze(-1) * v / (found.factor.unsqueeze(-1) * v + s)
+    torch.testing.assert_close(found.log_error, (0.5 * shares.square().sum(dim=-1)).rsqrt())

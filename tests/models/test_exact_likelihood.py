@@ -8,15 +8,17 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.closures.core import NdarrayOptimizationClosure
-from gpytorch.constraints import GreaterThan
+from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.means import LinearMean
+from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.mlls.noise_model_added_loss_term import NoiseModelAddedLossTerm
 from gpytorch.priors import GammaPrior, LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 
 from sparse_bo import SparseGP
 from sparse_bo.models.exact_likelihood import exact_loss
+from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
 from sparse_bo.policies.botorch.surrogate_models import (
     gaussian_gp,
     gaussian_gp_without_priors,
@@ -126,6 +128,26 @@ def patched(model):
     return model
 
 
+def penalised(model):
+    model.register_added_loss_term("penalty")
+    model.update_added_loss_term("penalty", NoiseModelAddedLossTerm(model))
+    return model
+
+
+def with_patched_likelihood(model):
+    patched(model.likelihood)
+    return model
+
+
+def bounded_mean(X, Y):
+    return SingleTaskGP(X, Y, mean_module=ConstantMean(constant_constraint=Interval(-1.0, 1.0)))
+
+
+def with_prior_of_each_input(X, Y):
+    prior = LogNormalPrior(torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    return SingleTaskGP(X, Y, covar_module=with_prior(prior, lengthscale))
+
+
 OTHERS = {
     "kernel": lambda X, Y: SingleTaskGP(X, Y, covar_module=RQKernel(ard_num_dims=3)),
     "sum of kernels": lambda X, Y: SingleTaskGP(
@@ -144,6 +166,11 @@ OTHERS = {
     "own class": lambda X, Y: OwnGP(X, Y),
     "a parameter held fast": lambda X, Y: fixed(matern_gp(X, Y)),
     "patched": lambda X, Y: patched(matern_gp(X, Y)),
+    "patched likelihood": lambda X, Y: with_patched_likelihood(matern_gp(X, Y)),
+    "something added to the loss": lambda X, Y: penalised(matern_gp(X, Y)),
+    "mean between bounds": bounded_mean,
+    "prior of each input": with_prior_of_each_input,
+    "searched coarse to fine": lambda X, Y: SparseGP(*data(WORTHWHILE * COARSE_POINTS)),
     "learned from a subset": lambda X, Y: SparseGP(X, Y, fit="subset"),
 }
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 
 from sparse_bo import SparseGP, gradient_subset
 from sparse_bo.core.diversity import gradient_columns, gradients
+from sparse_bo.models.gradient_subset import _kernel_rows
+from sparse_bo.models.sparse_gp.representation import kernel_matrix
 
 
 def _data(n=14, d=2, seed=0, device="cpu"):
@@ -238,3 +241,11 @@ def test_among_equal_signs_the_oldest_stay(device):
         free = [i for i in range(19) if float(signs[i]) == sign]
         count = len([i for i in got.tolist() if i in free])
         assert [i for i in got.tolist() if i in free] == free[:count]
+
+
+@pytest.mark.parametrize("inner", [RBFKernel, MaternKernel, RQKernel])
+def test_rows_of_the_kernel_are_gpytorchs(inner, device):
+    kernel = ScaleKernel(inner(ard_num_dims=2)).to(device, torch.float64)
+    kernel.outputscale, kernel.base_kernel.lengthscale = 3.0, torch.tensor([0.4, 0.9])
+    X, rows = _data(device=device)[0], torch.tensor([3, 7], device=device)
+    torch.testing.assert_close(_kernel_rows(kernel, X)(rows), kernel_matrix(kernel, X[rows], X))

@@ -186,7 +186,7 @@ def test_data_that_make_no_set_are_an_error_on_every_rank(change, error, message
 def test_what_needs_all_data_in_one_place_says_so():
     def script(group):
         model = sharded(group, max_dictionary=280)
-        for call in (model.leave_one_out, model.certify):
+        for call in (model.leave_one_out, model.calibrated, model.certify):
             with pytest.raises(UnsupportedError, match="in one place"):
                 call()
         return True

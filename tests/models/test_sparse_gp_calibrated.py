@@ -1,12 +1,15 @@
 """A calibrated model: c times the covariance at the same mean, everywhere, with the c that held-out rows ask for."""
 
+import copy
+
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import draw_matheron_paths
 
-from sparse_bo.models import SparseGP
+from sparse_bo.core.variance_factor import variance_factor
+from sparse_bo.models import SparseGP, SparseMultiTaskGP
 from tests.models.sparse_problems import CONFIGURATIONS, data, dense_dtc, noise_of, pair, points
 
 ROWS = torch.tensor([2, 5, 11, 17, 25])
@@ -98,6 +101,72 @@ def test_without_rows_it_is_by_leave_one_out(configuration):
     )
 
 
+def test_of_an_exact_posterior_all_rows_are_held_out():
+    model = SparseGP(**data(n=300)).eval()
+    results = model.leave_one_out(observation_noise=False, untransform=False)
+    errors = (results.observed_Y - results.posterior.mean).flatten()
+    noise = model.likelihood.noise.detach().expand(300)
+    expected = variance_factor(errors.detach(), results.posterior.variance.detach().flatten(), noise).factor
+    torch.testing.assert_close(model.calibrated().covar_module.outputscale, expected)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs"])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_noise_of_held_out_rows_is_not_the_functions(known, configuration):
+    model = pair(configuration, dictionary=ROWS)[1]
+    X, Y, Yvar = held(configuration)
+    with torch.no_grad():
+        posterior, noisy = model.posterior(X), model.posterior(X, observation_noise=True)
+        noise = Yvar + 0.02 if known else noisy.variance - posterior.variance
+        expected = variance_factor((Y - posterior.mean).mT, posterior.variance.mT, noise.mT).factor
+    scaled = model.calibrated(X, Y, noise) if known else model.calibrated(X, Y)
+    torch.testing.assert_close(scaled.covar_module.outputscale.flatten(), expected, rtol=1e-6, atol=0)
+
+
+def test_the_dictionary_stays():
+    model = SparseGP(**data(n=200), max_dictionary=15).eval()
+    scaled = model.calibrated(*held("plain"))
+    T = points(6)
+    with torch.no_grad():
+        before = scaled(T).covariance_matrix
+        assert scaled.certify().factor == pytest.approx(model.certify().factor)
+        scaled.prediction_strategy = None
+        torch.testing.assert_close(scaled(T).covariance_matrix, before, rtol=0, atol=TOLERANCE)
+        scaled.data_noise_factor.mul_(9.0)
+        assert not torch.allclose(scaled(T).covariance_matrix, before, rtol=1e-3, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_a_prior_that_no_factor_reaches_is_refused():
+    X = torch.cat([points(40), (torch.arange(40) % 2).double().unsqueeze(-1)], dim=-1)
+    model = SparseMultiTaskGP(X, torch.sin(3.0 * X).sum(dim=-1, keepdim=True), task_feature=-1)
+    with pytest.raises(UnsupportedError, match="the prior of SparseMultiTaskGP is that of its forward"):
+        model.calibrated()
+
+
+def test_no_model_follows_a_calibrated_one():
+    given = data(n=60)
+    scaled = SparseGP(**given, dictionary=ROWS).calibrated(*held("plain"))
+    more = {name: torch.cat([part, part[:1] + 0.01]) for name, part in given.items()}
+    with pytest.raises(ValueError, match="expected previous not to be calibrated"):
+        SparseGP(**more, covar_module=copy.deepcopy(scaled.covar_module), previous=scaled)
+
+
+def test_factors_multiply():
+    model = pair("plain", dictionary=ROWS)[1]
+    X, Y, Yvar = held("plain")
+    once = model.calibrated(X, Y, Yvar)
+    twice = once.calibrated(X, 3.0 * Y, Yvar)
+    T = points(6)
+    with torch.no_grad():
+        expected = once.covar_module.outputscale * twice.covar_module.outputscale
+        torch.testing.assert_close(twice.data_noise_factor, expected)
+        torch.testing.assert_close(twice(T).covariance_matrix, expected * model(T).covariance_matrix)
+        twice.prediction_strategy = None
+        torch.testing.assert_close(twice(T).mean, model(T).mean, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(twice(T).covariance_matrix, expected * model(T).covariance_matrix, rtol=0, atol=TOLERANCE)
+
+
 def test_fantasies_condition_the_scaled_process():
     model = pair("plain", dictionary=ROWS)[1]
     scaled = model.calibrated(*held("plain"))
@@ -149,11 +218,16 @@ def test_bad_rows_are_refused():
         ((X, Y, -1.0 - Yvar), "negative"),
         ((X, Y * torch.nan), "not finite"),
         ((X[:3], Y[:3], Yvar[:3]), "3 held-out rows tell the factor to within"),
-        ((X, Y, 1e6 + Yvar), "noise"),
+        ((X, Y, 1e6 + Yvar), "no better than 100%"),
+        ((X, Y + 1e6, Yvar), "outside 0.0001 to 8103"),
         ((None, None, Yvar), "train_Yvar"),
     ):
         with pytest.raises(InputDataError, match=told):
             model.calibrated(*rows)
     with pytest.raises(TypeError, match=r"expected Y to be a torch\.Tensor"):
         model.calibrated(X, [1.0])
+    with pytest.raises(ValueError, match="as many rows"):
+        model.calibrated(X, Y[1:])
+    with pytest.raises(RuntimeError, match="expected X with 2 columns"):
+        model.calibrated(X[:, :1], Y, Yvar)  # which the kernel would broadcast
     assert model.data_noise_factor is None

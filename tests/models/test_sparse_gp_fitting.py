@@ -141,6 +141,7 @@ def test_points_of_the_last_steps_follow_the_work():
     assert some.shape == (2 + 40, 520)
     assert many.shape == (2 + 62, 520)
     assert torch.equal(many[:2].flatten().sort().values, rows)
+    assert points.last_groups(rows, X[:5_000], 4096, batch=2, generator=generator) is None  # half of the work for each
     assert all(int(half.amax() - half.amin()) > 1000 for half in many[:2])  # of rows 0 to 1,039
     for group in many[2:4]:  # a ball: nothing outside is nearer to its centre than all of it
         spread = torch.cdist(X[group], X[group]).amax(dim=-1)

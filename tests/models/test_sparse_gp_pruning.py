@@ -9,6 +9,7 @@ from botorch.acquisition.multi_objective import utils as several
 from botorch.acquisition.multi_objective.objective import WeightedMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective, LinearMCObjective, ScalarizedPosteriorTransform
 from botorch.models import ModelListGP, SingleTaskGP
+from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.multi_objective.pareto import is_non_dominated
 
 from sparse_bo.models import SparseGP
@@ -98,6 +99,41 @@ def test_every_point_of_a_front_is_left(listed, outcomes, many, monkeypatch):
     assert bool(front.any())
 
 
+def ranges(model, X):
+    """Return what is eight deviations below and above the means, of each point alone."""
+    posterior = model.posterior(X.unsqueeze(-2))
+    mean, spread = (part.detach().squeeze(-2) for part in (posterior.mean, 8.0 * posterior.variance.sqrt()))
+    return mean - spread, mean + spread
+
+
+def test_what_is_left_is_within_eight_deviations_of_the_level(many, monkeypatch):
+    monkeypatch.setattr(pruning, "CONTENDERS", 0)  # all bounds are used, and the best mean alone sets the level
+    model, X, _ = sparse()
+    low, high = ranges(model, X)
+    rows = left(model, X)
+    assert 1 < len(rows) < len(X)
+    assert rows.tolist() == (high >= low[(low + high).argmax()]).squeeze(-1).nonzero().squeeze(-1).tolist()
+
+
+def test_all_objectives_of_what_is_left_can_exceed_the_reference_point(many, monkeypatch):
+    monkeypatch.setattr(pruning, "CONTENDERS", 0)
+    model, X, _ = sparse(outputs=2)
+    low, high = ranges(model, X)
+    monkeypatch.setattr(pruning, "_level", lambda *_: low)
+    front = ~(high.unsqueeze(1) < low).all(dim=-1).any(dim=-1)
+    reference = high[front].median(dim=0).values
+    able = high > reference
+    assert len(left(model, X, ref_point=reference)) < int((front & able.any(dim=-1)).sum())
+    assert left(model, X, ref_point=reference).tolist() == (front & able.all(dim=-1)).nonzero().squeeze(-1).tolist()
+
+
+def test_a_root_that_is_not_triangular_is_not_cut(many):
+    model, _, _ = sparse()
+    cache = model._cache()
+    cache.representation.__dict__["triangular"] = False
+    assert list(pruning._bounding(model)) == [model]
+
+
 def test_bounds_fall_to_the_models_own_variances(many):
     model, X, _ = sparse()
     few = X[:8].unsqueeze(-2)
@@ -126,11 +162,17 @@ def test_botorch_samples_only_what_is_left(many, monkeypatch):
     "options",
     [
         {"max_frac": 0.5},
+        {"sampler": SobolQMCNormalSampler(torch.Size([64]), seed=0)},
+        {
+            "objective": GenericMCObjective(lambda Y, X=None: -Y[..., 0].abs()),
+            "posterior_transform": ScalarizedPosteriorTransform(torch.ones(1, dtype=torch.float64)),
+        },
         {"constraints": [lambda Y: Y[..., 0] - 0.5]},
         {"objective": GenericMCObjective(lambda Y, X=None: -Y[..., 0].abs())},
     ],
 )
-def test_what_bounds_do_not_settle_is_left_to_botorch(options, many):
+def test_what_bounds_do_not_settle_is_left_to_botorch(options, many, monkeypatch):
+    monkeypatch.setattr(pruning, "possible_best", lambda *_, **__: pytest.fail("bounds were asked for"))
     model, X, _ = sparse()
     kept = []
     for function in (logei.prune_inferior_points, logei.prune_inferior_points.__wrapped__):
@@ -138,6 +180,15 @@ def test_what_bounds_do_not_settle_is_left_to_botorch(options, many):
             torch.manual_seed(0)  # the sampler's seed is drawn from torch's own generator
             kept.append(function(model, X, num_samples=64, **options))
     assert torch.equal(*kept)
+
+
+def test_mixtures_and_fantasies_are_left_to_botorch(many):
+    model, X, Y = sparse()
+    usual = {"X": X, "max_frac": 1.0, "marginalize_dim": None, "constraints": None}
+    assert pruning._applies(model, usual, DictionaryPosterior)
+    model.posterior(X[:1])
+    assert not pruning._applies(model.condition_on_observations(X[:3] + 0.01, Y[:3]), usual, DictionaryPosterior)
+    assert not pruning._applies(model, {**usual, "marginalize_dim": -3}, DictionaryPosterior)
 
 
 @pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")

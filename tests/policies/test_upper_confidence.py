@@ -9,8 +9,9 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import RQKernel
 from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.warnings import NumericalWarning
 
-from sparse_bo import AskTell
+from sparse_bo import AskTell, SparseGP
 from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.botorch import surrogate_models
 from sparse_bo.policies.botorch.fitting import fit_likelihood
@@ -50,25 +51,49 @@ def test_below_the_least_variance_only_the_mean_has_a_gradient():
     model.covar_module.base_kernel.lengthscale = 9.0
     model.likelihood.noise_covar.register_constraint("raw_noise", surrogate_models.GreaterThan(1e-16, transform=None))
     model.likelihood.noise = 1e-14
-    model.outcome_transform.stdvs.fill_(1e-5)
     model.eval()
     point = X[:1].unsqueeze(-2).clone().requires_grad_()
     bounds = [upper_confidence_bound(model, width=width)(point) for width in (0.0, 2.0)]
     mean, bound = (torch.autograd.grad(value.sum(), point)[0] for value in bounds)
     torch.testing.assert_close(bound, mean, rtol=0.0, atol=0.0)
-    assert float((bounds[1] - bounds[0]).detach()) == pytest.approx(2e-6)
+    assert float((bounds[1] - bounds[0]).detach()) == pytest.approx(2e-5)
+    with pytest.warns(NumericalWarning, match="Negative variance"):
+        theirs = UpperConfidenceBound(model, beta=4.0)(point)
+    assert float((bounds[1] - theirs).detach()) == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"covar_module": RQKernel(ard_num_dims=3)},
-        {"mean_module": LinearMean(3)},
-        {"input_transform": Normalize(3)},
-    ],
-)
-def test_other_models_keep_botorchs(options):
-    assert type(upper_confidence_bound(SingleTaskGP(*data(), **options), width=2.0)) is UpperConfidenceBound
+class OwnGP(SingleTaskGP):
+    """A user's."""
+
+
+class OwnSparseGP(SparseGP):
+    """A user's."""
+
+
+def patched(model):
+    model.forward = model.forward
+    return model
+
+
+OTHERS = {
+    "kernel": lambda X, Y: SingleTaskGP(X, Y, covar_module=RQKernel(ard_num_dims=3)),
+    "mean": lambda X, Y: SingleTaskGP(X, Y, mean_module=LinearMean(3)),
+    "input transform": lambda X, Y: SingleTaskGP(X, Y, input_transform=Normalize(3)),
+    "known noise": lambda X, Y: SingleTaskGP(X, Y, torch.full_like(Y, 0.01)),
+    "batch": lambda X, Y: SingleTaskGP(X.expand(2, -1, -1), Y.expand(2, -1, -1)),
+    "single precision": lambda X, Y: SingleTaskGP(X.float(), Y.float()),
+    "own class": OwnGP,
+    "own sparse class": OwnSparseGP,
+    "patched": lambda X, Y: patched(SingleTaskGP(X, Y)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_keep_botorchs(name):
+    found = upper_confidence_bound(OTHERS[name](*data()), width=2.0)
+    assert type(found) is UpperConfidenceBound
+    assert float(found.beta) == 4.0
 
 
 def fit_by_botorch(model):

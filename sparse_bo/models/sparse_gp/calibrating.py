@@ -7,6 +7,7 @@ keep their noise: so what is calibrated is the function, and fantasies, samples 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,12 @@ from botorch.models.utils.assorted import add_output_dim
 from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
-from sparse_bo.core.variance_factor import variance_factor
+from sparse_bo.core.variance_factor import RANGE, variance_factor
 from sparse_bo.models.sparse_gp.fantasies import copy_with
 from sparse_bo.models.sparse_gp.options import check_tensors
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.process import Process
-from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_width
 
 LARGEST_ERROR = 0.25
 """Of the logarithm of a factor: rows that tell it less well do not tell it."""
@@ -54,8 +55,10 @@ class Calibrating:
 
         Raises:
             TypeError: If something is no tensor.
+            ValueError: If numbers of rows differ.
+            RuntimeError: If ``X`` has another number of columns than the data.
             InputDataError: If ``X`` and ``Y`` are not given together, are of other shapes or not finite, or tell the factor
-                worse than to :data:`LARGEST_ERROR`: these are too few rows, or too noisy ones.
+                worse than to :data:`LARGEST_ERROR` (too few rows, or too noisy ones), or ask for one beyond ``e^±9``.
             UnsupportedError: If the model has fantasies, or a prior that is not its ``covar_module``.
         """
         self.eval()
@@ -72,9 +75,15 @@ class Calibrating:
             found = variance_factor(*errors)
             worst = float(found.log_error.max())
             if not worst <= LARGEST_ERROR:
+                within = f"{worst:.0%} only" if worst < 1.0 else "no better than 100%"
                 raise InputDataError(
-                    f"{errors[0].shape[-1]} held-out rows tell the factor to within {worst:.0%} only (wanted: "
+                    f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: "
                     f"{LARGEST_ERROR:.0%}), the rest is noise; give more rows, or Yvar= if their noise is known to be smaller"
+                )
+            if not bool((found.factor.log().abs() < RANGE).all()):
+                raise InputDataError(
+                    f"held-out rows ask for a factor outside {math.exp(-RANGE):.1g} to {math.exp(RANGE):.0f}: the model does "
+                    "not fit them, or they do not vary; fit it, and check the units of X, Y and Yvar"
                 )
             _LOGGER.info("latent variances times %s by %d rows", found.factor.tolist(), errors[0].shape[-1])
             return self._scaled_by(found.factor, cache)
@@ -110,6 +119,7 @@ class Calibrating:
         if Yvar is not None and bool((Yvar < 0.0).any()):
             raise InputDataError("Yvar has negative entries; expected variances")
         inputs = self.transform_inputs(X)
+        check_width(inputs, self._stored_inputs)
         if hasattr(self, "outcome_transform"):
             Y, Yvar = self.outcome_transform(Y, Yvar, X=X)
         several = self._num_outputs > 1

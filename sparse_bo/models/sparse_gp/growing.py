@@ -39,7 +39,7 @@ class Growing:
 
         Raises:
             TypeError: If it is no model of the same class.
-            ValueError: If its kernel, mean, likelihood or transforms are others, or it was conditioned.
+            ValueError: If its kernel, mean, likelihood or transforms are others, or it was conditioned or calibrated.
             InputDataError: If its data are not where these begin.
         """
         if type(previous) is not type(self):
@@ -52,6 +52,10 @@ class Growing:
                 )
         if not same_parameters(previous, self):
             raise ValueError("expected previous to have the same parameters in the same shapes; leave previous out")
+        if previous.data_noise_factor is not None:
+            raise ValueError(
+                "expected previous not to be calibrated: follow the model that it was made of, and calibrate the new one"
+            )
         previous.eval()
         cache = previous._cache()
         if cache.representation.extension is not None:
@@ -64,7 +68,7 @@ class Growing:
         self._max_dictionary = self._max_dictionary or previous._max_dictionary
         X, targets = previous.train_inputs[0], previous.train_targets
         with torch.no_grad():
-            noise = previous._data_noise(X, targets.shape)
+            noise = previous._noise(X, targets.shape)
             self.__dict__["_before"] = Before(cache, X, targets - previous.prior_mean(X), noise)
         self.__dict__["_follows"] = True
         self.train()

@@ -228,7 +228,9 @@ class ShardedSparseGP(SparseGP):
 
     def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
         """Raise ``UnsupportedError``: a rank knows its own observations alone."""
-        raise UnsupportedError("a sharded model is not calibrated: its ranks would have to agree on held-out rows")
+        raise UnsupportedError(
+            "calibration needs held-out rows and all observations in one place; use SparseGP on a part of them"
+        )
 
     def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> Any:
         """Raise ``UnsupportedError``: a rank knows its own observations alone."""

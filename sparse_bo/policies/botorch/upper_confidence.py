@@ -29,8 +29,8 @@ from sparse_bo.kernels.structure import untouched
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 
-LEAST_VARIANCE = 1e-12
-"""Below it BoTorch takes a variance (y²) for this, with gradient 0."""
+LEAST_VARIANCE = 1e-10
+"""GPyTorch takes a smaller variance (y², float64) for this, with gradient 0, and warns; here nothing is said."""
 
 
 class Bound(NamedTuple):
