@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, representation
+from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, triangle
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import matheron_weights
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
@@ -72,9 +72,8 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     K = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     K = (K @ K.mT).requires_grad_()
     whole = pathwise._between_roots(form, K)
-    for module in (pathwise, representation):
-        monkeypatch.setattr(module, "TRIANGLE_COLUMNS", 7)
-    assert len(representation.root_columns(30)) == 5
+    monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 7)
+    assert len(triangle.root_columns(30)) == 5
     parts = pathwise._between_roots(form, K)
     torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
     weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

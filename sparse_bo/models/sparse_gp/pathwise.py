@@ -26,7 +26,8 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import TRIANGLE_COLUMNS, Representation, kernel_matrix, root_columns
+from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
+from sparse_bo.models.sparse_gp.triangle import is_large, root_columns
 
 
 def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def _between_roots(representation: Representation, K: Tensor) -> Tensor:
     """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes a quarter."""
     R = representation.root
     r = R.shape[-1]
-    if not representation.triangular or r < 2 * TRIANGLE_COLUMNS:
+    if not representation.triangular or not is_large(R):
         return R.mT @ (K @ R)
     columns = []
     for part in root_columns(r):
