@@ -9,7 +9,7 @@ from linear_operator.operators import DenseLinearOperator
 
 from sparse_bo.models.sparse_gp import representation, triangle
 from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
-from sparse_bo.models.sparse_gp.triangle import Products, times_root, times_turned_root, turned
+from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, times_turned_root, turned
 from tests.models.sparse_problems import pair, points
 
 
@@ -39,13 +39,14 @@ def dense_products(K, R, q):
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
     R, K = turned(triangular(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
-    found, expected = Products.apply(K, R, q), dense_products(K, R, q)
+    found, expected = Products.apply(K, R, q, Recent()), dense_products(K, R, q)
     weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(2)).to(part) for part in expected]
-    gradients = [torch.autograd.grad(sum((p * w).sum() for p, w in zip(parts, weights)), K)[0] for parts in (found, expected)]
+    totals = [sum((p * w).sum() for p, w in zip(parts, weights, strict=True)) for parts in (found, expected)]
+    gradients = [torch.autograd.grad(total, K)[0] for total in totals]
     tolerance = {"rtol": 1e-12, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-3}
     for one, other in [*zip(found, expected, strict=True), gradients]:
         torch.testing.assert_close(one, other, **tolerance)
-    h = times_root(K, R)
+    h = TimesRoot.apply(K, R, Recent())
     torch.testing.assert_close(h, K @ R, **tolerance)
     torch.testing.assert_close(times_turned_root(h, R), expected[1], **tolerance)
 
@@ -54,16 +55,48 @@ def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
 def test_products_can_be_differentiated_twice_and_mapped(batch, large):
     R, K = turned(triangular(*batch)), covariances(*batch, rows=2)
     for q in (1, 2):
-        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q), K)
-        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q), K)
+        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
+        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
+    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
+    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
     if not batch:
         many = torch.stack([K, 2 * K, K + 1], dim=1)
-        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2), in_dims=1)(many)
+        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2, Recent()), in_dims=1)(many)
         each = [dense_products(k, R, 2) for k in many.unbind(1)]
         torch.testing.assert_close(E, torch.stack([part[0] for part in each]), rtol=1e-12, atol=1e-11)
         torch.testing.assert_close(P, torch.stack([part[1] for part in each]), rtol=1e-12, atol=1e-11)
+        h = torch.func.vmap(lambda k: TimesRoot.apply(k, R, Recent()), in_dims=1)(many)
+        torch.testing.assert_close(h, many.movedim(1, 0) @ R, rtol=1e-12, atol=1e-11)
         with pytest.raises(NotImplementedError, match="map over points"):
-            torch.func.vmap(lambda k, r: Products.apply(k, r, 1), in_dims=(1, 0))(many, R.expand(3, *R.shape))
+            torch.func.vmap(lambda k, r: Products.apply(k, r, 1, Recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, large, monkeypatch):
+    monkeypatch.setattr(triangle, "FEW_ROWS", 4)  # two rows: value and gradient together
+    model = pair("plain")[1]
+    multiplied = []
+    for name in ("_both", "times_root"):
+        whole = getattr(triangle, name)
+        monkeypatch.setattr(triangle, name, lambda K, R, w=whole: multiplied.append(len(K)) or w(K, R))
+    X = points(rows, 1, seed=5).requires_grad_()
+    first, second = model.posterior(X).variance, model.posterior(X, observation_noise=True).variance
+    once = torch.autograd.grad(first.sum(), X)[0]
+    assert torch.equal(torch.autograd.grad(second.sum(), X)[0], once)
+    assert torch.equal(torch.autograd.grad(model.posterior(X).variance.sum(), X)[0], once)
+    model.condition_on_observations(X[:, 0], torch.ones(rows, 1, dtype=torch.float64))
+    assert multiplied == [rows]
+    other = (X.detach() + 1e-9).requires_grad_()
+    gradient = torch.autograd.grad(model.posterior(other).variance.sum(), other)[0]
+    assert multiplied == [rows, rows]
+    torch.testing.assert_close(gradient, once, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(gradient, once)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied.posterior(X).variance, first)
+    assert multiplied == [rows] * 3
+    monkeypatch.setattr(triangle, "RECENT_ROWS", 1)
+    assert torch.equal(model.posterior(X).variance, first)
+    assert multiplied == [rows] * 4
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
@@ -162,7 +195,9 @@ def test_a_covariance_on_demand_is_a_dense_operator_to_all_who_look_closer():
         assert torch.equal(copied.to_dense(), matrix)
     assert torch.equal(operator[1, :2, :2].to_dense(), matrix[1, :2, :2])
     assert torch.equal(operator.unsqueeze(0).to_dense(), matrix.unsqueeze(0))
-    assert torch.equal(operator.expand(4, 2, 3, 3).diagonal(dim1=-2, dim2=-1), matrix.diagonal(dim1=-2, dim2=-1).expand(4, 2, 3))
+    assert torch.equal(
+        operator.expand(4, 2, 3, 3).diagonal(dim1=-2, dim2=-1), matrix.diagonal(dim1=-2, dim2=-1).expand(4, 2, 3)
+    )
     torch.testing.assert_close((operator + operator).to_dense(), 2 * matrix)
     torch.testing.assert_close(operator.scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix)
     torch.testing.assert_close(operator[0].scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix[0])

@@ -15,7 +15,7 @@ which is ``D' = [D; F]`` without copying ``R`` for every batch element. It is ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.kernels import differentiable_cross
 from sparse_bo.models.sparse_gp import triangle
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.triangle import Products, is_large, times_root, times_turned_root, turned
+from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, is_large, times_root, times_turned_root, turned
 
 PriorKernel: TypeAlias = Kernel | ForwardKernel
 """A prior covariance: a GPyTorch kernel, or what a model's own ``forward`` says."""
@@ -171,7 +171,7 @@ class Projection:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor]:
-        products: tuple[Tensor, Tensor] = Products.apply(self.K, self.posterior.root, self.rows[-1])  # type: ignore[no-untyped-call]  # torch ships no types
+        products: tuple[Tensor, Tensor] = Products.apply(self.K, self.posterior.root, self.rows[-1], self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
         return products
 
     @property
@@ -185,7 +185,12 @@ class Projection:
     @cached_property
     def _folded_h(self) -> Tensor:
         root = self.posterior.root
-        return times_root(self.K, root) if self.posterior.triangular and is_large(root) else self.K @ root
+        if not (self.posterior.triangular and is_large(root)):
+            return self.K @ root
+        if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
+            return times_root(self.K, root)
+        product: Tensor = TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
+        return product
 
     @cached_property
     def _h(self) -> Tensor:
@@ -197,9 +202,8 @@ class Projection:
         extension = self.posterior.extension
         if extension is None or self.cross is None:
             return None
-        known = torch.einsum(
-            "...qm,...me->...qe", _unfold(self.K, self.rows), extension.lifted
-        )  # copies neither for the other's batch
+        # A product would copy one for every batch element of the other.
+        known = torch.einsum("...qm,...me->...qe", _unfold(self.K, self.rows), extension.lifted)
         return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
 
 
@@ -216,6 +220,8 @@ class Representation:
     extension: Extension | None = None
     triangular: bool = False
     """Whether ``R`` is upper triangular: then half of it need not be read."""
+    recent: Recent = field(default_factory=Recent)
+    """The last products with a large triangular root; a posterior that was conditioned has the same."""
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -7,10 +7,13 @@ all there is to keep, and a block of ``R`` that makes its columns of ``K R`` mak
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Made = TypeVar("Made")
 
 TRIANGLE_COLUMNS = 512
 """Columns of a triangular root that are multiplied at a time, each block by the rows above its last diagonal entry."""
@@ -20,6 +23,42 @@ CACHED_COLUMNS = 32
 
 FEW_ROWS = 64
 """Up to so many points a product with a large triangular root waits for memory."""
+
+
+RECENT_ROWS = 512
+"""Products of up to so many points are kept for the next that asks for the same: with m = 4,096, 32 MB."""
+
+
+class Recent:
+    """The last products with one root; a copy or a pickle starts without.
+
+    Acquisition functions ask for the same points several times in one value (with noise, of a fantasy model, to condition on
+    them), or in every value (integration points).
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Tensor, Any]] = {}
+
+    def recall(self, name: str, K: Tensor, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` returned for equal ``K``, if that was the last under this name. O(q m).
+
+        Args:
+            name: Of the function.
+            K: Its argument, ``… x q x m``.
+            make: Computes the value anew; a pure function of ``K``.
+        """
+        if K.shape[-2] > RECENT_ROWS or K.device.type != "cpu":  # others would wait for the comparison
+            return make()
+        known = self._kept.get(name)
+        if known is not None and known[0].shape == K.shape and torch.equal(known[0], K):
+            made: Made = known[1]
+            return made
+        made = make()
+        self._kept[name] = K.detach(), made
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": {}}
 
 
 def root_columns(r: int) -> list[slice]:
@@ -37,15 +76,47 @@ def turned(root: Tensor) -> Tensor:
     return root if root.mT.is_contiguous() else root.mT.contiguous().mT
 
 
-def times_root(K: Tensor, root: Tensor) -> Tensor:
-    """Return ``K R``, ``batch_shape x q x r``. O(q m r / 2)."""
-    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in root_columns(root.shape[-1])]
-    return torch.cat(parts, dim=-1)
-
-
 def times_turned_root(h: Tensor, root: Tensor) -> Tensor:
     """Return ``h Rᵀ``, ``batch_shape x q x m``. O(q m r / 2)."""
     parts = [h[..., part.start :] @ root[..., part, part.start :].mT for part in root_columns(root.shape[-1])]
+    return torch.cat(parts, dim=-1)
+
+
+class TimesRoot(torch.autograd.Function):
+    """``h = K R`` of a constant triangular root, without reading what is zero."""
+
+    @staticmethod
+    def forward(K: Tensor, root: Tensor, recent: Recent) -> Tensor:
+        """Return ``batch_shape x q x r``. O(q m r).
+
+        Args:
+            K: ``batch_shape x q x m``.
+            root: ``batch_shape x m x r``.
+            recent: Of this root.
+        """
+        return recent.recall("h", K, lambda: times_root(K, root)).detach()  # what is kept stays out of every graph
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the root."""
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient with respect to ``K``; it can be differentiated again."""
+        return times_turned_root(gradient, ctx.saved_tensors[0]), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, recent: Recent) -> tuple[Tensor, int]:
+        """Return the products of many ``K`` by one root: more points."""
+        many = _one_root(in_dims, K)
+        product: Tensor = TimesRoot.apply(many.flatten(-3, -2), root, recent)  # type: ignore[no-untyped-call]  # torch ships no types
+        return _spread(product, info.batch_size), product.dim() - 2
+
+
+def times_root(K: Tensor, root: Tensor) -> Tensor:
+    """Return ``K R``, ``batch_shape x q x r``. O(q m r / 2)."""
+    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in root_columns(root.shape[-1])]
     return torch.cat(parts, dim=-1)
 
 
@@ -56,48 +127,66 @@ class Products(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(K: Tensor, root: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    def forward(K: Tensor, root: Tensor, q: int, recent: Recent) -> tuple[Tensor, Tensor]:
         """Return ``batch_shape x g x q x q`` and ``batch_shape x g·q x m``. O(g q m r).
 
         Args:
             K: ``batch_shape x g·q x m``.
             root: ``batch_shape x m x r``, its columns one after the other in memory (:func:`turned`).
             q: Points in a group.
+            recent: Of this root.
         """
-        K = K.contiguous()
-        h, P = K.new_empty(*K.shape[:-2], root.shape[-1], K.shape[-2]), torch.zeros_like(K)
-        matrices = (part.reshape(-1, *part.shape[-2:]) for part in (K, root.mT, h, P))
-        for one in zip(*matrices, strict=True):
-            _pass(*one)
+        h, P = recent.recall("products", K, lambda: _both(K.contiguous(), root))
         groups = h.mT.reshape(*h.shape[:-2], -1, q, h.shape[-2])
-        return groups @ groups.mT, P
+        return groups @ groups.mT, P.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep ``P`` and the root."""
-        _, root, ctx.q = inputs
+        _, root, ctx.q, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(root, output[1])
 
     @staticmethod
-    def backward(ctx: Any, W: Tensor | None, G: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, W: Tensor | None, G: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         """Return the gradient with respect to ``K``; it can be differentiated again."""
         root, P = ctx.saved_tensors
-        total = None if G is None else Products.apply(G, root, 1)[1]  # type: ignore[no-untyped-call]  # torch ships no types
+        total = None if G is None else Products.apply(G, root, 1, Recent())[1]  # type: ignore[no-untyped-call]  # torch ships no types
         if W is not None:
             part = ((W + W.mT) @ P.unflatten(-2, (-1, ctx.q))).flatten(-3, -2)
             total = part if total is None else total + part
-        return total, None, None
+        return total, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, q: int) -> tuple[tuple[Tensor, Tensor], Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, q: int, recent: Recent
+    ) -> tuple[tuple[Tensor, Tensor], Any]:
         """Return the products of many ``K`` by one root: more groups."""
-        if in_dims[1] is not None:
-            raise NotImplementedError("vmap over a posterior's root; map over points, and loop over models")
-        many = K.movedim(in_dims[0], -3)
-        E, P = Products.apply(many.flatten(-3, -2), root, q)  # type: ignore[no-untyped-call]  # torch ships no types
-        size = (info.batch_size, -1)
-        return (E.unflatten(-3, size), P.unflatten(-2, size)), (E.dim() - 3, P.dim() - 2)
+        many = _one_root(in_dims, K)
+        E, P = Products.apply(many.flatten(-3, -2), root, q, recent)  # type: ignore[no-untyped-call]  # torch ships no types
+        groups = E.reshape(*E.shape[:-3], info.batch_size, -1, q, q)
+        return (groups, _spread(P, info.batch_size)), (E.dim() - 3, P.dim() - 2)
+
+
+def _one_root(in_dims: tuple[Any, ...], K: Tensor) -> Tensor:
+    """Return the ``K`` of a vmap with the mapped dimension before the rows."""
+    if in_dims[1] is not None:
+        raise NotImplementedError("vmap over a posterior's root; map over points, and loop over models")
+    return K.movedim(in_dims[0], -3)
+
+
+def _spread(rows: Tensor, size: int) -> Tensor:
+    """Return the rows of ``size`` mapped matrices as many matrices."""
+    return rows.reshape(*rows.shape[:-2], size, -1, rows.shape[-1])
+
+
+def _both(K: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(K R)ᵀ`` and ``K R Rᵀ``, ``batch_shape x r x q`` and ``batch_shape x q x m``."""
+    h, P = K.new_empty(*K.shape[:-2], root.shape[-1], K.shape[-2]), torch.zeros_like(K)
+    matrices = (part.reshape(-1, *part.shape[-2:]) for part in (K, root.mT, h, P))
+    for one in zip(*matrices, strict=True):
+        _pass(*one)
+    return h, P
 
 
 def _pass(K: Tensor, root: Tensor, h: Tensor, P: Tensor) -> None:
