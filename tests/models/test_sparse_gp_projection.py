@@ -71,6 +71,17 @@ def test_products_can_be_differentiated_twice_and_mapped(batch, large):
             torch.func.vmap(lambda k, r: Products.apply(k, r, 1, Recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
 
 
+@pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
+def test_variances_of_many_points_are_added_up_without_the_columns(configuration, large, monkeypatch):
+    model = pair(configuration)[1]
+    with torch.no_grad():
+        X = points(6, 1) if configuration != "batch" else points(3, 1, 1)
+        expected = model.posterior(X).variance
+        monkeypatch.setattr(triangle, "RECENT_ROWS", 2)
+        monkeypatch.setattr(triangle, "times_root", lambda *_: pytest.fail("the columns are not needed"))
+        torch.testing.assert_close(model.posterior(X).variance, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [2, 7])
 def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, large, monkeypatch):
     monkeypatch.setattr(triangle, "FEW_ROWS", 4)  # two rows: value and gradient together

@@ -1,5 +1,7 @@
 """Samples: joint, pathwise, and over more points than a dense covariance can hold."""
 
+import copy
+
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -80,6 +82,26 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     weights = weights + weights.mT
     gradients = [torch.autograd.grad((value * weights).sum(), K)[0] for value in (parts, whole)]
     torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
+
+
+def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):
+    model = pair("plain", dictionary=ROWS)[1]
+    drawn, made = [], []
+    whole = pathwise._spread
+    monkeypatch.setattr(pathwise, "_spread", lambda form, K: made.append(K.requires_grad) or whole(form, K))
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
+    assert made == [False]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+    model.covar_module.lengthscale = 0.3
+    draw_matheron_paths(model, torch.Size([2]))
+    assert len(made) == 2
+    monkeypatch.setattr(triangle, "KEPT_BYTES", 1)
+    for extra in (1, 2):
+        draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
+        assert len(made) == 2 + extra
 
 
 def test_matheron_weights_have_the_moments_of_the_formula():

@@ -39,29 +39,41 @@ def matheron_weights(representation: Representation, K: Tensor, prior_values: Te
         representation: The posterior, without extension.
         K: ``batch_shape x m x m``, ``k(D, D)``.
         prior_values: ``sample_shape x batch_shape x m`` values at ``D`` of prior paths of mean zero.
+
+    The first paths of a posterior cost O(m³), further ones O(m²).
     """
     R = representation.root
-    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    spread = safe_cholesky(eye - _between_roots(representation, K)).factor
+    if R.requires_grad:
+        spread = _spread(representation, K)
+    else:  # as constant as α and R are
+        size = R.shape[-1] ** 2 * R.shape[:-2].numel() * R.element_size()
+        spread = representation.recent.once("spread", lambda: _spread(representation, K.detach()), size=size)
     projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
     normal = torch.randn(projected.shape, dtype=R.dtype, device="cpu").to(R.device)
     zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
     return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
 
 
+def _spread(representation: Representation, K: Tensor) -> Tensor:
+    """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
+    left = -_between_roots(representation, K)
+    left.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return safe_cholesky(left).factor
+
+
 def _between_roots(representation: Representation, K: Tensor) -> Tensor:
-    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes a quarter."""
+    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes half."""
     R = representation.root
     r = R.shape[-1]
     if not representation.triangular or not is_large(R):
         return R.mT @ (K @ R)
-    columns = []
+    whole = R.new_empty(*R.shape[:-2], r, r)
     for part in root_columns(r):
         right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
-        above = [R[..., : i.stop, i].mT @ right[..., : i.stop, :] for i in root_columns(part.stop)]
-        columns.append(torch.cat([*above, right.new_zeros(*right.shape[:-2], r - part.stop, right.shape[-1])], dim=-2))
-    upper = torch.cat(columns, dim=-1)
-    return upper.triu() + upper.triu(1).mT
+        for i in root_columns(part.stop):
+            block = R[..., : i.stop, i].mT @ right[..., : i.stop, :]
+            whole[..., i, part], whole[..., part, i] = block, block.mT
+    return whole
 
 
 def draw_paths(

@@ -146,6 +146,9 @@ class Projection:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
         if self._few:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
+        elif self._many:
+            squares = triangle.squares(self.K, self.posterior.root).unsqueeze(-1)
+            prior_variance = prior_variance - _unfold(squares, self.rows).squeeze(-1)
         else:
             prior_variance = prior_variance - self._h.square().sum(dim=-1)
         if self._gain is not None:
@@ -168,6 +171,13 @@ class Projection:
         graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
         fits = 0 < K.shape[-2] <= triangle.FEW_ROWS and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
         return graph and fits and self.posterior.triangular and is_large(root)
+
+    @property
+    def _many(self) -> bool:
+        """Whether variances are added up without holding ``h``: no graph needs it, and it would not be kept."""
+        graph = torch.is_grad_enabled() and (self.K.requires_grad or self.posterior.root.requires_grad)
+        many = self.K.shape[-2] > triangle.RECENT_ROWS and "_folded_h" not in vars(self)
+        return many and not graph and self.posterior.triangular and is_large(self.posterior.root)
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,10 @@ RECENT_ROWS = 512
 """Products of up to so many points are kept for the next that asks for the same: with m = 4,096, 32 MB."""
 
 
+KEPT_BYTES = 2**28
+"""What is made once for a root is kept if it takes no more."""
+
+
 class Recent:
     """The last products with one root; a copy or a pickle starts without.
 
@@ -38,6 +42,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensor, Any]] = {}
+        self._made: dict[str, Any] = {}
 
     def recall(self, name: str, K: Tensor, make: Callable[[], Made]) -> Made:
         """Return what ``make`` returned for equal ``K``, if that was the last under this name. O(q m).
@@ -57,8 +62,24 @@ class Recent:
         self._kept[name] = K.detach(), made
         return made
 
+    def once(self, name: str, make: Callable[[], Made], *, size: int) -> Made:
+        """Return what ``make`` returns, computed once for this root if it takes no more than :data:`KEPT_BYTES`.
+
+        Args:
+            name: Of what is made.
+            make: Computes it.
+            size: Bytes that it takes.
+        """
+        if name in self._made:
+            known: Made = self._made[name]
+            return known
+        made = make()
+        if size <= KEPT_BYTES:
+            self._made[name] = made
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_kept": {}}
+        return {"_kept": {}, "_made": {}}
 
 
 def root_columns(r: int) -> list[slice]:
@@ -74,6 +95,14 @@ def is_large(root: Tensor) -> bool:
 def turned(root: Tensor) -> Tensor:
     """Return the same root with the numbers of each column one after the other in memory."""
     return root if root.mT.is_contiguous() else root.mT.contiguous().mT
+
+
+def squares(K: Tensor, root: Tensor) -> Tensor:
+    """Return ``Σ (K R)²`` of each point, ``batch_shape x q``, without holding ``K R``. O(q m r / 2)."""
+    total = K.new_zeros(K.shape[:-1])
+    for part in root_columns(root.shape[-1]):
+        total = total + (K[..., : part.stop] @ root[..., : part.stop, part]).square_().sum(dim=-1)
+    return total
 
 
 def times_turned_root(h: Tensor, root: Tensor) -> Tensor:
