@@ -8,6 +8,7 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.generation import MaxPosteriorSampling
 from botorch.models.deterministic import MatheronPathModel
 from botorch.sampling.pathwise import draw_kernel_feature_paths, draw_matheron_paths
+from botorch.sampling.pathwise.features import KernelEvaluationMap
 from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
@@ -82,6 +83,19 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     weights = weights + weights.mT
     gradients = [torch.autograd.grad((value * weights).sum(), K)[0] for value in (parts, whole)]
     torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
+def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration):
+    model = pair(configuration, dictionary=ROWS)[1]
+    update = draw_matheron_paths(model, torch.Size([4])).paths["update_paths"]
+    whole = KernelEvaluationMap(model.covar_module, update.feature_map.points)
+    for shape in ((3,), (5, 4, *model.batch_shape, *(1,) * (model.num_outputs > 1), 3)):
+        X = points(*shape).requires_grad_()
+        found, expected = update(X), (whole(X).to_dense() @ update.weight.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        gradients = [torch.autograd.grad(values.square().sum(), X)[0] for values in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-7)
 
 
 def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):

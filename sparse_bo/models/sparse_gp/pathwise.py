@@ -26,8 +26,24 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import Representation, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import Representation, cross_covariance, kernel_matrix
 from sparse_bo.models.sparse_gp.triangle import is_large, root_columns
+
+
+class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types
+    """``k(x, D)``, from one matrix however points are batched: GPyTorch would hold ``D`` for every element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``… x q x m`` of ``… x q x d``."""
+        return cross_covariance(self.kernel, x, self.points)
+
+
+class DictionaryPath(GeneralizedLinearPath):  # type: ignore[misc]  # the base class ships no types
+    """``k(x, D) weight``, without copying the weights for every batch element of the points."""
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """Return ``… x q`` of ``… x q x d``."""
+        return torch.einsum("...qm,...m->...q", self.feature_map(x, **kwargs), self.weight)
 
 
 def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
@@ -100,8 +116,8 @@ def draw_paths(
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
     prior_values = prior_paths.forward(points) - model.mean_module(points)
     weight = matheron_weights(representation, kernel_matrix(model.covar_module, points, points), prior_values)
-    feature_map = KernelEvaluationMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
-    return prior_paths, GeneralizedLinearPath(feature_map=feature_map, weight=weight)
+    feature_map = DictionaryMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
+    return prior_paths, DictionaryPath(feature_map=feature_map, weight=weight)
 
 
 def draw_matheron_path(

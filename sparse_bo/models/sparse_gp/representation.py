@@ -95,6 +95,11 @@ def _folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, t
     return kernel_matrix(kernel, folded, Y), rows
 
 
+def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, from one matrix of points. O(q m d)."""
+    return _unfold(*_folded_kernel(kernel, X, Y))
+
+
 @dataclass(frozen=True, eq=False)
 class Extension:
     """Points on which the process was conditioned after the data."""
@@ -260,7 +265,7 @@ class Representation:
             X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
         """
         K, rows = _folded_kernel(kernel, X, self.points)
-        cross = None if self.extension is None else _unfold(*_folded_kernel(kernel, X, self.extension.points))
+        cross = None if self.extension is None else cross_covariance(kernel, X, self.extension.points)
         return Projection(self, K, rows, cross)
 
     def condition(self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
