@@ -15,7 +15,7 @@ from linear_operator.operators import DiagLinearOperator
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, triangle
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.pathwise import matheron_weights
+from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from tests.models.sparse_problems import pair, points
 
@@ -66,7 +66,9 @@ def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fan
     covariance = prior - 2 * A @ (R.mT @ k) + A @ (R.mT @ K @ R + spread) @ A.mT
     expected = form.project(kernel, points(4)).covariance(prior)
     torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-8)
-    assert matheron_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
+    assert matheron_weights(
+        form, sparse_spread(form, lambda: K), torch.zeros(5, *form.alpha.shape, dtype=torch.float64)
+    ).shape == (5, *form.alpha.shape)
 
 
 def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkeypatch):
@@ -85,6 +87,18 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch, known noise"])
+def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration, monkeypatch):
+    model = pair(configuration)[1]
+    form, kernel = model.representation(), model.covar_module
+    noise = model._data_noise(model.train_inputs[0], model.train_targets.shape)
+    normal = torch.randn(4, *form.alpha.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = sparse_spread(form, lambda: kernel_matrix(kernel, form.points, form.points))(normal)
+    torch.testing.assert_close(exact_spread(form, noise)(normal), expected, rtol=1e-7, atol=1e-7)
+    monkeypatch.setattr(pathwise, "_factor", lambda *_: pytest.fail("no factor is needed"))
+    draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
+
+
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
 def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration):
     model = pair(configuration, dictionary=ROWS)[1]
@@ -101,8 +115,8 @@ def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration)
 def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):
     model = pair("plain", dictionary=ROWS)[1]
     drawn, made = [], []
-    whole = pathwise._spread
-    monkeypatch.setattr(pathwise, "_spread", lambda form, K: made.append(K.requires_grad) or whole(form, K))
+    whole = pathwise._factor
+    monkeypatch.setattr(pathwise, "_factor", lambda form, K: made.append(K.requires_grad) or whole(form, K))
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
@@ -122,7 +136,7 @@ def test_matheron_weights_have_the_moments_of_the_formula():
     form = pair("plain", dictionary=ROWS)[1].representation()
     R = form.root
     K = torch.linalg.inv(R @ R.mT) * 0.5  # any matrix below the pseudo-data's covariance
-    weights = matheron_weights(form, K, torch.zeros(SAMPLES, 3, dtype=torch.float64))
+    weights = matheron_weights(form, sparse_spread(form, lambda: K), torch.zeros(SAMPLES, 3, dtype=torch.float64))
     mean, covariance = moments(weights)
     expected = R @ (torch.eye(3, dtype=torch.float64) - R.mT @ K @ R) @ R.mT
     # Monte Carlo error of 20,000 samples.
