@@ -7,7 +7,7 @@ import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator
 
-from sparse_bo.models.sparse_gp import representation, triangle
+from sparse_bo.models.sparse_gp import process, representation, triangle
 from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
 from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, times_turned_root, turned
 from tests.models.sparse_problems import pair, points
@@ -134,16 +134,40 @@ def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fant
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("configuration", ["plain", "two outputs"])
+@pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
+def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fantasy, large, monkeypatch):
+    model = pair(configuration)[1]
+    model.posterior(points(1))
+    if fantasy:
+        model = model.condition_on_observations(points(2), torch.ones(2, model.num_outputs, dtype=torch.float64))
+    baseline, found, lifted = points(5, seed=7), [], []
+    whole = process.Base.lifted
+    monkeypatch.setattr(process.Base, "lifted", lambda self, root: lifted.append(root) or whole(self, root))
+    for few in (0, 256):
+        monkeypatch.setattr(triangle, "FEW_ROWS", few)
+        X = points(4, 2, seed=8).requires_grad_()
+        posterior = model.posterior(torch.cat([baseline.expand(4, 5, 2), X], dim=-2))
+        assert model.prediction_strategy.kept.base.rows == 5
+        operator = posterior.distribution.lazy_covariance_matrix
+        operator = operator if model.num_outputs == 1 else operator.base_linear_op
+        entries = operator[..., 5:, :].to_dense()
+        found.append((entries, torch.autograd.grad(entries.square().sum(), X)[0]))
+    assert len(lifted) == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, monkeypatch):
     model = pair("plain")[1]
     form, kernel = model.representation(), model.covar_module
     X = points(4).requires_grad_()
-    assert form.project(kernel, X)._few
-    assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X)._few
+    assert form.project(kernel, X).few
+    assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X).few
     with torch.no_grad():
-        assert not form.project(kernel, X)._few
+        assert not form.project(kernel, X).few
     monkeypatch.setattr(triangle, "FEW_ROWS", 3)
-    assert not form.project(kernel, X)._few
+    assert not form.project(kernel, X).few
 
 
 def test_a_large_root_lies_in_memory_by_columns_in_copies_and_fantasies_too(large):

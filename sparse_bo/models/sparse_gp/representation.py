@@ -136,12 +136,12 @@ class Projection:
     @property
     def columns(self) -> tuple[Tensor, ...]:
         """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``. O(q m r)."""
-        return (self._h,) if self._gain is None else (self._h, self._gain)
+        return (self._h, *self.columns_after)
 
     @cached_property
     def lifted(self) -> Tensor:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
-        if self._few:
+        if self.few:
             return _unfold(self._products[1], self.rows)
         root, h = self.posterior.root, self._folded_h
         plain = not (self.posterior.triangular and is_large(root))
@@ -149,7 +149,7 @@ class Projection:
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
-        if self._few:
+        if self.few:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
         elif self._many:
             squares = triangle.squares(self.K, self.posterior.root).unsqueeze(-1)
@@ -162,15 +162,26 @@ class Projection:
 
     def covariance(self, prior_covariance: Tensor) -> Tensor:
         """Return the joint posterior covariance, ``batch_shape x q x q``, its diagonal at least 0. O(q m r + q² r)."""
-        explained = self._explained if self._few else self._h @ self._h.mT
-        prior_covariance = prior_covariance - explained
-        if self._gain is not None:
-            prior_covariance = prior_covariance - self._gain @ self._gain.mT
+        prior_covariance = self.less_explained(prior_covariance)
         shortfall = (-prior_covariance.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0)
         return prior_covariance + torch.diag_embed(shortfall)
 
+    def less_explained(self, prior_covariance: Tensor) -> Tensor:
+        """Return ``k − h hᵀ − g gᵀ``, ``batch_shape x q x q``. O(q m r + q² r)."""
+        covariance = prior_covariance - (self._explained if self.few else self._h @ self._h.mT)
+        return covariance if self._gain is None else covariance - self._gain @ self._gain.mT
+
+    def times(self, lifted: Tensor) -> Tensor:
+        """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
+        return torch.einsum("...qm,...pm->...qp", _unfold(self.K, self.rows), lifted)
+
+    @property
+    def columns_after(self) -> tuple[Tensor, ...]:
+        """``g``, if the process was conditioned."""
+        return () if self._gain is None else (self._gain,)
+
     @cached_property
-    def _few(self) -> bool:
+    def few(self) -> bool:
         """Whether value and gradient are made together, which pays while they wait for memory."""
         K, root = self.K, self.posterior.root
         graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
