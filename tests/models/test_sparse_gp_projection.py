@@ -180,6 +180,13 @@ def test_a_large_root_lies_in_memory_by_columns_in_copies_and_fantasies_too(larg
         torch.testing.assert_close(other.posterior(points(5)).mean, before)
 
 
+def test_a_sparse_posterior_holds_its_root_once_and_nothing_of_that_size_beside_it(large):
+    form = pair("plain", dictionary=torch.arange(25))[1].representation()
+    assert form.triangular
+    sizes = [part.untyped_storage().nbytes() // part.element_size() for part in (form.root, form.alpha)]
+    assert sizes == [25 * 25, 25]
+
+
 def counted(monkeypatch):
     """Return the list that grows by one whenever variances or covariances are computed."""
     made = []

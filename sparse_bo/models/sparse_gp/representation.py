@@ -378,4 +378,5 @@ def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
     form = dtc.one_product(state)
     batch_shape = form.root.shape[:-2]
     dictionary = points.expand(batch_shape + points.shape[-2:])
-    return Representation(dictionary, form.alpha.to(points), form.root.to(points), triangular=form.triangular)
+    alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
+    return Representation(dictionary, alpha, form.root.to(points), triangular=form.triangular)
