@@ -14,6 +14,7 @@ from torch import Tensor
 from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.models import VecchiaGP
+from sparse_bo.models.sparse_gp import triangle
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
 from tests.builders import unit_box
@@ -68,6 +69,24 @@ def paths(device: torch.device) -> list[Tensor]:
     return [drawn(points(4).to(device))]
 
 
+def large_root(device: torch.device) -> list[Tensor]:
+    """Of an exact posterior, whose root is multiplied by blocks: variances, a fantasy's, rows after a baseline and paths."""
+    X, Y = (value.to(device) for value in data().values())
+    gp, x = SparseGP(X, Y), points(3, 1).to(device).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
+        patch.setattr(triangle, "RECENT_ROWS", 4)
+        several = [gp.posterior(x).variance, gp.condition_on_observations(x, x[..., :1]).posterior(x).variance]
+        baseline = points(5, seed=2).to(device)
+        several.append(gp.posterior(torch.cat([baseline.expand(3, 5, 2), x], dim=-2)).distribution.covariance_matrix)
+        (gradient,) = torch.autograd.grad(sum(part.square().sum() for part in several), x)
+        with torch.no_grad():
+            several.append(gp.posterior(points(6, 1).to(device)).variance)
+        with seeded(torch.Generator().manual_seed(0), device=device):
+            drawn = draw_matheron_paths(gp, torch.Size([3]))
+        return [*several, gradient, drawn(points(4).to(device))]
+
+
 def vecchia(device: torch.device) -> list[Tensor]:
     moved = {name: value.to(device) for name, value in data().items()}
     gp, x = VecchiaGP(**moved, neighbors=6), points(4).to(device).requires_grad_()
@@ -104,6 +123,7 @@ RUNS: dict[str, Run] = {
     "fit": fit,
     "fantasies": fantasies,
     "paths": paths,
+    "large root": large_root,
     "vecchia": vecchia,
     "gradient subset": subset,
     "optimize_batch": batch,

@@ -1,75 +1,258 @@
-"""Products with a large triangular root: the same values and gradients whichever way they are made."""
+"""Products with a large triangular root and covariances made on demand: the same values and gradients however they are made."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from linear_operator.operators import DenseLinearOperator
 
-from sparse_bo.models.sparse_gp import representation
-from sparse_bo.models.sparse_gp.representation import ByRows
+from sparse_bo.models.sparse_gp import process, representation, triangle
+from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
+from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, times_turned_root, turned
 from tests.models.sparse_problems import pair, points
 
 
 @pytest.fixture
 def large(monkeypatch):
     """A root of two blocks of columns and a rest is large."""
-    monkeypatch.setattr(representation, "TRIANGLE_COLUMNS", 11)
+    monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
+    monkeypatch.setattr(triangle, "CACHED_COLUMNS", 4)
 
 
-def triangle(*batch, m=27):
-    return torch.randn(*batch, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).triu()
+def triangular(*batch, m=27, dtype=torch.float64):
+    return torch.randn(*batch, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).triu().to(dtype)
+
+
+def covariances(*batch, rows, m=27, dtype=torch.float64):
+    K = torch.randn(*batch, rows, m, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return K.to(dtype).requires_grad_()
+
+
+def dense_products(K, R, q):
+    h = (K @ R).unflatten(-2, (-1, q))
+    return h @ h.mT, K @ R @ R.mT
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("q", [1, 3])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
+    R, K = turned(triangular(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
+    found, expected = Products.apply(K, R, q, Recent()), dense_products(K, R, q)
+    weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(2)).to(part) for part in expected]
+    totals = [sum((p * w).sum() for p, w in zip(parts, weights, strict=True)) for parts in (found, expected)]
+    gradients = [torch.autograd.grad(total, K)[0] for total in totals]
+    tolerance = {"rtol": 1e-12, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-3}
+    for one, other in [*zip(found, expected, strict=True), gradients]:
+        torch.testing.assert_close(one, other, **tolerance)
+    h = TimesRoot.apply(K, R, Recent())
+    torch.testing.assert_close(h, K @ R, **tolerance)
+    torch.testing.assert_close(times_turned_root(h, R), expected[1], **tolerance)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_the_product_and_its_derivatives_are_those_of_the_matrix(batch, large):
-    R = triangle(*batch)
-    K = torch.randn(*batch, 2, 27, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
-
-    def product(K):
-        return ByRows.apply(K, R, R.mT.contiguous())
-
-    torch.testing.assert_close(product(K), K @ R, rtol=0, atol=1e-12)
-    assert torch.autograd.gradcheck(product, K)
-    assert torch.autograd.gradgradcheck(product, K)
+def test_products_can_be_differentiated_twice_and_mapped(batch, large):
+    R, K = turned(triangular(*batch)), covariances(*batch, rows=2)
+    for q in (1, 2):
+        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
+        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
+    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
+    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
     if not batch:
-        each = torch.func.vmap(lambda k: product(k.unsqueeze(0)).squeeze(0))(K)
-        torch.testing.assert_close(each, K @ R, rtol=0, atol=1e-12)
+        many = torch.stack([K, 2 * K, K + 1], dim=1)
+        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2, Recent()), in_dims=1)(many)
+        each = [dense_products(k, R, 2) for k in many.unbind(1)]
+        torch.testing.assert_close(E, torch.stack([part[0] for part in each]), rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(P, torch.stack([part[1] for part in each]), rtol=1e-12, atol=1e-11)
+        h = torch.func.vmap(lambda k: TimesRoot.apply(k, R, Recent()), in_dims=1)(many)
+        torch.testing.assert_close(h, many.movedim(1, 0) @ R, rtol=1e-12, atol=1e-11)
+        with pytest.raises(NotImplementedError, match="map over points"):
+            torch.func.vmap(lambda k, r: Products.apply(k, r, 1, Recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
+def test_variances_of_many_points_are_added_up_without_the_columns(configuration, large, monkeypatch):
+    model = pair(configuration)[1]
+    with torch.no_grad():
+        X = points(6, 1) if configuration != "batch" else points(3, 1, 1)
+        expected = model.posterior(X).variance
+        monkeypatch.setattr(triangle, "RECENT_ROWS", 2)
+        monkeypatch.setattr(triangle, "times_root", lambda *_: pytest.fail("the columns are not needed"))
+        torch.testing.assert_close(model.posterior(X).variance, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, large, monkeypatch):
+    monkeypatch.setattr(triangle, "FEW_ROWS", 4)  # two rows: value and gradient together
+    model = pair("plain")[1]
+    multiplied = []
+    for name in ("_both", "times_root"):
+        whole = getattr(triangle, name)
+        monkeypatch.setattr(triangle, name, lambda K, R, w=whole: multiplied.append(len(K)) or w(K, R))
+    X = points(rows, 1, seed=5).requires_grad_()
+    first, second = model.posterior(X).variance, model.posterior(X, observation_noise=True).variance
+    once = torch.autograd.grad(first.sum(), X)[0]
+    assert torch.equal(torch.autograd.grad(second.sum(), X)[0], once)
+    assert torch.equal(torch.autograd.grad(model.posterior(X).variance.sum(), X)[0], once)
+    model.condition_on_observations(X[:, 0], torch.ones(rows, 1, dtype=torch.float64))
+    assert multiplied == [rows]
+    other = (X.detach() + 1e-9).requires_grad_()
+    gradient = torch.autograd.grad(model.posterior(other).variance.sum(), other)[0]
+    assert multiplied == [rows, rows]
+    torch.testing.assert_close(gradient, once, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(gradient, once)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied.posterior(X).variance, first)
+    assert multiplied == [rows] * 3
+    monkeypatch.setattr(triangle, "RECENT_ROWS", 1)
+    assert torch.equal(model.posterior(X).variance, first)
+    assert multiplied == [rows] * 4
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
-def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fantasy, large, monkeypatch):
+@pytest.mark.parametrize("q", [1, 2])
+def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fantasy, q, large, monkeypatch):
     model = pair(configuration)[1]
     assert model.representation().triangular
-    if fantasy:
-        new = points(*model.batch_shape, 2)
-        model = model.condition_on_observations(new, torch.ones(*new.shape[:-1], model.num_outputs, dtype=torch.float64))
     found = []
-    for few in ((1, 0), (1, 256)):
-        monkeypatch.setattr(representation, "FEW_ROWS", few)
-        X = points(3, 2, seed=8) if configuration != "batch" else points(3, 1, 2, seed=8)
-        posterior = model.posterior(X.requires_grad_())
-        (gradient,) = torch.autograd.grad(posterior.mean.sum() + posterior.distribution.covariance_matrix.square().sum(), X)
-        found.append((posterior.mean, posterior.distribution.covariance_matrix, gradient))
+    for few in (0, 256):
+        monkeypatch.setattr(triangle, "FEW_ROWS", few)
+        X = points(3, q, seed=8) if configuration != "batch" else points(3, 1, q, seed=8)
+        X.requires_grad_()
+        now = model
+        if fantasy:
+            new = points(*model.batch_shape, 2) + 0.01 * X.sum()
+            now = model.condition_on_observations(new, torch.ones(*new.shape[:-1], model.num_outputs, dtype=torch.float64))
+        posterior = now.posterior(X)
+        covariance = posterior.distribution.covariance_matrix
+        (gradient,) = torch.autograd.grad(posterior.mean.sum() + covariance.square().sum(), X, retain_graph=True)
+        (of_variance,) = torch.autograd.grad(now.posterior(X).variance.square().sum(), X)
+        found.append((posterior.mean, covariance, gradient, of_variance))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_a_root_that_takes_part_in_the_graph_or_too_much_memory_is_multiplied_plainly(large, monkeypatch):
-    form = pair("plain")[1].representation()
-    assert form._by_rows(4)
-    assert not form._by_rows(3)
-    assert not form._by_rows(257)
-    assert not representation.replace(form, root=form.root.clone().requires_grad_())._by_rows(4)
-    monkeypatch.setattr(representation, "TWICE_BYTES", 100)
-    assert not form._by_rows(4)
+@pytest.mark.parametrize("configuration", ["plain", "two outputs"])
+@pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
+def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fantasy, large, monkeypatch):
+    model = pair(configuration)[1]
+    model.posterior(points(1))
+    if fantasy:
+        model = model.condition_on_observations(points(2), torch.ones(2, model.num_outputs, dtype=torch.float64))
+    baseline, found, lifted = points(5, seed=7), [], []
+    whole = process.Base.lifted
+    monkeypatch.setattr(process.Base, "lifted", lambda self, root: lifted.append(root) or whole(self, root))
+    for few in (0, 256):
+        monkeypatch.setattr(triangle, "FEW_ROWS", few)
+        X = points(4, 2, seed=8).requires_grad_()
+        posterior = model.posterior(torch.cat([baseline.expand(4, 5, 2), X], dim=-2))
+        assert model.prediction_strategy.kept.base.rows == 5
+        operator = posterior.distribution.lazy_covariance_matrix
+        operator = operator if model.num_outputs == 1 else operator.base_linear_op
+        entries = operator[..., 5:, :].to_dense()
+        found.append((entries, torch.autograd.grad(entries.square().sum(), X)[0]))
+    assert len(lifted) == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_what_is_held_twice_is_neither_copied_nor_stored(large):
+def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, monkeypatch):
+    model = pair("plain")[1]
+    form, kernel = model.representation(), model.covar_module
+    X = points(4).requires_grad_()
+    assert form.project(kernel, X).few
+    assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X).few
+    with torch.no_grad():
+        assert not form.project(kernel, X).few
+    monkeypatch.setattr(triangle, "FEW_ROWS", 3)
+    assert not form.project(kernel, X).few
+
+
+def test_a_large_root_lies_in_memory_by_columns_in_copies_and_fantasies_too(large):
     model = pair("plain")[1]
     before = model.posterior(points(5)).mean
-    assert "_both_ways" in model.representation().__dict__
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert "_both_ways" not in other.prediction_strategy.representation.__dict__
+    fantasy = model.condition_on_observations(points(1), torch.ones(1, 1, dtype=torch.float64))
+    assert fantasy.representation().root is model.representation().root
+    for other in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.representation().root.mT.is_contiguous()
         torch.testing.assert_close(other.posterior(points(5)).mean, before)
+
+
+def test_a_sparse_posterior_holds_its_root_once_and_nothing_of_that_size_beside_it(large):
+    form = pair("plain", dictionary=torch.arange(25))[1].representation()
+    assert form.triangular
+    sizes = [part.untyped_storage().nbytes() // part.element_size() for part in (form.root, form.alpha)]
+    assert sizes in ([25 * 25, 25], [25 * 26, 25])  # with the column of the weights that was copied from it
+
+
+def counted(monkeypatch):
+    """Return the list that grows by one whenever variances or covariances are computed."""
+    made = []
+    for name in ("variance", "covariance"):
+        whole = getattr(representation.Projection, name)
+        monkeypatch.setattr(representation.Projection, name, lambda self, prior, w=whole: made.append(w) or w(self, prior))
+    return made
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("q", [1, 3])
+def test_a_covariance_is_made_when_it_is_asked_for_and_once(q, noisy, monkeypatch):
+    model = pair("plain")[1]
+    made = counted(monkeypatch)
+    posterior = model.posterior(points(2, q), observation_noise=noisy)
+    _ = posterior.mean, posterior.event_shape, posterior.batch_shape, posterior.dtype, posterior.device
+    assert not made
+    for _ in range(2):
+        assert posterior.variance.shape == (2, q, 1)
+    assert len(made) == 1
+    dense = posterior.distribution.covariance_matrix
+    torch.testing.assert_close(posterior.variance.squeeze(-1), dense.diagonal(dim1=-2, dim2=-1), rtol=1e-9, atol=1e-12)
+
+
+def test_a_posterior_is_that_of_the_moment_it_was_taken_whenever_it_is_looked_at():
+    model = pair("plain")[1]
+    X = points(2, 3).requires_grad_()
+    expected = model.posterior(X).distribution.covariance_matrix.detach().clone()
+    posterior = model.posterior(X)
+    with torch.no_grad():
+        constant = model.posterior(X)
+    model.covar_module.lengthscale = 7.0
+    torch.testing.assert_close(posterior.distribution.covariance_matrix, expected)
+    torch.testing.assert_close(constant.variance.squeeze(-1), expected.diagonal(dim1=-2, dim2=-1))
+    assert posterior.variance.requires_grad
+    assert not constant.variance.requires_grad
+
+
+def test_a_covariance_on_demand_is_a_dense_operator_to_all_who_look_closer():
+    model = pair("plain")[1]
+    with torch.no_grad():
+        operator = model.posterior(points(2, 3)).distribution.lazy_covariance_matrix
+    assert isinstance(operator, DeferredCovariance)
+    assert (operator.shape, operator.dtype, operator.device) == ((2, 3, 3), torch.float64, torch.device("cpu"))
+    matrix = operator.to_dense()
+    for copied in (copy.deepcopy(operator), pickle.loads(pickle.dumps(operator)), operator.detach(), operator.clone()):
+        assert isinstance(copied, DenseLinearOperator)
+        assert torch.equal(copied.to_dense(), matrix)
+    assert torch.equal(operator[1, :2, :2].to_dense(), matrix[1, :2, :2])
+    assert torch.equal(operator.unsqueeze(0).to_dense(), matrix.unsqueeze(0))
+    assert torch.equal(
+        operator.expand(4, 2, 3, 3).diagonal(dim1=-2, dim2=-1), matrix.diagonal(dim1=-2, dim2=-1).expand(4, 2, 3)
+    )
+    torch.testing.assert_close((operator + operator).to_dense(), 2 * matrix)
+    torch.testing.assert_close(operator.scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix)
+    torch.testing.assert_close(operator[0].scaled(torch.full((3,), 2.0, dtype=torch.float64)).to_dense(), 4 * matrix[0])
+    root = operator.root_decomposition().root.to_dense()
+    torch.testing.assert_close(root @ root.mT, matrix, rtol=1e-6, atol=1e-8)
+
+
+def test_many_marginals_do_not_hold_their_covariances_with_the_dictionary(monkeypatch):
+    from sparse_bo.models.sparse_gp import joint
+
+    model = pair("plain")[1]
+    expected = model.posterior(points(5, 1)).variance
+    monkeypatch.setattr(joint, "HELD_BYTES", 100)
+    posterior = model.posterior(points(5, 1))
+    assert not isinstance(posterior.distribution.lazy_covariance_matrix, DeferredCovariance)
+    assert torch.equal(posterior.variance, expected)

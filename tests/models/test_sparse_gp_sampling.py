@@ -1,18 +1,21 @@
 """Samples: joint, pathwise, and over more points than a dense covariance can hold."""
 
+import copy
+
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.generation import MaxPosteriorSampling
 from botorch.models.deterministic import MatheronPathModel
 from botorch.sampling.pathwise import draw_kernel_feature_paths, draw_matheron_paths
+from botorch.sampling.pathwise.features import KernelEvaluationMap
 from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, representation
+from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, triangle
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
-from sparse_bo.models.sparse_gp.pathwise import matheron_weights
+from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
 from tests.models.sparse_problems import pair, points
 
@@ -63,7 +66,9 @@ def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fan
     covariance = prior - 2 * A @ (R.mT @ k) + A @ (R.mT @ K @ R + spread) @ A.mT
     expected = form.project(kernel, points(4)).covariance(prior)
     torch.testing.assert_close(covariance, expected, rtol=0, atol=1e-8)
-    assert matheron_weights(form, K, torch.zeros(5, *form.alpha.shape, dtype=torch.float64)).shape == (5, *form.alpha.shape)
+    assert matheron_weights(
+        form, sparse_spread(form, lambda: K), torch.zeros(5, *form.alpha.shape, dtype=torch.float64)
+    ).shape == (5, *form.alpha.shape)
 
 
 def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkeypatch):
@@ -72,9 +77,8 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     K = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     K = (K @ K.mT).requires_grad_()
     whole = pathwise._between_roots(form, K)
-    for module in (pathwise, representation):
-        monkeypatch.setattr(module, "TRIANGLE_COLUMNS", 7)
-    assert len(representation.root_columns(30)) == 5
+    monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 7)
+    assert len(triangle.root_columns(30)) == 5
     parts = pathwise._between_roots(form, K)
     torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
     weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -83,11 +87,56 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch, known noise"])
+def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration, monkeypatch):
+    model = pair(configuration)[1]
+    form, kernel = model.representation(), model.covar_module
+    noise = model._data_noise(model.train_inputs[0], model.train_targets.shape)
+    normal = torch.randn(4, *form.alpha.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = sparse_spread(form, lambda: kernel_matrix(kernel, form.points, form.points))(normal)
+    torch.testing.assert_close(exact_spread(form, noise)(normal), expected, rtol=1e-7, atol=1e-7)
+    monkeypatch.setattr(pathwise, "_factor", lambda *_: pytest.fail("no factor is needed"))
+    draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
+
+
+@pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
+def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration):
+    model = pair(configuration, dictionary=ROWS)[1]
+    update = draw_matheron_paths(model, torch.Size([4])).paths["update_paths"]
+    whole = KernelEvaluationMap(model.covar_module, update.feature_map.points)
+    for shape in ((3,), (5, 4, *model.batch_shape, *(1,) * (model.num_outputs > 1), 3)):
+        X = points(*shape).requires_grad_()
+        found, expected = update(X), (whole(X).to_dense() @ update.weight.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        gradients = [torch.autograd.grad(values.square().sum(), X)[0] for values in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-7)
+
+
+def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):
+    model = pair("plain", dictionary=ROWS)[1]
+    drawn, made = [], []
+    whole = pathwise._factor
+    monkeypatch.setattr(pathwise, "_factor", lambda form, K: made.append(K.requires_grad) or whole(form, K))
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
+    assert made == [False]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+    model.covar_module.lengthscale = 0.3
+    draw_matheron_paths(model, torch.Size([2]))
+    assert len(made) == 2
+    monkeypatch.setattr(triangle, "KEPT_BYTES", 1)
+    for extra in (1, 2):
+        draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
+        assert len(made) == 2 + extra
+
+
 def test_matheron_weights_have_the_moments_of_the_formula():
     form = pair("plain", dictionary=ROWS)[1].representation()
     R = form.root
     K = torch.linalg.inv(R @ R.mT) * 0.5  # any matrix below the pseudo-data's covariance
-    weights = matheron_weights(form, K, torch.zeros(SAMPLES, 3, dtype=torch.float64))
+    weights = matheron_weights(form, sparse_spread(form, lambda: K), torch.zeros(SAMPLES, 3, dtype=torch.float64))
     mean, covariance = moments(weights)
     expected = R @ (torch.eye(3, dtype=torch.float64) - R.mT @ K @ R) @ R.mT
     # Monte Carlo error of 20,000 samples.

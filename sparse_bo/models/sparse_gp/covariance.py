@@ -216,10 +216,12 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         base = self.base
         after = slice(base.rows, None)
         X, Y = self.X[..., rows, :], self.X[..., after, :]
-        left = self.process.columns(X)
-        right = left if rows == slice(base.rows, self.X.shape[-2]) else self.process.columns(Y)
-        own = self.process.between(X, Y, left, right)
-        cross = self.process.between(X, base.X[base.pivots], left, base.columns)
+        if rows == slice(base.rows, self.X.shape[-2]):
+            own, cross = self.process.after(X, base)
+        else:
+            left = self.process.columns(X)
+            own = self.process.between(X, Y, left, self.process.columns(Y))
+            cross = self.process.between(X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
         if base.weights is not None:
             squares = base.weights.square()[..., None, None]

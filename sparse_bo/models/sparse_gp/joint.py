@@ -7,6 +7,7 @@ from typing import Any
 import gpytorch
 import torch
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 from botorch.models.utils import gpt_posterior_settings
 from botorch.models.utils.assorted import add_output_dim
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
@@ -18,6 +19,7 @@ from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.deferred import HELD_BYTES, DeferredCovariance, PointCovariance
 from sparse_bo.models.sparse_gp.leading import begins_with, constant_rows, shared_rows
 from sparse_bo.models.sparse_gp.outcomes import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.process import CHUNK, Base, Process
@@ -45,10 +47,13 @@ class JointPosterior:
         projection = representation.project(self.prior_kernel, X)
         mean = self.prior_mean(X) + projection.mean
         if X.shape[-2] == 1:
-            dense = projection.variance(kernel_diagonal(self.prior_kernel, X)).unsqueeze(-1)
+            prior = kernel_diagonal(self.prior_kernel, X).unsqueeze(-1)
         else:
-            dense = projection.covariance(kernel_matrix(self.prior_kernel, X, X))
-        return MultivariateNormal(mean, to_linear_operator(dense.expand(*mean.shape[:-1], *dense.shape[-2:])))
+            prior = kernel_matrix(self.prior_kernel, X, X)
+        shape = torch.Size([*mean.shape, mean.shape[-1]])
+        source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
+        held = projection.K.numel() * projection.K.element_size() <= HELD_BYTES
+        return MultivariateNormal(mean, DeferredCovariance(source) if held else to_linear_operator(source.dense))
 
     def posterior(
         self: Any,
@@ -74,11 +79,11 @@ class JointPosterior:
         inputs = self.transform_inputs(X)
         with gpt_posterior_settings():
             base = self._base(inputs, constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1)))
-            if base is None and inputs.shape[-2] <= covariance.LARGE_Q:
+            outputs, few = self._num_outputs, base is None and inputs.shape[-2] <= covariance.LARGE_Q
+            if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)  # type: ignore[misc]
-            outputs = self._num_outputs
             points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
-            mvn = self._joint(points, base)
+            mvn = self(points) if few else self._joint(points, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
         posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else output_indices or list(range(outputs)))
         posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)
@@ -104,7 +109,7 @@ class JointPosterior:
         return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, **options))
 
     def _mean_at(self: Any, X: Tensor) -> Tensor:
-        mean: Tensor = self.prior_mean(X) + self._cache().representation.mean(self.prior_kernel, X)
+        mean: Tensor = self.prior_mean(X) + self._cache().representation.project(self.prior_kernel, X).mean
         return mean
 
     def _base(self: Any, X: Tensor, constant: int) -> Base | None:

@@ -16,6 +16,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from sparse_bo.models.sparse_gp.covariance import IndependentOutputs, JointCovariance
+from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
@@ -60,9 +61,13 @@ def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tens
         for part in reversed(transform.values()):
             posterior = untransformed(posterior, part, X=X)
         return posterior
-    operator = lazy_operator(posterior)
+    operator: JointCovariance | DeferredCovariance | None = lazy_operator(posterior)
     several = operator is not None and posterior._is_mt
-    if operator is None or not isinstance(transform, Standardize) or transform._m != (operator.shape[-3] if several else 1):
+    if operator is None and type(posterior) is GPyTorchPosterior:
+        covariance = posterior.distribution.lazy_covariance_matrix
+        operator = covariance if isinstance(covariance, DeferredCovariance) else None
+    known = isinstance(transform, Standardize) and transform._is_trained and transform._outputs is None
+    if operator is None or not known or transform._m != (operator.shape[-3] if several else 1):
         return transform.untransform_posterior(posterior, X=X)
     offset, scale, _ = transform._get_per_input_means_stdvs(X=X, include_stdvs_sq=False)
     mean = offset + scale * posterior.mean

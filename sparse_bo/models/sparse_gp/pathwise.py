@@ -5,17 +5,16 @@ Notation: ``(D, α, R)`` as in :mod:`sparse_bo.models.sparse_gp.representation`,
     f(·) + k(·, D) [α − R (Rᵀ (f − μ₀)(D) + ζ)],      ζ ~ N(0, I − RᵀKR)
 
 has mean ``μ₀ + k(·, D)ᵀα`` and covariance ``k − k_Dᵀ R Rᵀ k_D``: exactly the posterior's, up to the features that stand for
-``f`` (Wilson et al. 2020, with the pseudo-data of the dictionary in place of the data). O(m · features) per point.
+``f`` (Wilson et al. 2020, with the pseudo-data of the dictionary in place of the data). O(m + features) per point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise.features import KernelEvaluationMap
 from botorch.sampling.pathwise.paths import GeneralizedLinearPath
 from botorch.sampling.pathwise.posterior_samplers import MatheronPath
@@ -26,45 +25,106 @@ from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import TRIANGLE_COLUMNS, Representation, kernel_matrix, root_columns
+from sparse_bo.models.sparse_gp.representation import Representation, cross_covariance, kernel_matrix
+from sparse_bo.models.sparse_gp.triangle import is_large, root_columns
 
 
-def matheron_weights(representation: Representation, K: Tensor, prior_values: Tensor) -> Tensor:
-    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws ``ζ`` from torch's CPU generator.
+class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types
+    """``k(x, D)``, from one matrix however points are batched: GPyTorch would hold ``D`` for every element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``… x q x m`` of ``… x q x d``."""
+        return cross_covariance(self.kernel, x, self.points)
+
+
+class DictionaryPath(GeneralizedLinearPath):  # type: ignore[misc]  # the base class ships no types
+    """``k(x, D) weight``, without copying the weights for every batch element of the points."""
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """Return ``… x q`` of ``… x q x d``."""
+        return torch.einsum("...qm,...m->...q", self.feature_map(x, **kwargs), self.weight)
+
+
+Spread: TypeAlias = Callable[[Tensor], Tensor]
+"""From independent standard normal numbers, ``… x r``, to ``ζ``."""
+
+
+def matheron_weights(representation: Representation, spread: Spread, prior_values: Tensor) -> Tensor:
+    """Return ``α − R (Rᵀ f + ζ)``, ``sample_shape x batch_shape x m``. Draws from torch's CPU generator. O(m²) each.
 
     BoTorch's prior paths have Sobol points for weights, also made on the CPU: one seed gives the same paths on every device.
 
     Args:
         representation: The posterior, without extension.
-        K: ``batch_shape x m x m``, ``k(D, D)``.
+        spread: Gives ``ζ``.
         prior_values: ``sample_shape x batch_shape x m`` values at ``D`` of prior paths of mean zero.
     """
     R = representation.root
-    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    spread = safe_cholesky(eye - _between_roots(representation, K)).factor
-    projected = (prior_values.unsqueeze(-2) @ R).squeeze(-2)  # sample_shape x batch_shape x r
+    projected = torch.einsum("...m,...mr->...r", prior_values, R)  # sample_shape x batch_shape x r
     normal = torch.randn(projected.shape, dtype=R.dtype, device="cpu").to(R.device)
-    zeta = (spread @ normal.unsqueeze(-1)).squeeze(-1)
-    return representation.alpha - (R @ (projected + zeta).unsqueeze(-1)).squeeze(-1)
+    return representation.alpha - _times(R, projected + spread(normal))
+
+
+def exact_spread(representation: Representation, noise: Tensor) -> Spread:
+    """Return ``ζ = Rᵀ N^½ ξ`` of an exact posterior, whose ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``: ``I − RᵀKR = RᵀNR``. O(m²).
+
+    Args:
+        representation: An exact posterior, without extension.
+        noise: ``batch_shape x m`` noise variances of the rows.
+    """
+    return lambda normal: _times(representation.root.mT, noise.clamp_min(0.0).sqrt() * normal)
+
+
+def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Spread:
+    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``. O(m³) the first time for a posterior, then O(m²).
+
+    Args:
+        representation: The posterior, without extension.
+        K: Makes ``k(D, D)``, ``batch_shape x m x m``.
+    """
+    R = representation.root
+    if R.requires_grad:
+        factor = _factor(representation, K())
+    else:  # as constant as α and R are
+        size = R.shape[-1] ** 2 * R.shape[:-2].numel() * R.element_size()
+        with torch.no_grad():
+            factor = representation.recent.once("spread", lambda: _factor(representation, K()), size=size)
+    return lambda normal: _times(factor, normal)
+
+
+def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
+    """Return ``matrix @ vector`` of ``batch_shape x m x r`` and ``… x r``, without copying matrices for vectors."""
+    return torch.einsum("...mr,...r->...m", matrix, vectors)
+
+
+def _factor(representation: Representation, K: Tensor) -> Tensor:
+    """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
+    left = -_between_roots(representation, K)
+    left.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return safe_cholesky(left).factor
 
 
 def _between_roots(representation: Representation, K: Tensor) -> Tensor:
-    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes a quarter."""
+    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes half."""
     R = representation.root
     r = R.shape[-1]
-    if not representation.triangular or r < 2 * TRIANGLE_COLUMNS:
+    if not representation.triangular or not is_large(R):
         return R.mT @ (K @ R)
-    columns = []
+    whole = R.new_empty(*R.shape[:-2], r, r)
     for part in root_columns(r):
         right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
-        above = [R[..., : i.stop, i].mT @ right[..., : i.stop, :] for i in root_columns(part.stop)]
-        columns.append(torch.cat([*above, right.new_zeros(*right.shape[:-2], r - part.stop, right.shape[-1])], dim=-2))
-    upper = torch.cat(columns, dim=-1)
-    return upper.triu() + upper.triu(1).mT
+        for i in root_columns(part.stop):
+            block = R[..., : i.stop, i].mT @ right[..., : i.stop, :]
+            whole[..., i, part], whole[..., part, i] = block, block.mT
+    return whole
 
 
 def draw_paths(
-    model: SingleTaskGP, representation: Representation, sample_shape: torch.Size, prior_sampler: Callable[..., Any]
+    model: Any,
+    representation: Representation,
+    sample_shape: torch.Size,
+    prior_sampler: Callable[..., Any],
+    noise: Tensor | None = None,
 ) -> tuple[Any, GeneralizedLinearPath]:
     """Return prior and update paths in the outcome transform's units; ``forward`` takes transformed inputs.
 
@@ -73,6 +133,7 @@ def draw_paths(
         representation: The model's posterior, without extension.
         sample_shape: The shape of the set of paths.
         prior_sampler: As in :func:`botorch.sampling.pathwise.draw_matheron_paths`.
+        noise: Of an exact posterior: ``batch_shape x m`` noise variances of the rows.
 
     Raises:
         UnsupportedError: If the prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.
@@ -86,9 +147,13 @@ def draw_paths(
     with delattr_ctx(model, "outcome_transform"):
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
     prior_values = prior_paths.forward(points) - model.mean_module(points)
-    weight = matheron_weights(representation, kernel_matrix(model.covar_module, points, points), prior_values)
-    feature_map = KernelEvaluationMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
-    return prior_paths, GeneralizedLinearPath(feature_map=feature_map, weight=weight)
+    if noise is None:
+        spread = sparse_spread(representation, lambda: kernel_matrix(model.covar_module, points, points))
+    else:
+        spread = exact_spread(representation, noise)
+    weight = matheron_weights(representation, spread, prior_values)
+    feature_map = DictionaryMap(kernel=model.covar_module, points=points, input_transform=get_input_transform(model))
+    return prior_paths, DictionaryPath(feature_map=feature_map, weight=weight)
 
 
 def draw_matheron_path(
@@ -108,5 +173,13 @@ def draw_matheron_path(
     if update_strategy is not gaussian_update:
         raise UnsupportedError("SparseGP has its own pathwise update over the dictionary; leave update_strategy at its default")
     model.eval()
-    prior_paths, update_paths = draw_paths(model, model.representation().full(model.covar_module), sample_shape, prior_sampler)
+    form, noise = model.representation().full(model.covar_module), _noise_if_exact(model)
+    prior_paths, update_paths = draw_paths(model, form, sample_shape, prior_sampler, noise)
     return MatheronPath(prior_paths=prior_paths, update_paths=update_paths, output_transform=get_output_transform(model))
+
+
+def _noise_if_exact(model: Any) -> Tensor | None:
+    """Return the noise variances of the rows, ``batch_shape x n``, if all are in the dictionary and nothing else is."""
+    cache, inputs = model._cache(), model.train_inputs
+    exact = cache.points is None and len(cache.rows) == inputs[0].shape[-2] and cache.representation.extension is None
+    return model._data_noise(inputs[0], model.train_targets.shape).detach() if exact else None

@@ -17,9 +17,13 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.factor import SAFE, JointRoot, Parts, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.triangle import times_turned_root
 
 CHUNK = 4096
 """Points projected at a time: with 4,096 dictionary points, 400 MB."""
+
+FEW_PIVOTS = 4
+"""With at most one pivot for so many columns of the root, covariances with pivots are made from ``R h`` of the pivots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,16 @@ class Process:
     def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
         """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
         return _less_explained(self.prior(X, Y), columns, others)
+
+    def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
+        """Return the covariances of ``X`` among themselves and with the base's pivots. O(q m r + q p (d + r))."""
+        projection, pivots = self.posterior.project(self.kernel, X), base.X[base.pivots]
+        if projection.few and FEW_PIVOTS * len(pivots) <= self.posterior.root.shape[-1]:
+            own, cross = projection.less_explained(self.prior(X, X)), self.prior(X, pivots)
+            cross = cross - projection.times(base.lifted(self.posterior.root))
+            return own, _less_explained(cross, projection.columns_after, base.columns[1:])
+        columns = projection.columns
+        return self.between(X, X, columns, columns), self.between(X, pivots, columns, base.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +112,11 @@ class SumOfProcesses:
     def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
         """See :class:`Process`."""
         return _less_explained(self.prior(X, Y), columns, others)
+
+    def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
+        """See :class:`Process`."""
+        columns = self.columns(X)
+        return self.between(X, X, columns, columns), self.between(X, base.X[base.pivots], columns, base.columns)
 
 
 AnyProcess: TypeAlias = Process | SumOfProcesses
@@ -153,6 +172,15 @@ class Base:
         if self.parts is None:
             return torch.arange(self.rows, device=self.X.device)
         return self.parts.order[: self.parts.pivots.shape[-1]]
+
+    def lifted(self, root: Tensor) -> Tensor:
+        """Return ``R h`` at the pivots, ``batch_shape x p x m``, of a large triangular root; computed once."""
+        known: Tensor | None = vars(self).get("_lifted")
+        if known is None:
+            with torch.no_grad():
+                known = times_turned_root(self.columns[0], root)
+            vars(self)["_lifted"] = known
+        return known
 
 
 @dataclass(frozen=True, eq=False)

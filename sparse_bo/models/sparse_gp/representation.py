@@ -15,9 +15,9 @@ which is ``D' = [D; F]`` without copying ``R`` for every batch element. It is ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import gpytorch
 import torch
@@ -30,57 +30,15 @@ from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.kernels import differentiable_cross
+from sparse_bo.models.sparse_gp import triangle
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
+from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, is_large, times_root, times_turned_root, turned
 
 PriorKernel: TypeAlias = Kernel | ForwardKernel
 """A prior covariance: a GPyTorch kernel, or what a model's own ``forward`` says."""
 
 CATEGORICAL_ROWS = 128
 """BoTorch's ``CategoricalKernel`` builds a whole matrix to return its diagonal; so many rows at a time keep it linear."""
-
-TRIANGLE_COLUMNS = 512
-"""Columns of a triangular root that are multiplied at a time, each block by the rows above its last diagonal entry."""
-
-
-FEW_ROWS = (4, 256)
-"""From and up to so many points a product with a large triangular root waits for memory, and is made by :class:`ByRows`."""
-
-TWICE_BYTES = 2**28
-"""A root that takes no more memory is held a second time, transposed, for that: 4,096 dictionary points of two outputs."""
-
-
-def root_columns(r: int) -> list[slice]:
-    """Return the blocks of columns of a triangular root."""
-    return [slice(start, min(start + TRIANGLE_COLUMNS, r)) for start in range(0, r, TRIANGLE_COLUMNS)]
-
-
-class ByRows(torch.autograd.Function):
-    """``K R`` of an upper triangular root that is constant: rows are read in both directions, and half of them each time.
-
-    With ten points and m = 4,096 value and gradient take 0.7 of the time of plain products (MKL, one thread, float64).
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(K: Tensor, R: Tensor, R_T: Tensor) -> Tensor:
-        """Return ``… x q x r`` of ``K`` (``… x q x m``), ``R`` (``batch_shape x m x r``) and its transpose, both contiguous."""
-        turned = K.mT.contiguous()
-        parts = [R_T[..., part, : part.stop] @ turned[..., : part.stop, :] for part in root_columns(R.shape[-1])]
-        return torch.cat(parts, dim=-2).mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the root."""
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient with respect to ``K``; it can be differentiated again."""
-        (R,) = ctx.saved_tensors
-        turned = gradient.mT.contiguous()
-        parts = [R[..., part, part.start :] @ turned[..., part.start :, :] for part in root_columns(R.shape[-1])]
-        return torch.cat(parts, dim=-2).mT, None, None
 
 
 def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
@@ -131,10 +89,15 @@ def _unfold(A: Tensor, rows: torch.Size) -> Tensor:
     return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))
 
 
-def _shared_product(A: Tensor, B: Tensor) -> Tensor:
-    """Return ``A @ B`` where ``A`` (``… x q x r``) may have more batch dimensions than ``B`` (``batch_shape x r x e``)."""
-    folded, rows = _fold(A, B.dim() - 2)
-    return _unfold(folded @ B, rows)
+def _folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, torch.Size]:
+    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, folded, and what its rows were."""
+    folded, rows = _fold(X, max(Y.dim() - 2, len(kernel.batch_shape)))
+    return kernel_matrix(kernel, folded, Y), rows
+
+
+def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, from one matrix of points. O(q m d)."""
+    return _unfold(*_folded_kernel(kernel, X, Y))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +106,8 @@ class Extension:
 
     points: Tensor
     """``batch_shape x e x d``, transformed."""
-    explained: Tensor
-    """``batch_shape x r x e``: ``h`` at the points."""
+    lifted: Tensor
+    """``batch_shape x m x e``: ``R h`` at the points, so that ``h(x)ᵀ h(F) = k_D(x)ᵀ R h(F)`` costs O(m) per point."""
     root: Tensor
     """``batch_shape x e x e`` lower triangular ``L``."""
     weights: Tensor
@@ -153,25 +116,121 @@ class Extension:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """What the posterior knows at some points: ``covariance = k − Σ columns columnsᵀ``."""
+    """What the posterior knows at some points: ``covariance = k − h hᵀ − g gᵀ``. Each part is computed when it is asked for."""
 
-    mean: Tensor
-    """``batch_shape x q``: the posterior mean less the prior mean (y)."""
-    columns: tuple[Tensor, ...]
-    """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``."""
+    posterior: Representation
+    K: Tensor
+    """``batch_shape x (lead · q) x m``: ``k(x, D)``, batch dimensions that the posterior lacks among the rows."""
+    rows: torch.Size
+    """``lead x q``."""
+    cross: Tensor | None
+    """``… x q x e``: ``k(x, F)`` of the points that the process was conditioned on."""
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m), without what variances need."""
+        mean = _unfold(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
+        extension, g = self.posterior.extension, self._gain
+        return mean if extension is None or g is None else mean + (g @ extension.weights.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``. O(q m r)."""
+        return (self._h, *self.columns_after)
+
+    @cached_property
+    def lifted(self) -> Tensor:
+        """``R h``, ``batch_shape x q x m``. O(q m r)."""
+        if self.few:
+            return _unfold(self._products[1], self.rows)
+        root, h = self.posterior.root, self._folded_h
+        plain = not (self.posterior.triangular and is_large(root))
+        return _unfold(h @ root.mT if plain else times_turned_root(h, root), self.rows)
 
     def variance(self, prior_variance: Tensor) -> Tensor:
-        """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q r)."""
-        for part in self.columns:
-            prior_variance = prior_variance - part.square().sum(dim=-1)
+        """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
+        if self.few:
+            prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
+        elif self._many:
+            squares = triangle.squares(self.K, self.posterior.root).unsqueeze(-1)
+            prior_variance = prior_variance - _unfold(squares, self.rows).squeeze(-1)
+        else:
+            prior_variance = prior_variance - self._h.square().sum(dim=-1)
+        if self._gain is not None:
+            prior_variance = prior_variance - self._gain.square().sum(dim=-1)
         return prior_variance.clamp_min(0.0)
 
     def covariance(self, prior_covariance: Tensor) -> Tensor:
-        """Return the joint posterior covariance, ``batch_shape x q x q``, its diagonal at least 0. O(q² r)."""
-        for part in self.columns:
-            prior_covariance = prior_covariance - part @ part.mT
+        """Return the joint posterior covariance, ``batch_shape x q x q``, its diagonal at least 0. O(q m r + q² r)."""
+        prior_covariance = self.less_explained(prior_covariance)
         shortfall = (-prior_covariance.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0)
         return prior_covariance + torch.diag_embed(shortfall)
+
+    def less_explained(self, prior_covariance: Tensor) -> Tensor:
+        """Return ``k − h hᵀ − g gᵀ``, ``batch_shape x q x q``. O(q m r + q² r)."""
+        covariance = prior_covariance - (self._explained if self.few else self._h @ self._h.mT)
+        return covariance if self._gain is None else covariance - self._gain @ self._gain.mT
+
+    def times(self, lifted: Tensor) -> Tensor:
+        """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
+        return torch.einsum("...qm,...pm->...qp", _unfold(self.K, self.rows), lifted)
+
+    @property
+    def columns_after(self) -> tuple[Tensor, ...]:
+        """``g``, if the process was conditioned."""
+        return () if self._gain is None else (self._gain,)
+
+    @cached_property
+    def few(self) -> bool:
+        """Whether value and gradient are made together, which pays while they wait for memory."""
+        K, root = self.K, self.posterior.root
+        graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
+        fits = 0 < K.shape[-2] <= triangle.FEW_ROWS and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
+        return graph and fits and self.posterior.triangular and is_large(root)
+
+    @property
+    def _many(self) -> bool:
+        """Whether variances are added up without holding ``h``: no graph needs it, and it would not be kept."""
+        graph = torch.is_grad_enabled() and (self.K.requires_grad or self.posterior.root.requires_grad)
+        many = self.K.shape[-2] > triangle.RECENT_ROWS and "_folded_h" not in vars(self)
+        return many and not graph and self.posterior.triangular and is_large(self.posterior.root)
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor]:
+        products: tuple[Tensor, Tensor] = Products.apply(self.K, self.posterior.root, self.rows[-1], self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
+        return products
+
+    @property
+    def _explained(self) -> Tensor:
+        """``h hᵀ``, ``batch_shape x q x q``, of few points."""
+        E = self._products[0]  # batch_shape x lead x q x q
+        rows = torch.Size([*self.rows[:-1], self.rows[-1] ** 2])
+        E_rows = _unfold(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
+        return E_rows.reshape(*E_rows.shape[:-1], *E.shape[-2:])
+
+    @cached_property
+    def _folded_h(self) -> Tensor:
+        root = self.posterior.root
+        if not (self.posterior.triangular and is_large(root)):
+            return self.K @ root
+        if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
+            return times_root(self.K, root)
+        product: Tensor = TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
+        return product
+
+    @cached_property
+    def _h(self) -> Tensor:
+        return _unfold(self._folded_h, self.rows)
+
+    @cached_property
+    def _gain(self) -> Tensor | None:
+        """``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``. O(q e (m + e))."""
+        extension = self.posterior.extension
+        if extension is None or self.cross is None:
+            return None
+        # A product would copy one for every batch element of the other.
+        known = torch.einsum("...qm,...me->...qe", _unfold(self.K, self.rows), extension.lifted)
+        return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +246,8 @@ class Representation:
     extension: Extension | None = None
     triangular: bool = False
     """Whether ``R`` is upper triangular: then half of it need not be read."""
+    recent: Recent = field(default_factory=Recent)
+    """The last products with a large triangular root; a posterior that was conditioned has the same."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -198,72 +259,25 @@ class Representation:
         """Return the representation with ``function`` applied to every tensor."""
         extension = self.extension
         if extension is not None:
-            parts = (extension.points, extension.explained, extension.root, extension.weights)
+            parts = (extension.points, extension.lifted, extension.root, extension.weights)
             extension = Extension(*map(function, parts))
         return Representation(function(self.points), function(self.alpha), function(self.root), extension, self.triangular)
 
+    def __post_init__(self) -> None:
+        """Turn a large triangular root: products read it by columns."""
+        if self.triangular and is_large(self.root):
+            object.__setattr__(self, "root", turned(self.root))
+
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
-        """Project points on the posterior. O(q m r), independent of n.
+        """Project points on the posterior: O(q m (d + e)), and what is asked of it O(q m r); independent of n.
 
         Args:
             kernel: The prior covariance ``k``.
             X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
         """
-        batch_dims = max(self.points.dim() - 2, len(kernel.batch_shape))
-        folded, rows = _fold(X, batch_dims)
-        K = kernel_matrix(kernel, folded, self.points)  # batch_shape x q x m
-        mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
-        h = _unfold(self._explained(K), rows)
-        if self.extension is None:
-            return Projection(mean, (h,))
-        g = self._gain(kernel, X, h)
-        return Projection(mean + (g @ self.extension.weights.unsqueeze(-1)).squeeze(-1), (h, g))
-
-    @cached_property
-    def _both_ways(self) -> tuple[Tensor, Tensor]:
-        """``R`` and ``Rᵀ``, each with its rows in memory one after the other; one of them is the root itself."""
-        root = self.root.detach()
-        return root.contiguous(), root.mT.contiguous()
-
-    def _explained(self, K: Tensor) -> Tensor:
-        """Return ``K R``, ``batch_shape x q x r``: for few points the time it takes is that of reading ``R``."""
-        r = self.root.shape[-1]
-        if not self.triangular or r < 2 * TRIANGLE_COLUMNS:
-            return K @ self.root
-        if self._by_rows(K.shape[-2]):
-            product: Tensor = ByRows.apply(K, *self._both_ways)  # type: ignore[no-untyped-call]  # torch ships no types
-            return product
-        return torch.cat([K[..., : part.stop] @ self.root[..., : part.stop, part] for part in root_columns(r)], dim=-1)
-
-    def _by_rows(self, q: int) -> bool:
-        """Return whether ``q`` points are multiplied with by :class:`ByRows`."""
-        small = FEW_ROWS[0] <= q <= FEW_ROWS[1] and self.root.numel() * self.root.element_size() <= TWICE_BYTES
-        constant = not (torch.is_grad_enabled() and self.root.requires_grad)
-        return small and constant and self.root.device.type == "cpu"
-
-    def mean(self, kernel: PriorKernel, X: Tensor) -> Tensor:
-        """Return the posterior mean less the prior mean, ``batch_shape x q``, without what variances need. O(q m).
-
-        Args:
-            kernel: The prior covariance ``k``.
-            X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
-        """
-        folded, rows = _fold(X, max(self.points.dim() - 2, len(kernel.batch_shape)))
-        K = kernel_matrix(kernel, folded, self.points)
-        mean = _unfold(K @ self.alpha.unsqueeze(-1), rows).squeeze(-1)
-        if self.extension is None:
-            return mean
-        return mean + (self._gain(kernel, X, _unfold(self._explained(K), rows)) @ self.extension.weights.unsqueeze(-1)).squeeze(
-            -1
-        )
-
-    def _gain(self, kernel: PriorKernel, X: Tensor, h: Tensor) -> Tensor:
-        """Return ``g(x)ᵀ = (L⁻¹ C(F, x))ᵀ``, ``batch_shape x q x e``."""
-        assert self.extension is not None
-        folded, rows = _fold(X, max(self.extension.points.dim() - 2, len(kernel.batch_shape)))
-        cross = _unfold(kernel_matrix(kernel, folded, self.extension.points), rows)
-        cross = cross - _shared_product(h, self.extension.explained)  # C(x, F): q x e
-        return torch.linalg.solve_triangular(self.extension.root, cross.mT, upper=False).mT
+        K, rows = _folded_kernel(kernel, X, self.points)
+        cross = None if self.extension is None else cross_covariance(kernel, X, self.extension.points)
+        return Projection(self, K, rows, cross)
 
     def condition(self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
         """Condition the process on observations at new points. O(q m r + q³ + q² e), independent of n.
@@ -283,8 +297,8 @@ class Representation:
         surprise = (residuals - projection.mean).unsqueeze(-1)
         weights = torch.linalg.solve_triangular(root, surprise, upper=False).squeeze(-1)
         batch_shape = broadcast_shapes(root.shape[:-2], X.shape[:-2])
-        explained = projection.columns[0].mT
-        new = Extension(_to_batch(X, batch_shape), _to_batch(explained, batch_shape), _to_batch(root, batch_shape), weights)
+        lifted = _to_batch(projection.lifted.mT, batch_shape)
+        new = Extension(_to_batch(X, batch_shape), lifted, _to_batch(root, batch_shape), weights)
         if self.extension is None:
             return replace(self, extension=new)
         return replace(self, extension=_joined(self.extension, new, projection.columns[1]))
@@ -298,7 +312,7 @@ class Representation:
         root = _to_batch(extension.root, batch_shape)
         eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         bottom = torch.linalg.solve_triangular(root.mT, eye.expand_as(root), upper=True)  # L⁻ᵀ
-        top = -(self.root @ extension.explained) @ bottom  # −R Rᵀ k_D(F) L⁻ᵀ
+        top = -extension.lifted @ bottom  # −R Rᵀ k_D(F) L⁻ᵀ
         zeros = bottom.new_zeros(*batch_shape, bottom.shape[-1], self.root.shape[-1])
         R = torch.cat(
             [
@@ -332,7 +346,7 @@ def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     weights = [part.weights.expand(*target_shape, -1) for part in (old, new)]
     return Extension(
         torch.cat([_to_batch(old.points, batch_shape), _to_batch(new.points, batch_shape)], dim=-2),
-        torch.cat([_to_batch(old.explained, batch_shape), _to_batch(new.explained, batch_shape)], dim=-1),
+        torch.cat([_to_batch(old.lifted, batch_shape), _to_batch(new.lifted, batch_shape)], dim=-1),
         root,
         torch.cat(weights, dim=-1),
     )
@@ -364,4 +378,5 @@ def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
     form = dtc.one_product(state)
     batch_shape = form.root.shape[:-2]
     dictionary = points.expand(batch_shape + points.shape[-2:])
-    return Representation(dictionary, form.alpha.to(points), form.root.to(points), triangular=form.triangular)
+    alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
+    return Representation(dictionary, alpha, form.root.to(points), triangular=form.triangular)

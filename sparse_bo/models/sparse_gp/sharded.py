@@ -157,7 +157,7 @@ class ShardedSparseGP(SparseGP):
             except ValueError as error:  # as SingleTaskGP raises it
                 raise NotPSDError(str(error)) from error
             form = dtc.one_product(state)
-        representation = Representation(inputs, form.alpha.to(X), form.root.to(X), triangular=form.triangular)
+        representation = Representation(inputs, form.alpha.to(X).clone(), form.root.to(X), triangular=form.triangular)
         return PosteriorCache(representation, stamp, nothing, points)
 
     def _chosen(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
