@@ -7,6 +7,10 @@ nats over 4,096 points. Over 1,024 points it says nearly the same, for a hundred
 (Cadata: x 1.1 and more; over 4,096 points the likelihood, and the error, are against it). So it is believed where it says
 *shorter*, by a few per cent; and only where the model's own dictionary may hold what the data tell: at n = 10⁵ with 4,096
 points, x 0.95 changes the NLPD by +0.007 and the mean squared z from 1.21 to 0.75.
+
+With this step, Hartmann-6 at n = 20,000 (three samples, 4,096 points) has a mean squared z of 1.00, 0.93 and 1.27 instead of
+1.45, 1.47 and 1.64, an RMSE of 0.0269, 0.0280 and 0.0281 instead of 0.0274, 0.0288 and 0.0289. Cadata and the generated
+function in d = 20 keep their lengthscales.
 """
 
 from __future__ import annotations
