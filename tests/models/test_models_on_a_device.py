@@ -14,6 +14,7 @@ from torch import Tensor
 from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.models import VecchiaGP
+from sparse_bo.models.sparse_gp.shortening import shorten
 from sparse_bo.models.sparse_gp import triangle
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
@@ -52,6 +53,13 @@ def fit(device: torch.device) -> list[Tensor]:
     fit_gpytorch_mll(ExactMarginalLogLikelihood(gp.likelihood, gp))
     predicted = gp.posterior(points(5).to(device))
     return [predicted.mean, predicted.variance]
+
+
+def shortened(device: torch.device) -> list[Tensor]:
+    gp = model(device).train()
+    gp.covar_module.lengthscale, gp.likelihood.noise = 0.5, 0.01
+    shorten(gp, size=8)
+    return [gp.covar_module.lengthscale]
 
 
 def fantasies(device: torch.device) -> list[Tensor]:
@@ -121,6 +129,7 @@ RUNS: dict[str, Run] = {
     "posterior, leverage scores": posterior(dictionary=LeverageSampler()),
     "likelihood": likelihood,
     "fit": fit,
+    "shortened": shortened,
     "fantasies": fantasies,
     "paths": paths,
     "large root": large_root,

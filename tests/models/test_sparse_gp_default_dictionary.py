@@ -36,12 +36,17 @@ def unexplained(model):
     return float(left.mean() / model.likelihood.noise.item())
 
 
+def allowed(m):
+    """Return what m points may leave of it: half of what N observations may leave of what these points explain."""
+    return 0.5 * m / N
+
+
 def test_smooth_functions_need_few_points_and_rough_ones_the_cap():
     smooth, rough = made(0.8, max_dictionary=60), made(0.05, max_dictionary=60)
     assert smooth.dictionary.m < 30
-    assert unexplained(smooth) <= leverage_sampling.NEED
+    assert unexplained(smooth) <= allowed(smooth.dictionary.m)
     assert rough.dictionary.m == 60
-    assert unexplained(rough) > leverage_sampling.NEED
+    assert unexplained(rough) > allowed(60)
 
 
 def test_the_last_point_was_needed_and_the_noise_decides():
@@ -49,8 +54,27 @@ def test_the_last_point_was_needed_and_the_noise_decides():
     m = model.dictionary.m
     assert m < 100
     fewer = made(0.4, max_dictionary=m - 1)
-    assert unexplained(model) <= leverage_sampling.NEED < unexplained(fewer)
+    assert unexplained(model) <= allowed(m)
+    assert unexplained(fewer) > allowed(m - 1)
     assert made(0.4, noise=0.001, max_dictionary=100).dictionary.m > m
+
+
+def test_observations_leave_what_is_allowed_at_most():
+    model = made(0.05, max_dictionary=100)
+    X, rows, noise = model.train_inputs[0], model.dictionary.indices, model.likelihood.noise.item()
+    K = model.covar_module(X).to_dense().detach()
+    nystrom = K[:, rows] @ torch.linalg.inv(K[rows][:, rows]) @ K[rows]
+    left = nystrom - nystrom @ torch.linalg.inv(nystrom + noise * torch.eye(N, dtype=K.dtype)) @ nystrom
+    share = float(left.diagonal().mean() / noise)
+    assert 0.5 * len(rows) / N < share <= len(rows) / N  # a bound that is of use
+
+
+def test_more_data_need_more_points():
+    kernel = made(0.4).covar_module
+    X = torch.rand(60, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    noise = torch.full((60,), 0.1, dtype=torch.float64)
+    sizes = [leverage_sampling.needed_size(kernel, X, X, noise, n=n).size for n in (60, 6000, 600_000)]
+    assert sizes[0] < sizes[1] < sizes[2]
 
 
 def test_repr_and_log_say_what_is_left(caplog):

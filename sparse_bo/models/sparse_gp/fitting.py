@@ -3,7 +3,8 @@
 A likelihood of m points costs O(m³) and a search takes tens of them. So the search is done on :data:`COARSE_POINTS` points,
 where one costs a seventeenth; its optimum, and the curvature there, start damped Newton steps on all points that are learned
 from, which end when the likelihood has less than :data:`GAIN` left to gain. Of many data, a likelihood in closed form then
-takes a few such steps on neighbourhoods, as dense as the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`).
+takes a few such steps on neighbourhoods, as dense as the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`), and one
+that all data ask for (:mod:`sparse_bo.models.sparse_gp.shortening`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from torch import Tensor
 from sparse_bo.core.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
-from sparse_bo.models.sparse_gp.neighbourhoods import last_groups
+from sparse_bo.models.sparse_gp.neighbourhoods import DENSITY, last_groups
+from sparse_bo.models.sparse_gp.shortening import shorten
 
 COARSE_POINTS = 400
 """Points of the first search."""
@@ -104,15 +106,21 @@ class LikelihoodFit:
     def _last_groups(self: Any, rows: Tensor) -> Tensor | None:
         """Return the groups of rows for the last steps of learning, if the posterior is worth any."""
         inputs, batch = self.train_inputs[0], self.train_targets.shape[:-1].numel()
-        X, parts = data_points(inputs.detach()), stationary_parts(self.prior_kernel)
+        with torch.no_grad():  # while a model is trained, it holds its inputs as they were given
+            X = data_points(self.transform_inputs(inputs).detach())
+        parts = stationary_parts(self.prior_kernel)
         n = X.shape[-2]
         if not self._refined or self._strategy(n) != "subset" or parts is None or X.dim() > 2:
             return None
-        given = sum(len(part) for part in (self._dictionary_rows, self._dictionary_points) if part is not None)
-        m = min(given or self._cap(n, self.train_targets), n)
         lengthscales = parts.lengthscales.detach()
         Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
-        return last_groups(rows, Z, m, batch=batch, generator=torch.Generator().manual_seed(self._seed))
+        return last_groups(rows, Z, self._most_points(), batch=batch, generator=torch.Generator().manual_seed(self._seed))
+
+    def _most_points(self: Any) -> int:
+        """Return how many points the dictionary has at most."""
+        given = sum(len(part) for part in (self._dictionary_rows, self._dictionary_points) if part is not None)
+        n = self.train_inputs[0].shape[-2]
+        return min(given or self._cap(n, self.train_targets), n)
 
     @contextmanager
     def _learning_from(self: Any, rows: Tensor) -> Iterator[None]:
@@ -167,7 +175,10 @@ def coarse_to_fine(
     with model._learning_from(rows):
         hessian = search.curvature(least=LEAST_INFORMATION / len(rows))
     with model._learning_from(groups):
-        return search.descend(hessian, tolerance=REFINING_GAIN / groups.numel(), max_steps=steps)
+        found = search.descend(hessian, tolerance=REFINING_GAIN / groups.numel(), max_steps=steps)
+    if n <= DENSITY * model._most_points():
+        shorten(model, size=model._most_points())
+    return found
 
 
 def _ending_at(gain: float, model: Any) -> dict[str, Any]:

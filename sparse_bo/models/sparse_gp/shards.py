@@ -187,5 +187,5 @@ def chosen_points(
     leading[group.new_tensor([int((group == g).nonzero()[0]) for g in range(int(group.max()) + 1)])] = True
     winners = winners[leading]
     judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
-    winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise).size]
+    winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n).size]
     return points[winners[indices[winners].argsort()]].to(raw)

@@ -68,8 +68,9 @@ class SparseGP(DictionaryPosterior, SingleTaskGP):  # type: ignore[misc]  # the 
         input_transform: As in ``SingleTaskGP``.
         dictionary: A sampler (:mod:`sparse_bo.dictionary`), a ``Dictionary``, a tensor of distinct row indices, or an
             ``m x d`` tensor of points in the units of ``train_X``; shared by batch and outputs. Default: all inputs up to
-            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel, or fewer, if these leave
-            on average at most a tenth of the noise variance unexplained (``repr`` says how much).
+            ``max_dictionary``; beyond, that many by leverage-score sampling with the current kernel, or fewer, if what these
+            leave of the variance is on average at most half of what n observations may leave of it, ``m/n`` noise variances
+            (:data:`~sparse_bo.models.sparse_gp.leverage_sampling.NEED`; ``repr`` says how much they leave).
         max_dictionary: Cap of a sampled dictionary; up to so many inputs the default is the exact GP. Indices and points
             are taken as they are. Default: what :func:`~sparse_bo.models.sparse_gp.leverage_sampling.planned_size` allows,
             4,096 up to n = 10⁵.
