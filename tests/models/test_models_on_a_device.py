@@ -14,8 +14,8 @@ from torch import Tensor
 from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.models import VecchiaGP
-from sparse_bo.models.sparse_gp.shortening import shorten
 from sparse_bo.models.sparse_gp import triangle
+from sparse_bo.models.sparse_gp.shortening import shorten
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
 from tests.builders import unit_box
