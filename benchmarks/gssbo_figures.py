@@ -5,8 +5,8 @@
     python benchmarks/gssbo_figures.py --quick        # three problems, nine methods, 20 evaluations
     python benchmarks/gssbo_figures.py --parts distribution    # only Fig. 7
 
-``gssbo_headline.py`` has GSSBO beside the standard loop; both append to ``results/gssbo_figures.jsonl``, and what one has run
-the other shows. Shown by sizes: the newest record of each problem, method and seed.
+``gssbo_rules.py`` has the rules beside the standard loop, with more seeds. Shown by sizes: the newest record of each problem,
+method and seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from sparse_bo import GSSBO, AskTell, gradient_subset
 from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlusPlusSampler
 from sparse_bo.domains import Box
 from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, MiniMETA, Policy, SparseUCB, VecchiaUCB
-from sparse_bo.policies.botorch import SurrogateState
 from sparse_bo.policies.botorch.subsets import random_subset
 from sparse_bo.policies.botorch.surrogate_models import Learning
 from sparse_bo.problems.base import BoxProblem
@@ -150,7 +149,6 @@ def run_one(
     learning: Learning,
     device: torch.device,
     folder: Path,
-    standard_every: int | None = None,
 ) -> Record:
     """Return what one run gives: regret and seconds after every evaluation.
 
@@ -167,7 +165,6 @@ def run_one(
         learning: Of hyper-parameters.
         device: Where the data are.
         folder: Of the records.
-        standard_every: Every so many observations, time a round of the standard loop on the run's data (not on its clock).
     """
     task = problem_of(problem).to(device)
     policy = METHODS[method][0]({"initial_design": initial, "learning": learning}, buffer)
@@ -181,7 +178,6 @@ def run_one(
     partial_file = folder / f"gssbo-{problem}-{method}-{seed}.partial.json".replace(" ", "-")
     now = stopwatch(device)
     clock: list[float] = []
-    rounds: list[tuple[int, float]] = []
     start, beside = now(), 0.0
 
     def record() -> Record:
@@ -190,16 +186,13 @@ def run_one(
             "regret": np.round(regret, 4).tolist(),
             "seconds": np.round(clock, 3).tolist(),
             "subset": loop.history.rows[-1].dictionary_size,
-            **({"standard_rounds": rounds} if standard_every else {}),
         }
 
     def observe(loop: AskTell, row: HistoryRow) -> None:
         nonlocal beside
         clock.extend([now() - start - beside] * row.batch_size)
-        n, since = len(clock), now()
-        if standard_every and (n == initial or n % standard_every == 0):
-            rounds.append((n, round(standard_round(loop.state, learning=learning, seed=seed, device=device), 3)))
-        if n % 50 == 0:
+        since = now()
+        if len(clock) % 50 == 0:
             folder.mkdir(parents=True, exist_ok=True)
             partial_file.write_text(json.dumps(record()), encoding="utf-8")
         beside += now() - since
@@ -207,23 +200,6 @@ def run_one(
     loop.run(task.objective(seed=1000 + seed), budget, callback=observe)
     partial_file.unlink(missing_ok=True)
     return record()
-
-
-def standard_round(state: SurrogateState, *, learning: Learning, seed: int, device: torch.device) -> float:
-    """Return the seconds of one round of the standard loop on a run's data.
-
-    Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
-    BoTorch's settings, and the acquisition function maximised.
-    """
-    standard, generator, now = (
-        BoTorchUCB(learning=learning, **STANDARD).on(state.box),
-        torch.Generator().manual_seed(seed),
-        stopwatch(device),
-    )
-    start = now()
-    after = standard.tell(standard.init(), state.X, state.y, generator=generator)
-    standard.ask(after, max_q=1, pending=state.X[:0], generator=generator)
-    return now() - start
 
 
 def distribution(n: int, size: int, initial: int, learning: Learning, seed: int, *, device: torch.device) -> Record:
@@ -313,12 +289,9 @@ def of_size(runs: list[Record], size: Size) -> Runs:
 
 
 def groups(runs: list[Record]) -> list[Size]:
-    """Return the sizes that have a section: not Hartmann-6 alone with M by the model, which has the headline's page."""
-    problems: dict[Size, set[str]] = {}
-    for r in runs:
-        if r["slowdown"] == 4.0:
-            problems.setdefault((r["budget"], r["initial"], r["buffer"], r["learning"]), set()).add(r["problem"])
-    sizes = [size for size, names in problems.items() if (names, size[2]) != ({"hartmann6"}, "model")]
+    """Return the sizes that have a section: trials of the code only where there is nothing longer."""
+    chosen = (r for r in runs if r["slowdown"] == 4.0)
+    sizes = list(dict.fromkeys((r["budget"], r["initial"], r["buffer"], r["learning"]) for r in chosen))
     long = [size for size in sizes if size[0] >= SHOWN_FROM] or sizes
     return sorted(long, key=lambda size: (size[3] == "likelihood", size[0], size[1]), reverse=True)
 
@@ -367,7 +340,7 @@ def headline(records: list[Record]) -> str:
         less = [ours["regret"][-1] < theirs["regret"][-1] for ours, theirs in pairs if theirs]
         told.append(f"than {other} in {sum(less)} of {len(less)} runs")
     budgets = sorted({size[0] for size, *_ in runs})
-    return f"{budgets[0]} to {budgets[-1]} evaluations: {rule} has less regret {', '.join(told)}"
+    return f"{' to '.join(map(str, sorted({budgets[0], budgets[-1]})))} evaluations: {rule} has less regret {', '.join(told)}"
 
 
 def draw(runs: Runs, key: str) -> Figure:
@@ -424,27 +397,6 @@ def draw_distribution(record: Record) -> Figure:
     return figure
 
 
-RENAMED = {
-    "GSSBO": COLUMNS,
-    "GSSBO, all known": COLUMNS_ALL,
-    "RSSBO": RANDOM,
-    "VecchiaBO": "VecchiaBO, 30 neighbours",
-    "LR-First m": FIRST,
-}
-"""What older records call a method that is still here."""
-
-
-def upgrade(record: Record) -> Record:
-    """Return a record with all fields: its part, how it learned, a method that says what it is, the standard loop's flag."""
-    parts = {"part": "run", "standard": "standard_rounds" in record, "learning": "map", **record}
-    if "method" in parts:
-        parts["method"] = RENAMED.get(parts["method"], parts["method"])
-    elif "learning" not in record:
-        names = {"GSSBO": "GSSBO, gradient columns (ours)", "GSSBO, scalar": "GSSBO, scalars, ties at random", "RSSBO": RANDOM}
-        parts["kept"] = {names[name]: rows for name, rows in record["kept"].items()}
-    return parts
-
-
 QUICK_METHODS = (
     "GP-UCB", NYSTROM, NYSTROM_ALL, RANDOM, "VecchiaBO, 30 neighbours", "sparse GP, IVM", "mini-META, Sobol points",
     "deep kernel, Nyström columns", "network ensemble, Nyström columns",
@@ -464,11 +416,11 @@ subset proposes hyper-parameters, all observations accept them and predict. What
 width of UCB (2 sd), that regret counts the initial points, no noise, the unit cube, standardised outputs, that the last
 round's model selects, ten dimensions for REMBO and HeSBO, {SOBOL_POINTS:,} Sobol points for mini-META, which is for arms
 (with a prior learned as over arms), and both networks of Fig. 10 and 11. Runs below {SHOWN_FROM} evaluations are trials of
-the code and not shown beside longer ones. The long run on Hartmann-6 has [its own page](gssbo_headline.md).
+the code and not shown beside longer ones.
 
 - With few seeds and few rounds after the buffer is full, differences mean little.
 - Diabetes is the paper's network search: its regret is the test error itself, the best value being unknown.
-- Fig. 4: M follows from Z by the cost model; runs are those of Fig. 2 and of the headline, cut to the same length.
+- Fig. 4: M follows from Z by the cost model; longer runs are cut to the same length.
 - Fig. 7: the paper says that the rule keeps points near the optimum; the table has the share above {GOOD} (of 3.32) of what
   each rule keeps.
 """,
@@ -486,7 +438,6 @@ the code and not shown beside longer ones. The long run on Hartmann-6 has [its o
         "parts": Option("what to run", ("runs", "distribution"), choices=("runs", "distribution")),
         "distribution": Option("Fig. 7: points, how many are kept, initial ones", (200, 100, 20), (24, 16, 10), (6, 5, 4)),
     },
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

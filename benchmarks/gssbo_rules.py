@@ -2,7 +2,7 @@
 
     python benchmarks/gssbo_rules.py                     # 80 evaluations, M = 40, 10 seeds: an hour
     python benchmarks/gssbo_rules.py --quick             # 40 evaluations, M = 25, 2 seeds
-    python benchmarks/gssbo_rules.py --budget 300 --buffer 60 --learnings likelihood
+    python benchmarks/gssbo_rules.py --budget 1000 --buffer 102 --learnings likelihood --every 200
 
 Up to M observations every rule keeps all, so the rounds until then are the same for all of them: they are run once for each
 seed, as GP-UCB's, and each rule goes on from there with the same state and generator.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gssbo_figures import problem_of, standard_round
+from gssbo_figures import STANDARD, problem_of
 from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, band
 from harness.experiment import Block, Experiment, Job, Option, Picture, Table
 from harness.records import Record, newest, stopwatch
@@ -29,6 +29,7 @@ from sparse_bo import GSSBO
 from sparse_bo.domains import Box
 from sparse_bo.policies import RSSBO, BoTorchUCB, Policy
 from sparse_bo.policies.botorch import SurrogateState
+from sparse_bo.policies.botorch.surrogate_models import Learning
 
 GP_UCB, RANDOM, NYSTROM = "GP-UCB, all observations", "at random (RSSBO)", "Nyström columns (pivoted Cholesky)"
 RULES: dict[str, tuple[Callable[..., Policy], str]] = {
@@ -58,8 +59,22 @@ class Begun(NamedTuple):
     """Observations, and seconds of a round of the standard loop with them."""
 
 
+def standard_round(state: SurrogateState, *, learning: Learning, seed: int, device: torch.device) -> float:
+    """Return the seconds of one round of the standard loop on a run's data.
+
+    Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
+    BoTorch's settings, and the acquisition function maximised.
+    """
+    search = BoTorchUCB(learning=learning, **STANDARD).on(state.box)
+    generator, now = torch.Generator().manual_seed(seed), stopwatch(device)
+    start = now()
+    after = search.tell(search.init(), state.X, state.y, generator=generator)
+    search.ask(after, max_q=1, pending=state.X[:0], generator=generator)
+    return now() - start
+
+
 @cache
-def begun(problem: str, learning: str, *, seed: int, initial: int, buffer: int, every: int, device: torch.device) -> Begun:
+def begun(problem: str, learning: Learning, *, seed: int, initial: int, buffer: int, every: int, device: torch.device) -> Begun:
     """Return the rounds that all rules share."""
     generator, task = torch.Generator().manual_seed(seed), problem_of(problem).to(device)
     policy = RULES[GP_UCB][0](initial_design=initial, learning=learning)
@@ -110,7 +125,7 @@ def rounds(
 
 def run_one(
     problem: str,
-    learning: str,
+    learning: Learning,
     rule: str,
     *,
     budget: int,

@@ -21,7 +21,7 @@ from harness.records import BENCHMARKS, RESULTS
 
 SCRIPTS = (
     "optimisation", "speed", "bbkb_figures", "bkb_figures", "policies", "sbpe_figures", "dictionaries", "surrogates", "peers",
-    "acquisitions", "batches", "gssbo_rules", "gssbo_headline", "gssbo_figures", "theory", "plan_check", "execution", "attacks",
+    "acquisitions", "batches", "gssbo_rules", "gssbo_figures", "theory", "plan_check", "execution", "attacks",
     "device_costs", "sharding", "gpu", "optuna_trials",
 )  # fmt: skip
 """Every benchmark, in the order of the overview."""

@@ -24,7 +24,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_overview_has_every_benchmark() -> None:
     assert sorted(importlib.import_module("report").SCRIPTS) == SCRIPTS
-    assert len(SCRIPTS) == 22
+    assert len(SCRIPTS) == 21
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_SECOND])

@@ -76,10 +76,9 @@ def with_overview(text: str, table: str) -> str:
 
 
 def devices(records: list[Record]) -> list[str]:
-    """Return the devices of some records: that with most of them first, of two with as many the one used last."""
-    counts = Counter(r["device"] for r in records)
+    """Return the devices of some records, that used last first: its records are of the newest code."""
     last = {r["device"]: r["date"] for r in sorted(records, key=lambda r: r["date"])}
-    return sorted(counts, key=lambda name: (counts[name], last[name]), reverse=True)
+    return sorted(last, key=lambda name: last[name], reverse=True)
 
 
 def provenance(records: list[Record]) -> str:
