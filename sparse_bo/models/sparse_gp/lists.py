@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
-from sparse_bo.models.sparse_gp.covariance import IndependentOutputs, JointCovariance
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, solve_lower
+from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs
 from sparse_bo.models.sparse_gp.outcomes import lazy_operator
 from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
 

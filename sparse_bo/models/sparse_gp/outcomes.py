@@ -15,8 +15,9 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from sparse_bo.models.sparse_gp.covariance import IndependentOutputs, JointCovariance
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
+from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
