@@ -4,9 +4,12 @@ import logging
 
 import pytest
 import torch
+from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
 
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import leverage_sampling, row_sums
+from tests.models.sparse_problems import data
 
 N = 300
 
@@ -102,3 +105,17 @@ def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
     torch.testing.assert_close(found[2], found[0], rtol=1e-7, atol=1e-9)
     assert not torch.equal(found[1][0], found[2][0])  # two ways
+
+
+def test_a_model_whose_data_was_taken_away_is_its_prior():
+    """As an exact GP is; its default dictionary is empty."""
+    given = data(n=12)
+    X, Y = given["train_X"], given["train_Y"]
+    found, expected = SparseGP(X, Y), SingleTaskGP(X, Y)
+    for model in (found, expected):
+        model.set_train_data(X[:0], Y[:0].squeeze(-1), strict=False)
+        model.eval()
+    assert torch.allclose(found.posterior(X[:3]).mean, expected.posterior(X[:3]).mean)
+    assert torch.allclose(found.posterior(X[:3]).variance, expected.posterior(X[:3]).variance)
+    with pytest.raises(InputDataError, match="0 held-out rows"):
+        found.calibrated()

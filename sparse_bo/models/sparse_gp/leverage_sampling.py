@@ -59,10 +59,10 @@ def planned_size(n: int, batch: int) -> int:
     every machine: 4,096 points up to n = 10⁵, 1,414 at n = 10⁶ (one output).
 
     Args:
-        n: The number of training points.
+        n: The number of training points; 0 where they were taken away.
         batch: The number of GPs: batch elements times outputs.
     """
-    by_time, by_memory = PLANNED_WORK / (n * batch), PLANNED_BYTES / (32 * batch)
+    by_time, by_memory = PLANNED_WORK / (max(n, 1) * batch), PLANNED_BYTES / (32 * batch)
     return max(1, min(MAX_DICTIONARY, math.isqrt(int(min(by_time, by_memory)))))
 
 
