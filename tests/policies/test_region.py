@@ -1,15 +1,28 @@
 """The parts of the trust-region policy: its GP, its warpings, how the region moves, and where its candidates lie."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from sparse_bo.core.evidence import ADDITIVE, Learned
-from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.policies.region import search
+from sparse_bo.policies.region.hills import VALLEY, but_hills, on_hills, surprising
 from sparse_bo.policies.region.local_gp import local_gp
-from sparse_bo.policies.region.region import AGAIN, FEW_DIMS, HITS, SHORTEST, WHOLE, Region, first_region, moved, scouts
+from sparse_bo.policies.region.region import (
+    AGAIN,
+    FEW_DIMS,
+    HITS,
+    LAST_SCOUT,
+    SHORTEST,
+    WHOLE,
+    Region,
+    first_region,
+    moved,
+    scouts,
+)
 from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds
 from sparse_bo.policies.region.surrogate import HIGHEST, known_rows
@@ -73,7 +86,7 @@ def test_a_pool_after_a_pick_is_the_pool_of_the_conditioned_gp(generator):
     _, _, gp = posterior()
     U, u = arms(40, 2, seed=5), arms(1, 2, seed=6)
     bounds = Bounds(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
-    pool = search.pool_of(gp, U, bounds, best=-5.0, refuse=None).after(gp, u, gp.moments(u))
+    pool = search.pool_of(gp, U, bounds, best=-5.0).after(gp, u, gp.moments(u))
     assert torch.allclose(pool.moments.variance, gp.conditioned(u).moments(U).variance)
     assert pool.best == pytest.approx(float(gp.means(u)))
 
@@ -96,9 +109,9 @@ def test_combined_candidates_have_the_best_value_of_each_input(generator):
 def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
     _, _, gp = posterior()
     bounds = Bounds(torch.tensor([0.1, 0.2]).double(), torch.tensor([0.9, 0.7]).double())
-    pool = search.pool_of(gp, bounds.lower + bounds.span * arms(200, 2, seed=5), bounds, best=0.5, refuse=None)
-    u = search.pick(gp, pool, refuse=None)
-    score = lambda V: log_expected_improvement(*gp.moments(V)[:2], 0.5).value  # noqa: E731
+    pool = search.pool_of(gp, bounds.lower + bounds.span * arms(200, 2, seed=5), bounds, best=0.5)
+    u = search.pick(gp, pool)
+    score = lambda V: pool.gain(*gp.moments(V)[:2]).value  # noqa: E731
     assert float(score(u)) >= float(score(pool.U).max()) - 1e-9
     assert bool(((u >= bounds.lower) & (u <= bounds.upper)).all())
     near = (u + 1e-3 * torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()).clamp(
@@ -110,11 +123,11 @@ def test_a_pick_is_a_local_maximum_and_no_candidate_is_better():
 def test_refused_points_are_neither_candidates_nor_picks():
     _, _, gp = posterior()
     bounds = Bounds(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
-    unrefused = search.pick(gp, search.pool_of(gp, arms(200, 2, seed=5), bounds, best=0.5, refuse=None), refuse=None)
+    unrefused = search.pick(gp, search.pool_of(gp, arms(200, 2, seed=5), bounds, best=0.5))
     refuse = lambda V: (V - unrefused).norm(dim=-1) < 0.2  # noqa: E731
     pool = search.pool_of(gp, arms(200, 2, seed=5), bounds, best=0.5, refuse=refuse)
     assert not bool(refuse(pool.U).any())
-    assert not bool(refuse(search.pick(gp, pool, refuse=refuse)).any())
+    assert not bool(refuse(search.pick(gp, pool)).any())
 
 
 def test_climbs_in_many_dimensions_move_few_coordinates(generator):
@@ -123,10 +136,10 @@ def test_climbs_in_many_dimensions_move_few_coordinates(generator):
     gp, centre = local_gp(X, waves(X), learned), X[3]
     bounds = Bounds((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
     U = search.around(centre, bounds, generator=generator)[: search.CANDIDATES]
-    u = search.pick(gp, search.pool_of(gp, U, bounds, best=0.5, refuse=None, centre=centre), refuse=None)
+    u = search.pick(gp, search.pool_of(gp, U, bounds, best=0.5, centre=centre))
     assert 1 <= int((u != centre).sum()) < 40
-    alone = search.pool_of(gp, centre.unsqueeze(0), bounds, best=0.5, refuse=None, centre=centre)
-    assert bool((search.pick(gp, alone, refuse=None) == centre).all())
+    alone = search.pool_of(gp, centre.unsqueeze(0), bounds, best=0.5, centre=centre)
+    assert bool((search.pick(gp, alone) == centre).all())
 
 
 @pytest.mark.parametrize("dims", [2, 60])
@@ -195,7 +208,8 @@ def told(region, best_old, best_new, *, n=10, q=4, dims=3, noise=0.0):
     rows = torch.arange(n + q)
     means = torch.full((n + q,), -1.0, dtype=torch.float64)
     means[3], means[n] = best_old, best_new
-    return moved(region, rows=rows, means=means, newest=n, total=n + q, dims=dims, noise=noise)
+    own = rows >= region.start
+    return moved(region, rows=rows, own=own, means=means, newest=n, total=n + q, dims=dims, noise=noise)
 
 
 def test_a_region_grows_after_progress_and_follows_the_best_mean():
@@ -223,15 +237,83 @@ def test_noise_is_no_progress():
 def test_a_resolved_region_is_left_for_one_that_is_scouted():
     region = told(Region(centre=3, length=SHORTEST), 1.0, 0.0)
     assert region.scouting
-    assert (region.start, region.restarts, region.length) == (14, 1, AGAIN)
+    assert (region.start, region.restarts, region.length, region.ended) == (14, 1, AGAIN, (3,))
     rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
     means[3], means[15] = 1.0, 0.2
-    after = moved(region, rows=rows, means=means, newest=14, total=18, dims=3, noise=0.0)
+    after = moved(region, rows=rows, own=rows >= 14, means=means, newest=14, total=18, dims=3, noise=0.0)
     assert not after.scouting
     assert after.centre == 15  # the best of its own; the resolved one is better
-    waiting = moved(replace(region), rows=rows[:15], means=means[:15], newest=14, total=15, dims=3, noise=0.0)
+    waiting = moved(region, rows=rows[:15], own=rows[:15] >= 14, means=means[:15], newest=14, total=15, dims=3, noise=0.0)
     assert waiting.scouting
     assert scouts(3) == 4
+
+
+def test_scouting_goes_on_until_a_point_is_off_the_ended_hills_but_not_for_ever():
+    region = Region(centre=3, start=14, scouting=True, ended=(3,), restarts=2, avoiding=True)
+    for q, scouting in ((4, True), (LAST_SCOUT * scouts(3), False)):
+        rows = torch.arange(14 + q)
+        means = torch.linspace(1.0, 0.0, 14 + q, dtype=torch.float64)
+        none = torch.zeros(14 + q, dtype=torch.bool)
+        after = moved(region, rows=rows, own=none, means=means, newest=14, total=14 + q, dims=3, noise=0.0)
+        assert after.scouting is scouting
+    assert after.avoided == ()
+    assert after.centre == 14
+
+
+def test_evaluations_on_the_hill_of_an_ended_maximum_are_no_progress():
+    region = Region(centre=12, length=0.4, start=10, ended=(3,), restarts=2, avoiding=True)
+    rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
+    means[3], means[12], means[15] = 3.0, 1.0, 2.0
+    own = (rows >= 10) & (rows != 15)
+    after = moved(region, rows=rows, own=own, means=means, newest=14, total=18, dims=3, noise=0.0)
+    assert (after.centre, after.hits, after.length) == (12, 0, 0.2)
+
+
+def test_only_a_surprised_region_is_followed_by_one_that_stays_off_the_hills_that_are_known():
+    region = Region(centre=12, length=SHORTEST, start=10, ended=(3,), restarts=1)
+    rows, means = torch.arange(18), torch.zeros(18, dtype=torch.float64)
+    means[12] = 1.0
+    end = partial(moved, region, rows=rows, own=rows >= 10, means=means, newest=14, total=18, dims=3, noise=0.0)
+    assert (end(surprised=True, returned=True).avoided, end(surprised=True, returned=True).ended) == ((3,), (3,))
+    assert (end(surprised=True).avoided, end().ended) == ((3, 12), (3, 12))
+    assert end(returned=True).avoided == ()
+
+
+def two_hills():
+    """A posterior of two bumps along the first input, at 0.2 and 0.8, and the flat land between and beside them."""
+    X = arms(80, 2)
+    bump = lambda at: torch.exp(-0.5 * ((X - torch.tensor([at, 0.5])) / 0.12).square().sum(dim=-1))  # noqa: E731
+    learned = replace(LEARNED, lengthscales=torch.full((2,), 0.15, dtype=torch.float64), noise=1e-4, mean=0.0)
+    return local_gp(X, 3.0 * bump(0.2) + 2.0 * bump(0.8), learned)
+
+
+def test_a_point_is_on_a_hill_if_no_valley_is_between():
+    gp, tops = two_hills(), torch.tensor([[0.2, 0.5]], dtype=torch.float64)
+    U = torch.tensor([[0.2, 0.5], [0.25, 0.6], [0.12, 0.4], [0.8, 0.5], [0.75, 0.45]], dtype=torch.float64)
+    assert on_hills(gp, U, tops).tolist() == [True, True, True, False, False]
+    assert on_hills(gp, U, torch.cat([tops, U[3:4]])).all()
+    assert on_hills(gp, U, tops[:0]).tolist() == [False] * 5
+    assert on_hills(gp, U[:0], tops).shape == (0,)
+    line = tops + torch.linspace(0.0, 1.0, 9, dtype=torch.float64).unsqueeze(-1) * (U[3] - tops)
+    assert float(gp.means(line).min()) < float(gp.means(U[3:4])) - VALLEY  # the dense sight of that valley
+
+
+def test_a_peak_higher_than_the_model_foresees_is_a_surprise():
+    gp = two_hills()
+    assert float(gp.means(gp.X).max()) > 2.5
+    expected = math.sqrt(2.0 * 2.0 * math.log(1.0 / 0.15))  # of 1 / 0.15² cells
+    for sd, surprised in ((2.5 / (expected + 1.0), True), (2.5 / (expected - 0.5), False)):
+        assert surprising(replace(gp, learned=replace(gp.learned, scale=sd**2))) is surprised
+
+
+def test_hills_are_refused_above_a_limit_alone():
+    gp, tops = two_hills(), torch.tensor([[0.2, 0.5]], dtype=torch.float64)
+    U = torch.tensor([[0.25, 0.5], [0.3, 0.9], [0.8, 0.5]], dtype=torch.float64)
+    right = lambda V: V[:, 0] > 0.7  # noqa: E731
+    assert but_hills(gp, tops, above=1.0, refuse=None)(U).tolist() == [True, False, False]
+    assert but_hills(gp, tops, above=1.0, refuse=right)(U).tolist() == [True, False, True]
+    assert but_hills(gp, tops, above=5.0, refuse=right)(U).tolist() == [False, False, True]
+    assert but_hills(gp, tops[:0], above=1.0, refuse=right) is right
 
 
 def test_sides_follow_the_lengthscales_and_stay_in_the_cube():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
+from sparse_bo.policies.region.hills import but_hills, on_hills, surprising
 from sparse_bo.policies.region.local_gp import LocalGP
 from sparse_bo.policies.region.region import Region, first_region, moved
 from sparse_bo.policies.region.repeats import exact
@@ -86,11 +88,14 @@ class RegionSearch(Mechanism[RegionState]):
             region = moved(
                 region,
                 rows=fitted.rows,
+                own=_own(region, fitted, X),
                 means=fitted.warp(after.y[fitted.rows]) if known else fitted.gp.means(X[fitted.rows]),
                 newest=state.pulls if state.fitted is not None else after.pulls,
                 total=after.pulls,
                 dims=self.box.dims,
                 noise=0.0 if known else fitted.noise,
+                surprised=surprising(fitted.gp),
+                returned=bool(on_hills(fitted.gp, X[[region.centre]], X[list(region.ended)]).any()),
             )
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
@@ -113,7 +118,9 @@ class RegionSearch(Mechanism[RegionState]):
         region, fitted = part_of(arrays, "region"), part_of(arrays, "fitted")
         if not region:
             return state
-        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=self._refitted(state, fitted))
+        kept = thaw_fields(Region, region)
+        last = Region(**{**kept, "ended": tuple(kept["ended"])})
+        return replace(state, region=last, fitted=self._refitted(state, fitted))
 
     def _refitted(self, state: RegionState, parts: Mapping[str, Any]) -> FittedRegion:
         learned = Learned(**part_of(parts, "learned"))
@@ -145,32 +152,61 @@ class RegionSearch(Mechanism[RegionState]):
         generator: torch.Generator,
     ) -> Tensor:
         """Return ``q x d`` picks in the unit cube."""
-        to_unit, centre = self.box.to_unit, self.box.to_unit(state.X[region.centre])
-        bounds = Bounds(*region.sides(centre, fitted.learned.reach))
-        whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
         refuse, failed = self._failures(state, fitted.gp)
-        gp, out = fitted.gp.conditioned(torch.cat([to_unit(pending), failed])), to_unit(pending)
-        means, promised = fitted.gp.means(to_unit(state.X[fitted.rows])), fitted.gp.means(out)
-        highest = float(torch.cat([means, promised]).max())
-        everywhere = search.pool_of(gp, search.everywhere(centre, generator=generator), whole, best=highest, refuse=refuse)
-        if region.scouting:
-            pools = [everywhere, everywhere]
-        else:
-            own = torch.cat([means[fitted.rows >= region.start], promised[bounds.contain(out)]])
-            U = search.around(centre, bounds, generator=generator)
-            if fitted.learned.additive:
-                bounds, U = whole, torch.cat([U, search.combined(gp, centre, generator=generator)])
-            best = float(own.max()) if len(own) else highest
-            pools = [search.pool_of(gp, U, bounds, best=best, refuse=refuse, centre=centre), everywhere]
+        out = self.box.to_unit(pending)
+        gp = fitted.gp.conditioned(torch.cat([out, failed]))
+        pools = self._pools(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
         picks: list[Tensor] = []
         for _ in range(q):
             aside = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < self.anywhere
-            u = _next(gp, pools[1:] if aside else pools, refuse, picked=len(picks))
+            u = _next(gp, pools[1:] if aside else pools, picked=len(picks))
             picks.append(u)
             at = gp.moments(u)
             pools = [pool.after(gp, u, at) for pool in pools]
             gp = gp.conditioned(u)
         return torch.cat([pending[:0], *picks])
+
+    def _pools(
+        self,
+        state: RegionState,
+        fitted: FittedRegion,
+        region: Region,
+        *,
+        gp: LocalGP,
+        out: Tensor,
+        refuse: Refusal | None,
+        generator: torch.Generator,
+    ) -> list[Pool]:
+        """Return the candidates of the region and those of the whole box; of a region that is being chosen the latter alone.
+
+        Args:
+            state: What has been evaluated.
+            fitted: The model of it.
+            region: Where to search.
+            gp: The model's, conditioned on the pending points.
+            out: ``p x d`` pending points in the unit cube.
+            refuse: Which points to leave alone.
+            generator: Of the candidates.
+        """
+        X = self.box.to_unit(state.X)
+        centre, tops = X[region.centre], X[list(region.avoided)]
+        bounds = Bounds(*region.sides(centre, fitted.learned.reach))
+        whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
+        means, promised = fitted.gp.means(X[fitted.rows]), fitted.gp.means(out)
+        highest = float(torch.cat([means, promised]).max())
+        own = torch.cat([means[_own(region, fitted, X)], promised[bounds.contain(out)]])
+        best = float(own.max()) if len(own) else fitted.learned.mean if len(tops) else highest
+        away = but_hills(gp, tops, above=best, refuse=refuse)
+        noisy = exact(state.X, state.y) is False
+        pool = partial(search.pool_of, gp, noise_variance=fitted.gp.noise_variance if noisy else 0.0)
+        U = search.everywhere(centre, generator=generator)
+        if region.scouting:
+            return [pool(U, whole, best=best if len(tops) else highest, refuse=away)] * 2
+        everywhere = pool(U, whole, best=highest, refuse=refuse)
+        U = search.around(centre, bounds, generator=generator)
+        if fitted.learned.additive:
+            bounds, U = whole, torch.cat([U, search.combined(gp, centre, generator=generator)])
+        return [pool(U, bounds, best=best, refuse=away, centre=centre), everywhere]
 
     def _failures(self, state: RegionState, gp: LocalGP) -> tuple[Refusal | None, Tensor]:
         """Return which points of the unit cube to leave alone, and those (``f x d``) where evaluations failed lately."""
@@ -182,10 +218,20 @@ class RegionSearch(Mechanism[RegionState]):
         return near, failures.where[failures.speaking(state.pulls)]
 
 
-def _next(gp: LocalGP, pools: Sequence[Pool], refuse: Refusal | None, *, picked: int) -> Tensor:
+def _own(region: Region, fitted: FittedRegion, X: Tensor) -> Tensor:
+    """Return which rows of the model count as the region's (``n``): made since it began, not on the hill of an ended one."""
+    own = fitted.rows >= region.start
+    tops = X[list(region.avoided)]
+    if len(tops):
+        own = own.clone()
+        own[own.nonzero().squeeze(-1)] = ~on_hills(fitted.gp, X[fitted.rows[own]], tops)
+    return own
+
+
+def _next(gp: LocalGP, pools: Sequence[Pool], *, picked: int) -> Tensor:
     """Return the pick (``1 x d``) of the first pool whose pick is not known yet, else a quasi-random point of the last."""
     for pool in pools:
-        u = search.pick(gp, pool, refuse=refuse)
+        u = search.pick(gp, pool)
         if not search.known(gp, gp.moments(u), best=pool.best, picked=picked):
             return u
     return pools[-1].U[picked % len(pools[-1].U)].unsqueeze(0)

@@ -28,10 +28,12 @@ class TrustRegion:
     evidence, output scale and noise are learned. The points of a batch are maximisers of log expected improvement by gradients,
     each conditioned on those before; in more than 8 dimensions they change about 5 inputs of the centre. Of a
     sum, the best value of each input is looked for in the whole box, and combined. A region that has become small is left for
-    another; all data stays.
+    another; all data stays. Where the best value is higher than the model lets expect anywhere, the objective has hills that it
+    does not foresee: then the next region stays off those of the maxima found (hill-valley test, Ursem 1999).
 
     The best point of the design is evaluated once more. If the objective gives the same value, it has no noise: the model
-    interpolates, and the highest observation is what is recommended; else the highest posterior mean is.
+    interpolates, and the highest observation is what is recommended; else the highest posterior mean is, and improvement that
+    noise would hide counts for less (augmented expected improvement, Huang et al. 2006).
 
     O(n³) per batch, n ≤ 400, whatever the number of evaluations.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, kept_since
 
 WHOLE = 2.0
 """Length at which a region is the whole box wherever its centre is; where a run in few dimensions starts."""
@@ -28,6 +29,8 @@ PATIENCE = 4
 """Evaluations in a row without progress after which the length halves, at least; d if that is more (TuRBO)."""
 PROGRESS, PROGRESS_NOISE = 1e-3, 0.1
 """Progress is a rise of the best posterior mean by so many sd of the warped observations, plus so many of their noise."""
+LAST_SCOUT = 4
+"""After so many times the scouts of a region, all on hills of ended maxima, those count no longer."""
 RATIO = 10.0
 """No side is longer or shorter than the geometric mean by more than this."""
 
@@ -50,6 +53,15 @@ class Region:
     """Whether the region is being chosen: evaluations are made anywhere, and the best of them becomes the centre."""
     restarts: int = field(default=0, metadata=KEPT)
     """Regions before this one."""
+    ended: Sequence[int] = field(default=(), metadata=kept_since(()))
+    """Rows of the maxima that they resolved, one for each hill."""
+    avoiding: bool = field(default=False, metadata=kept_since(False))
+    """Whether it stays off their hills: when the region before it ended the best value was a surprise to the model."""
+
+    @property
+    def avoided(self) -> Sequence[int]:
+        """Rows of the maxima that it stays away from."""
+        return self.ended if self.avoiding else ()
 
     def sides(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lower and upper corner (``d``) in the unit cube: sides proportional to the lengthscales.
@@ -75,7 +87,19 @@ def scouts(dims: int) -> int:
     return max(PATIENCE, dims // 2)
 
 
-def moved(region: Region, *, rows: Tensor, means: Tensor, newest: int, total: int, dims: int, noise: float) -> Region:
+def moved(
+    region: Region,
+    *,
+    rows: Tensor,
+    own: Tensor,
+    means: Tensor,
+    newest: int,
+    total: int,
+    dims: int,
+    noise: float,
+    surprised: bool = False,
+    returned: bool = False,
+) -> Region:
     """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations).
 
     Progress is what the *same* posterior says of old and new points, so noise makes none. After :data:`HITS` batches with
@@ -84,33 +108,44 @@ def moved(region: Region, *, rows: Tensor, means: Tensor, newest: int, total: in
     Args:
         region: Before the batch.
         rows: ``n`` evaluated points that the model knows, as rows of all.
+        own: ``n``: which of them count: evaluated since it began, and not on the hill of an ended maximum.
         means: ``n`` posterior means there, in units in which the observations' variance is about 1.
         newest: Row of the batch's first evaluation.
         total: Evaluations in all.
         dims: d.
         noise: Standard deviation of an observation in the same units.
+        surprised: Whether the best value is a surprise to the model: the next region stays off the hills of ended maxima.
+        returned: Whether the region's centre is on the hill of an ended maximum.
     """
-    own = rows >= region.start
     if region.scouting:
-        if total - region.start < scouts(dims) or not bool(own.any()):
+        scouted = total - region.start
+        if scouted >= LAST_SCOUT * scouts(dims):
+            region, own = replace(region, avoiding=False), rows >= region.start
+        if scouted < scouts(dims) or not bool(own.any()):
             return region
         region = replace(region, scouting=False, length=AGAIN)
     else:
-        region = _resized(region, rows=rows, means=means, newest=newest, dims=dims, noise=noise)
+        region = _resized(region, new=rows >= newest, own=own, means=means, dims=dims, noise=noise)
     if region.length < SHORTEST:
-        return Region(centre=region.centre, length=AGAIN, start=total, scouting=True, restarts=region.restarts + 1)
+        return Region(
+            centre=region.centre,
+            length=AGAIN,
+            start=total,
+            scouting=True,
+            restarts=region.restarts + 1,
+            ended=region.ended if returned else (*region.ended, region.centre),
+            avoiding=surprised,
+        )
     if not bool(own.any()):
         return region
     best = int(means.masked_fill(~own, -torch.inf).argmax())
     return replace(region, centre=int(rows[best]))
 
 
-def _resized(region: Region, *, rows: Tensor, means: Tensor, newest: int, dims: int, noise: float) -> Region:
-    new = rows >= newest
-    old = (rows >= region.start) & ~new
-    if not bool(new.any()) or not bool(old.any()):
+def _resized(region: Region, *, new: Tensor, own: Tensor, means: Tensor, dims: int, noise: float) -> Region:
+    if not bool(new.any()) or not bool((own & ~new).any()):
         return region
-    rise = float(means[new].max() - means[old].max())
+    rise = float(means.masked_fill(~(own & new), -torch.inf).max() - means[own & ~new].max())
     if rise > PROGRESS + PROGRESS_NOISE * noise:
         hits = region.hits + 1
         if hits < HITS:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sparse_bo.core.improvement import log_expected_improvement
+from sparse_bo.core.improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.region.local_gp import LocalGP, Moments
 from sparse_bo.policies.region.region import FEW_DIMS
@@ -66,6 +66,10 @@ class Pool:
     moments: Moments
     best: float
     """What is to be improved on, in warped units."""
+    noise_variance: float = 0.0
+    """Of an observation, where a repeated point has shown some noise: improvement that it would hide counts for less."""
+    refuse: Refusal | None = None
+    """Which points to leave alone."""
     centre: Tensor | None = None
     """``d``: in more than :data:`FEW_DIMS` dimensions, climbs keep the coordinates that a candidate shares with it."""
 
@@ -84,7 +88,11 @@ class Pool:
         smallest = torch.finfo(variance.dtype).tiny
         variance = (variance - scale * row.square()).clamp_min(smallest)
         best = max(self.best, float(at_pick.mean))
-        return Pool(self.U, self.bounds, Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best, self.centre)
+        return replace(self, moments=Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best=best)
+
+    def gain(self, mean: Tensor, variance: Tensor) -> LogImprovement:
+        """Return the logarithm of what observing points with such moments improves, in expectation."""
+        return log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
 
 
 def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -144,27 +152,35 @@ def combined(gp: LocalGP, centre: Tensor, *, generator: torch.Generator) -> Tens
 
 
 def pool_of(
-    gp: LocalGP, U: Tensor, bounds: Bounds, *, best: float, refuse: Refusal | None, centre: Tensor | None = None
+    gp: LocalGP,
+    U: Tensor,
+    bounds: Bounds,
+    *,
+    best: float,
+    noise_variance: float = 0.0,
+    refuse: Refusal | None = None,
+    centre: Tensor | None = None,
 ) -> Pool:
     """Return a pool of candidates (``N x d``) without refused ones, unless all are refused. O(N n²)."""
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return Pool(U, bounds, gp.moments(U), best, centre)
+    return Pool(U, bounds, gp.moments(U), best, noise_variance, refuse, centre)
 
 
-def pick(gp: LocalGP, pool: Pool, *, refuse: Refusal | None) -> Tensor:
+def pick(gp: LocalGP, pool: Pool) -> Tensor:
     """Return the point (``1 x d``) of the highest expected improvement that climbs from the best candidates reach."""
-    scores = log_expected_improvement(pool.moments.mean, pool.moments.variance, pool.best).value
+    scores = pool.gain(pool.moments.mean, pool.moments.variance).value
     starts = pool.U[scores.topk(min(CLIMBS, len(pool.U))).indices]
     free = torch.ones_like(starts, dtype=torch.bool)
     if pool.centre is not None and starts.shape[1] > FEW_DIMS:
         free = starts != pool.centre
-    U = _climbed(gp, starts, pool.bounds, pool.best, free=free)
-    if refuse is not None:
-        U = U[~refuse(U)] if not bool(refuse(U).all()) else starts[:1]
+    U = _climbed(gp, starts, pool, free=free)
+    if pool.refuse is not None:
+        left = ~pool.refuse(U)
+        U = U[left] if bool(left.any()) else starts[:1]
     mean, variance, _ = gp.moments(U)
-    return U[int(log_expected_improvement(mean, variance, pool.best).value.argmax())].unsqueeze(0)
+    return U[int(pool.gain(mean, variance).value.argmax())].unsqueeze(0)
 
 
 def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> bool:
@@ -185,20 +201,20 @@ def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) 
     return bool(at.variance < enough) and float(at.mean) < best + math.sqrt(enough)
 
 
-def _climbed(gp: LocalGP, U: Tensor, bounds: Bounds, best: float, *, free: Tensor) -> Tensor:
+def _climbed(gp: LocalGP, U: Tensor, pool: Pool, *, free: Tensor) -> Tensor:
     """Return ``r x d`` points climbed along ``free`` coordinates to higher log expected improvement, all in one search."""
     if not bool(free.any()):
         return U
-    shape, span = U.shape, bounds.span
+    shape, bounds, span = U.shape, pool.bounds, pool.bounds.span
 
     def place(x: Any) -> Tensor:
         return (bounds.lower + span * torch.from_numpy(x).to(U).reshape(shape)).clamp(0.0, 1.0)
 
     def negative(x: Any) -> tuple[float, Any]:
         at = gp.slopes(place(x))
-        gain = log_expected_improvement(at.mean, at.variance, best)
-        gradient = gain.by_mean.unsqueeze(-1) * at.mean_gradient + gain.by_variance.unsqueeze(-1) * at.variance_gradient
-        return -float(gain.value.sum()), -(gradient * span).flatten().cpu().numpy()
+        rise = pool.gain(at.mean, at.variance)
+        gradient = rise.by_mean.unsqueeze(-1) * at.mean_gradient + rise.by_variance.unsqueeze(-1) * at.variance_gradient
+        return -float(rise.value.sum()), -(gradient * span).flatten().cpu().numpy()
 
     first = ((U - bounds.lower) / span).clamp(0.0, 1.0).flatten().cpu().numpy()
     limits = [(0.0, 1.0) if moves else (at, at) for moves, at in zip(free.flatten().tolist(), first.tolist(), strict=True)]

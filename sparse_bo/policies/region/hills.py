@@ -1,0 +1,74 @@
+"""Which points lie on the hill of a maximum that has been resolved: a new region is not to climb there again."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.region.local_gp import LocalGP
+
+PLACES = 7
+"""Points between two ends at which a valley is looked for."""
+VALLEY = 0.1
+"""How deep a valley is at least, in sd of the warped observations: a posterior mean has ripples."""
+SURPRISE = 0.5
+"""The highest mean is a surprise if it is further above the prior's than the model lets expect, by so many sd."""
+
+
+def surprising(gp: LocalGP) -> bool:
+    """Return whether the highest mean is higher than the model itself lets expect anywhere in the unit cube.
+
+    Of N independent normal values the largest is about √(2 ln N) sd above their mean, and a cube holds about one for each
+    product of lengthscales. Where the highest mean is further above, the objective has hills that the model does not foresee:
+    its expected improvement does not find them. O(n² d).
+    """
+    learned = gp.learned
+    expected = math.sqrt(2.0 * float((1.0 / learned.reach).clamp_min(1.0).log().sum()))
+    rise = (float(gp.means(gp.X).max()) - learned.mean) / math.sqrt(learned.scale)
+    return rise > expected + SURPRISE
+
+
+def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:
+    """Return which points have no valley of the posterior mean between them and one of some maxima (the hill-valley test).
+
+    Ursem 1999, "Multinational evolutionary algorithms": two points are on one hill if no point of the straight line between
+    them is lower than both. O(N t n d).
+
+    Args:
+        gp: Posterior.
+        U: ``N x d`` points of the unit cube.
+        tops: ``t x d`` maxima.
+
+    Returns:
+        ``N`` truth values; all false without maxima.
+    """
+    if not len(tops) or not len(U):
+        return torch.zeros(len(U), dtype=torch.bool, device=U.device)
+    along = torch.arange(1, PLACES + 1, dtype=U.dtype, device=U.device).unsqueeze(-1) / (PLACES + 1)
+    lines = U[:, None, None] + along * (tops - U[:, None])[:, :, None]  # N x t x PLACES x d
+    lowest = gp.means(lines.reshape(-1, U.shape[1])).reshape(lines.shape[:-1]).amin(dim=-1)
+    ends = gp.means(U).unsqueeze(-1).minimum(gp.means(tops))
+    return (lowest >= ends - VALLEY).any(dim=-1)
+
+
+def but_hills(gp: LocalGP, tops: Tensor, *, above: float, refuse: Refusal | None) -> Refusal | None:
+    """Return a refusal of what ``refuse`` refuses and of points on hills that the search would climb to the same maximum.
+
+    Args:
+        gp: Posterior.
+        tops: ``t x d`` maxima to stay away from.
+        above: Points with a lower posterior mean are allowed: where nothing is known, a hill has no end.
+        refuse: What is refused anyway.
+    """
+    if not len(tops):
+        return refuse
+
+    def away(U: Tensor) -> Tensor:
+        found = gp.means(U) > above
+        found[found.nonzero().squeeze(-1)] = on_hills(gp, U[found], tops)
+        return found if refuse is None else found | refuse(U)
+
+    return away
