@@ -79,7 +79,9 @@ def _kept(name: str, finished: list[Contestant], title: str, settings: CompareSe
     if finished and not settings.quiet:
         console.print(comparison_table(title, finished))
     whole = ", ".join(contestant.name for contestant in finished)
-    kept = f"finished before it: {whole}, whose histories are in {settings.out}" if finished else "nothing had finished before it"
+    kept = (
+        f"finished before it: {whole}, whose histories are in {settings.out}" if finished else "nothing had finished before it"
+    )
     complain(
         name,
         f"{kept}\nThe same command compares all of them anew; one policy whose run can go on: "
