@@ -17,7 +17,7 @@ from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosterio
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.gpytorch import ModelListGPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, solve_lower
-from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs
+from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs, OutputsNormal
 from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.outcomes import lazy_operator
 from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
@@ -101,7 +101,7 @@ def stacked(posterior: Any) -> Any:
         return posterior
     side_by_side = StackedCovariance(*outputs.linear_ops, dim=outputs.cat_dim, output_device=outputs.device)
     mean = posterior.distribution.mean
-    return GPyTorchPosterior(MultitaskMultivariateNormal(mean, IndependentOutputs(side_by_side), interleaved=False))
+    return GPyTorchPosterior(OutputsNormal(mean, IndependentOutputs(side_by_side), interleaved=False))
 
 
 def _any_joint(members: Iterable[LinearOperator]) -> bool:
