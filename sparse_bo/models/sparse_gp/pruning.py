@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import botorch.acquisition.logei
 import botorch.acquisition.monte_carlo
@@ -53,13 +53,6 @@ MODULES = (
     botorch.utils.multi_objective.hypervolume,
 )
 """Modules of BoTorch that call one of the two functions by a name of their own."""
-
-
-class Range(NamedTuple):
-    """Between which values objectives are, ``q x k`` each."""
-
-    low: Tensor
-    high: Tensor
 
 
 def possible_best(model: Any, X: Tensor, weights: Tensor, *, ref_point: Tensor | None) -> Tensor | None:

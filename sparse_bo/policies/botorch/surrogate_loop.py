@@ -78,7 +78,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             if missing <= out:
                 return Wait(max(missing, over))
             q = min(max_q, missing - out)
-            return Proposal(spared_points(self.box.sobol_from, q, state, pending=pending, generator=generator))
+            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))
