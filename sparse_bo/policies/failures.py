@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.core.largest import largest
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.policies.persistence import part_of, under
 
@@ -173,10 +174,9 @@ def doubtful(
         if not len(suspects):
             continue
         both = torch.cat([correlation(X[part][suspects], right), against], dim=-1)
-        nearest = both.topk(min(NEIGHBOURS, both.shape[1]), dim=-1)
-        bad = nearest.indices >= len(right)
-        weights = _weights(nearest.values)
-        balance = GIVEN + torch.where(bad, -weights, weights).sum(dim=-1)
+        nearest = largest(both, min(NEIGHBOURS, both.shape[1]))  # of equally near ones those that succeeded
+        weights = _weights(both.gather(-1, nearest))
+        balance = GIVEN + torch.where(nearest >= len(right), -weights, weights).sum(dim=-1)
         doubts[part.start + suspects] = balance < 0.0
     return doubts
 

@@ -162,7 +162,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         with torch.no_grad():
             posterior = state.model.posterior(X.unsqueeze(-2))
             scores = (posterior.mean + (state.width or 0.0) * posterior.variance.sqrt()).flatten()
-        best = scores.topk(min(len(wrong), len(X))).indices
+        best = scores.argsort(descending=True, stable=True)[: len(wrong)]
         picks = picks.clone()
         picks[wrong[: len(best)]] = X[best]
         return picks
