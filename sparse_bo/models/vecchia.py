@@ -31,9 +31,10 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
     Predictions are those of VecchiaBO (Jimenez & Katzfuss 2023), neighbours in the order of observation.
 
     *Likelihood*: ``Π_i p(y_i | y of the m nearest before it)``, in the order of observation; batched solves, O(n m³) per
-    step. The neighbours are found once per fit, O(n²) distances. *Prediction*: the joint distribution of q points given the
-    observations nearest to any of them (q m of them), exact within that set: O((q m)³) per batch element, and no work on
-    the others but their kernel values. With m ≥ n both are the exact GP's. "Nearest" means highest kernel value.
+    step. The neighbours are found once, by the kernel as it is before the first step, O(n²) distances. *Prediction*: the joint
+    distribution of q points given the observations nearest to any of them (q m of them), exact within that set: O((q m)³) per
+    batch element, and no work on the others but their kernel values. With m ≥ n both are the exact GP's. "Nearest" means
+    highest kernel value.
 
     Fits through ``ExactMarginalLogLikelihood`` and ``fit_gpytorch_mll``, whose loss is Vecchia's; outputs are standardised.
     Single output, homoscedastic noise, no batches of data, no fantasies.
@@ -150,8 +151,8 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
     def _predecessors(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest earlier observations of each (``n x m``) and which of them exist."""
         n = len(X)
-        closeness = self._kernel(X, X).tril(-1)
-        closeness = closeness.masked_fill(~torch.ones_like(closeness, dtype=torch.bool).tril(-1), -torch.inf)
+        earlier = torch.ones(n, n, dtype=torch.bool, device=X.device).tril(-1)
+        closeness = self._kernel(X, X).masked_fill(~earlier, -torch.inf)
         index = largest(closeness, min(self.neighbors, n))
         return index, closeness.gather(-1, index) > -torch.inf
 

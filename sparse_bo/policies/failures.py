@@ -122,9 +122,7 @@ def thaw_failures(frozen: Mapping[str, Any]) -> Failures | None:
     return Failures(**parts) if parts else None
 
 
-def refused(
-    failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> Refusal:
+def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:
     """Return which points of a box are better left alone.
 
     Args:
@@ -132,13 +130,12 @@ def refused(
         pulls: Successes so far.
         succeeded: ``s x d`` points with a success.
         correlation: Of points.
-        memory_bytes: Budget of the temporary blocks.
     """
     wrong = failures.where[failures.speaking(pulls)]
     again = failures.where[failures.backing_off(pulls)]
 
     def refuse(X: Tensor) -> Tensor:
-        refusals = doubtful(X, wrong, succeeded, correlation, memory_bytes=memory_bytes)
+        refusals = doubtful(X, wrong, succeeded, correlation)
         return refusals | (correlation(X, again) > SAME).any(dim=-1) if len(again) else refusals
 
     return refuse

@@ -216,6 +216,8 @@ def test_pivots_are_what_any_preference_puts_first():
     assert preferred(line.unsqueeze(0), 6, generator=generator).tolist() == [0, 1, 2, 47, 48, 49]
     front = torch.stack([line, 1 - line.square()])  # every row is a best trade-off
     assert len(preferred(front, 64, generator=generator)) > 15
+    for m in (1, 2):  # where there is nothing to prefer, the first and not whatever NaN gives
+        assert preferred(torch.zeros(m, 50), 2 * m, generator=generator)[0] == 0
     outputs = torch.rand(1, 500, generator=generator, dtype=torch.float64)
     X = torch.rand(500, D, generator=generator, dtype=torch.float64)
     chosen = partition(X, outputs, prior=rbf)

@@ -13,7 +13,7 @@ from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory
 from sparse_bo.arms.design import Design, Resampling, design
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domains import Box, check_domain
 from sparse_bo.kernels import covariance_function
@@ -195,7 +195,7 @@ def _certified(
         dictionary=chosen.dictionary,
         largest_sd=math.sqrt(float(posterior.leverages.max()) * surrogate.regularization),
         ratio=ratio,
-        variance_factor=variance_factor(ratio),
+        variance_factor=certified_factor(ratio),
         information_gain=_information_gain(posterior, chosen),
         confidence=confidence,
     )

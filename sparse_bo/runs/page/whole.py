@@ -99,10 +99,6 @@ def _asked(facts: Facts) -> str:
     return f"Maximising over {where}: {facts.asked:,} evaluations asked, {facts.told:,} told, {facts.failed:,} failed{more}."
 
 
-def _best(facts: Facts) -> Safe:
-    return best_card(facts)
-
-
 def _warnings(facts: Facts) -> Safe:
     found = advice_of(facts)
     if not found:
@@ -333,7 +329,7 @@ def _last(values: Numbers) -> float:
 
 
 SECTIONS: Sequence[tuple[str, str, Callable[[Facts], Safe | None]]] = (
-    ("best", "Best so far", _best),
+    ("best", "Best so far", best_card),
     ("warnings", "Warnings", _warnings),
     ("progress", "Progress", _progress),
     ("inputs", "Inputs", _inputs),
