@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from botorch import settings
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.settings import validate_input_scaling
+from botorch.models.utils import validate_input_scaling
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
@@ -69,6 +70,7 @@ class ShardedSparseGP(SparseGP):
         ValueError: On every rank, if there is a rank without rows, widths, options, dictionaries or versions differ, or data
             have a batch or several outputs; at a posterior, if the ranks have other hyper-parameters.
         UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
+        InputDataError: On the rank that has a NaN among its data, or a negative noise variance.
         RuntimeError: Outside a process group, where no ``group`` is given.
 
     Example:
@@ -97,12 +99,13 @@ class ShardedSparseGP(SparseGP):
         group = Processes() if group is None else group
         with group.shielded(MEETING):
             check_choices(dictionary, outcome_transform, input_transform)
+            validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
         options = {"max_dictionary": max_dictionary, "fit": fit, "seed": seed, "dictionary": digest(dictionary)}
         options["kind of noise"] = "learned" if train_Yvar is None else "known"
         rows = checked_rows(group, train_X, train_Y, options)
         if outcome_transform is not None:
             outcome_transform = _standardize(rows, train_Y)
-        with validate_input_scaling(False):  # of one rank's rows, which are not all
+        with settings.validate_input_scaling(False):  # of one rank's rows, which are not all
             super().__init__(
                 train_X,
                 train_Y,
