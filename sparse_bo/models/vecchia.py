@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparse_bo.core.largest import largest
 from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.validation import check_count, check_like, check_points
+from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 
 class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no types
@@ -47,7 +47,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     Raises:
         TypeError: If an argument has the wrong kind, or dtypes differ.
-        ValueError: If shapes do not fit, or m < 1.
+        ValueError: If shapes do not fit, an entry is not finite, or m < 1.
     """
 
     def __init__(self, train_X: Tensor, train_Y: Tensor, *, neighbors: int = 30, covar_module: Kernel | None = None) -> None:
@@ -57,6 +57,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
             got = tuple(train_Y.shape) if isinstance(train_Y, Tensor) else type(train_Y).__name__
             raise ValueError(f"expected train_Y of shape {len(train_X)} x 1, got {got}")
         check_like("train_Y", train_Y, train_X)
+        check_finite("train_Y", train_Y)
         if covar_module is not None and not isinstance(covar_module, Kernel):
             raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel, got {type(covar_module).__name__}")
         self.neighbors = check_count("neighbors", neighbors)
@@ -91,10 +92,10 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         **kwargs: Any,
     ) -> Posterior:
         """Return the joint posterior at ``batch_shape x q x d`` points, given their nearest observations."""
-        self.eval()
-        mean, covariance = self._conditional(X)
         if not isinstance(observation_noise, bool):
             raise ValueError("VecchiaGP knows one noise variance; pass observation_noise=True or False")
+        self.eval()
+        mean, covariance = self._conditional(X)
         if observation_noise:
             covariance = covariance + self.likelihood.noise * torch.eye(X.shape[-2], dtype=X.dtype, device=X.device)
         distribution = MultivariateNormal(mean, covariance)
