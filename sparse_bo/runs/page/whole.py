@@ -238,9 +238,9 @@ def _telling(facts: Facts, good: Any) -> list[str]:
 
 
 def _ranks(values: Any) -> Any:
-    """Return the rank of each value; equal ones share theirs, or their order in time would go with the value's rise."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - 0.5 * counts)[which]
+    """Return twice the rank of each value; equal ones share theirs, or their order in time would go with the value's rise."""
+    ordered = np.sort(values)
+    return ordered.searchsorted(values, "left") + ordered.searchsorted(values, "right")
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
