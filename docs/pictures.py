@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo.core import dtc
 from sparse_bo.core.leverage import effective_dimension, inclusion_probabilities
 from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -174,7 +174,7 @@ def certificate_picture() -> None:
     figure, panels = plt.subplots(1, 3, figsize=(7, 2.5), sharey=True, layout="constrained")
     for axes, size in zip(panels, (10, 16, 22), strict=True):
         fit = Fit(X, y, greedy(X, size))
-        factor = variance_factor(fit.ratio)
+        factor = certified_factor(fit.ratio)
         axes.axhspan(1 / factor, factor, color=SPARSE, alpha=0.15, linewidth=0)
         axes.plot(grid, fit.moments(grid)[1] / exact, color=SPARSE)
         axes.set(title=f"m = {size}: factor {factor:.3g}", xlabel="x", yscale="log")

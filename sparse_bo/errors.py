@@ -22,7 +22,7 @@ class CertificateWarning(UserWarning):
 
 
 class SamplerError(ValueError):
-    """A dictionary sampler was not given what it needs of the candidates: covariance, regularization or posterior means."""
+    """A dictionary sampler was not given what it needs: covariance, noise, posterior means or the last dictionary."""
 
 
 class ResumeWarning(UserWarning):

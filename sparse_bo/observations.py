@@ -39,13 +39,15 @@ class Observations:
 
     @property
     def rows(self) -> Tensor:
-        """The :attr:`indices` of observations of arms, ``n``.
+        """``n`` row of each input in the arm set, ascending.
 
         Raises:
             ValueError: If the inputs are not arms.
         """
         if self.indices is None:
-            raise ValueError("expected observations of arms (with indices), got observations of free inputs")
+            raise ValueError(
+                "expected observations of arms (with indices), got observations of free inputs; use merge_observations"
+            )
         return self.indices
 
     @property
@@ -58,19 +60,6 @@ class Observations:
         """``n`` sums of ``(y − mean)²`` of the repeats of each input (y²), at least 0."""
         deviations = self.sums - self.counts * self.anchors
         return (self.squares - deviations.square() / self.counts).clamp_min(0.0)
-
-    @property
-    def arm_indices(self) -> Tensor:
-        """``n`` row of each input in the arm set, ascending.
-
-        Raises:
-            ValueError: If the inputs are not arms.
-        """
-        if self.indices is None:
-            raise ValueError(
-                "expected observations of arms (with indices), got observations of free inputs; use merge_observations"
-            )
-        return self.indices
 
     @property
     def pulls(self) -> int:
@@ -124,7 +113,7 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     Raises:
         ValueError: If ``observations`` has no indices.
     """
-    distinct, group = torch.unique(torch.cat([observations.arm_indices, indices]), return_inverse=True)
+    distinct, group = torch.unique(torch.cat([observations.rows, indices]), return_inverse=True)
     now = torch.arange(len(y) + observations.n, device=y.device)  # the old inputs stand before the new pulls
     anchors = torch.cat([observations.anchors, y])[_first(group, now, distinct.shape[0])]
     when = torch.cat([observations.first_pull, now[: len(y)] + observations.pulls])

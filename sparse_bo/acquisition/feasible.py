@@ -156,7 +156,7 @@ class Feasible:
 
     def to_unit(self, X: Tensor) -> Tensor:
         """Return points (``… x d``) in coordinates of the unit cube."""
-        return ((X - self.box.lower) / (self.box.upper - self.box.lower)).clamp(0.0, 1.0)
+        return self.box.to_unit(X).clamp(0.0, 1.0)
 
     def _in_unit(self, constraint: LinearConstraint) -> LinearConstraint:
         indices, coefficients, rhs = constraint

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_bo.acquisition.picking import Chosen, Search
 from sparse_bo.acquisition.posteriors import BatchPosterior
+from sparse_bo.core.largest import largest
 from sparse_bo.seeding import seeded
 
 CHUNK = 2048
@@ -137,7 +138,7 @@ class AcquisitionBox:
         """Return the best feasible samples as starts, ``num_restarts x 1 x d``: BoTorch has none for nonlinear constraints."""
         X = self.search.feasible.sample(raw_samples, generator=self.search.generator).unsqueeze(-2)
         with torch.no_grad():
-            return X[acq_function(X).topk(min(num_restarts, len(X))).indices]
+            return X[largest(acq_function(X), min(num_restarts, len(X)))]
 
 
 class AcquisitionChoices:

@@ -103,7 +103,7 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
         observations = add_observations(observations, arms, batch.indices, X.new_zeros(len(batch.indices)))
         candidates = candidates_of(
             observations,
-            posterior.leverages_at(observations.arm_indices),
+            posterior.leverages_at(observations.rows),
             covariance=prior.covariance,
             regularization=prior.regularization,
         )
@@ -148,4 +148,4 @@ def _spans(dictionary: Dictionary, observations: Observations) -> bool:
     """Return whether every distinct observed arm is in the dictionary."""
     if observations.n == 0:
         return True
-    return dictionary.indices is not None and bool(torch.isin(observations.arm_indices, dictionary.indices).all())
+    return dictionary.indices is not None and bool(torch.isin(observations.rows, dictionary.indices).all())

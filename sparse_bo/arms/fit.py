@@ -67,7 +67,7 @@ def arm_fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary)
     state = dtc_state(prior, observations, K_DD=cross(D, D), K_DX=K_DX)
     form = dtc.one_product(state)
     exact = evaluator_of(prior, state, form, precision=torch.float64)
-    observed = exact_leverages(prior, exact, K_DX, observations.arm_indices)
+    observed = exact_leverages(prior, exact, K_DX, observations.rows)
     return ArmFit(prior, dictionary, state, form, observed, float(effective_dimension(observed, observations.counts)))
 
 

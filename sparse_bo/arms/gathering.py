@@ -31,14 +31,13 @@ STEP = "gathering contenders"
 class Gathered:
     """The contenders of all ranks, and the arm with the highest mean. The same on every rank."""
 
-    def __init__(self, arms: ShardedArms, found: Scan, *, fingerprint: float, exact: bool) -> None:
+    def __init__(self, arms: ShardedArms, found: Scan, *, fingerprint: float) -> None:
         """Gather what the ranks found, and let every rank know the contenders' rows.
 
         Args:
             arms: All of them.
             found: On this rank; arms are numbered among all.
             fingerprint: Of the posterior; ranks with another have come apart.
-            exact: Whether bounds are the scores themselves.
 
         Raises:
             RankError: If the posteriors of the ranks differ, or a rank is lost.
@@ -69,15 +68,13 @@ class Gathered:
             floor = max(floor, float(found.upper[left_out].max()))
         mine_is_best = arms.group.rank == best_rank and found.best_mean > -math.inf
         best_here = found.indices.new_tensor([found.best_index] if mine_is_best else [])
-        self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes, exact)
+        self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes)
         self.best_mean = best_means[best_rank]
 
-    def _union(
-        self, arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, best_here: Tensor, extremes: Tensor, exact: bool
-    ) -> None:
+    def _union(self, arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, best_here: Tensor, extremes: Tensor) -> None:
         if arms.group.size == 1:  # rows are at hand
             self.best_index = int(best_here[0]) if len(best_here) else -1
-            self.contenders = Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=exact)
+            self.contenders = Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=False)
             return
         with arms.group.shielded(STEP):
             wanted = torch.unique(torch.cat([mine, best_here]))
@@ -90,7 +87,7 @@ class Gathered:
         arms.contenders_are(known, X)
         self.best_index = int(best[0]) if len(best) else -1
         bounds = without_repeats(arms, indices, bounds)
-        self.contenders = Contenders(indices, bounds, float(floors.max()), extremes, exact=exact)
+        self.contenders = Contenders(indices, bounds, float(floors.max()), extremes, exact=False)
 
 
 def _share(size: int) -> int:

@@ -202,7 +202,7 @@ def in_memory_posterior(
 def _swept(
     prior: ArmPrior, observations: Observations, dictionary: Dictionary, columns: KernelColumns
 ) -> tuple[InMemoryPosterior, KernelColumns]:
-    (arms, _), chosen, pulled = prior.in_memory, dictionary.indices, observations.arm_indices
+    (arms, _), chosen, pulled = prior.in_memory, dictionary.indices, observations.rows
     stored = None
     if chosen is not None and not prior.covariance.cheap(arms) and columns.fits(dictionary.m, arms):
         columns = columns.grown(prior.covariance, arms, chosen, fixed=prior.fixed)

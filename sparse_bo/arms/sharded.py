@@ -140,7 +140,7 @@ class ShardedPosterior(PosteriorOfContenders):
             indices, upper, floor = self.highest_now(conditioner, self.prior.here, first=arms.start, refuse=refuse)
             open_ = upper > -math.inf  # nothing is left out for a low score
             found = Scan(indices[open_], upper[open_], floor, -math.inf, self.contenders.extremes, -1, -math.inf)
-        gathered = Gathered(arms, found, fingerprint=_fingerprint(self.fit), exact=False).contenders
+        gathered = Gathered(arms, found, fingerprint=_fingerprint(self.fit)).contenders
         assert gathered.indices is not None
         if not len(gathered.indices):  # every arm is refused
             return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
@@ -179,7 +179,7 @@ def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) 
     with arms.group.shielded(STEP):
         found = shrinking(attempt, memory_bytes=fit.prior.memory_bytes)
     found = found._replace(indices=found.indices + arms.start, best_index=found.best_index + arms.start)
-    gathered = Gathered(arms, found, fingerprint=_fingerprint(fit), exact=False)
+    gathered = Gathered(arms, found, fingerprint=_fingerprint(fit))
     return ShardedPosterior(
         fit,
         local=local,

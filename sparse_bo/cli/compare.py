@@ -30,7 +30,8 @@ def compare(settings: CompareSettings) -> None:
         settings: Of the command.
 
     Raises:
-        typer.Exit: With 2 if an option does not fit, 130 on Ctrl-C, 1 if a run stops before its end or files cannot be written.
+        typer.Exit: With 2 if an option does not fit, 130 on Ctrl-C, 1 if a run stops before its end (what had finished
+            is shown) or files cannot be written.
     """
     try:
         check_size(settings, {})
@@ -44,16 +45,17 @@ def compare(settings: CompareSettings) -> None:
             settings.out.mkdir(parents=True, exist_ok=True)
         if not settings.quiet:
             say(f"the default policy: {default.name}, {why}")
-        contestants = []
+        contestants: list[Contestant] = []
         for policy in (default, *_simple(problem.domain)):
             loop = AskTell(policy=policy, seed=settings.seed, **problem.domain)
             start = time.process_time()
             outcome = launch(loop, problem, budget, None, storage=None, quiet=settings.quiet)
             if outcome.code:
+                _kept(policy.name, contestants, problem.description, settings)
                 raise typer.Exit(outcome.code)
+            outcome.result.history.save(settings.out / f"{problem.name}-{policy.name}-seed{settings.seed}.jsonl")
             regret = problem.regret_of(outcome.result.history).tolist()
             contestants.append(Contestant(policy.name, regret, time.process_time() - start))
-            outcome.result.history.save(settings.out / f"{problem.name}-{policy.name}-seed{settings.seed}.jsonl")
         if not settings.quiet:
             console.print(comparison_table(problem.description, contestants))
             if console.is_terminal:
@@ -70,6 +72,22 @@ def compare(settings: CompareSettings) -> None:
         raise typer.Exit(1) from error
     except INPUT_ERRORS as error:
         raise refused(error) from error
+
+
+def _kept(name: str, finished: list[Contestant], title: str, settings: CompareSettings) -> None:
+    """Show what had finished when a policy was stopped, and say how to go on."""
+    if finished and not settings.quiet:
+        console.print(comparison_table(title, finished))
+    whole = ", ".join(contestant.name for contestant in finished)
+    kept = (
+        f"finished before it: {whole}, whose histories are in {settings.out}" if finished else "nothing had finished before it"
+    )
+    complain(
+        name,
+        f"{kept}\nThe same command compares all of them anew; one policy whose run can go on: "
+        f"python -m sparse_bo run --policy {name} --storage run.db",
+        style="yellow",
+    )
 
 
 def _next(name: str) -> list[tuple[str, str]]:

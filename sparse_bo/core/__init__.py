@@ -3,7 +3,6 @@
 - :mod:`~sparse_bo.core.nystrom`: whitens a dictionary and gives points their features;
 - :mod:`~sparse_bo.core.dtc`: the DTC posterior: fit, mean, variance, covariance, one-product form;
 - :mod:`~sparse_bo.core.decoupled`: draws of it, from prior draws and an update at the dictionary;
-- :mod:`~sparse_bo.core.likelihood`: the DTC log-likelihood of merged pulls;
 - :mod:`~sparse_bo.core.stationary`: stationary kernels of scaled distances, with slopes;
 - :mod:`~sparse_bo.core.stationary_likelihood`: the exact log-likelihood with one of them, gradient in closed form;
 - :mod:`~sparse_bo.core.additive`: sums of a Gaussian correlation of each input alone, with slopes;

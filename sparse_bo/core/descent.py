@@ -20,6 +20,8 @@ LONGEST_STEP = 1.0
 """No number changes by more in one step."""
 HALVINGS = 8
 """Shorter steps that are tried where a step does not descend."""
+DIFFERENCE = 1e-4
+"""By which a number is moved to see how the gradient changes."""
 
 
 class Descent(NamedTuple):
@@ -33,13 +35,13 @@ class Descent(NamedTuple):
     """Whether it ended because at most the tolerance was to be gained."""
 
 
-def curvature(function: Function, x: Tensor, gradient: Tensor, *, step: float = 1e-4) -> Tensor:
+def curvature(function: Function, x: Tensor, gradient: Tensor) -> Tensor:
     """Return the Hessian at ``x`` by forward differences of the gradient, ``p x p``, symmetric. p evaluations."""
     rows = []
     for index in range(len(x)):
         moved = x.clone()
-        moved[index] += step
-        rows.append((function(moved)[1] - gradient) / step)
+        moved[index] += DIFFERENCE
+        rows.append((function(moved)[1] - gradient) / DIFFERENCE)
     hessian = torch.stack(rows)
     return 0.5 * (hessian + hessian.mT)
 

@@ -248,10 +248,8 @@ def left_out(state: DTC, features: Tensor, residuals: Tensor, noise: Tensor, pri
     Returns:
         Means less the prior mean and variances of f, each ``batch_shape x n``.
     """
-    solved = torch.linalg.solve_triangular(state.gram_cholesky, features.mT, upper=False)
-    h = solved.square().sum(dim=-2)  # batch_shape x n
+    h = whitened(state, features).square().sum(dim=-1)  # batch_shape x n
     fits = (features @ state.weights.unsqueeze(-1)).squeeze(-1)
     remaining = (1.0 - h / noise).clamp_min(torch.finfo(h.dtype).eps)
     means = (fits - residuals * h / noise) / remaining
-    unexplained = (prior_variance - features.square().sum(dim=-1)).clamp_min(0.0)
-    return means, unexplained + h / remaining
+    return means, residual(features, prior_variance) + h / remaining

@@ -227,8 +227,8 @@ def _cold(X: Tensor, kernel: str, largest_noise: float) -> list[list[Tensor]]:
     A place is ``log ℓ``, of a sum ``log a`` and shares too, and ``log g``.
     """
     d = X.shape[1]
-    pairs = dict.fromkeys((ell, min(noise, largest_noise)) for ell, noise in COLD)
-    starts = [(X.new_full((d,), math.log(ell * math.sqrt(d))), X.new_full((1,), math.log(noise))) for ell, noise in pairs]
+    places = dict.fromkeys((ell, min(noise, largest_noise)) for ell, noise in COLD)
+    starts = [(X.new_full((d,), math.log(ell * math.sqrt(d))), X.new_full((1,), math.log(noise))) for ell, noise in places]
     if kernel != ADDITIVE:
         return [[torch.cat(start) for start in starts]]
     shares = X.new_full((d,), -math.log(d))

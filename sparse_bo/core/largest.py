@@ -34,7 +34,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
     Args:
         values: ``… x n``, without NaN; which entries of −∞ are returned is left open.
-        count: At most n.
+        count: At least 1, at most n.
 
     Returns:
         Indices in no particular order.

@@ -50,7 +50,11 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     return math.isfinite(found) and failed == 0.0
 
 
-def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
+_JITTERS = 5
+"""That are tried, each a hundred times the one before."""
+
+
+def safe_cholesky(A: Tensor) -> JitteredCholesky:
     """Factorise a positive semi-definite matrix, adding as little jitter as it takes.
 
     Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the
@@ -58,7 +62,6 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
 
     Args:
         A: ``batch_shape x n x n`` symmetric, positive semi-definite up to round-off.
-        tries: How many factorisations to attempt.
 
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.
@@ -70,7 +73,7 @@ def safe_cholesky(A: Tensor, *, tries: int = 6) -> JitteredCholesky:
     if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
     unit, jitter = round_off(A), 0.0
-    for attempt in range(tries - 1):
+    for attempt in range(_JITTERS):
         jitter = unit * 10.0 ** (2 * attempt + 1)
         jittered = try_cholesky(A, jitter=jitter)
         if jittered is not None:

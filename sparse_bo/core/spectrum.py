@@ -82,7 +82,7 @@ def largest_eigenvalue(
     return SpectralBound(theta, upper + round_off)
 
 
-def variance_factor(ratio: float) -> float:
+def certified_factor(ratio: float) -> float:
     """Return ``1 + t`` with ``t = (ρ + √(ρ² + 4ρ))/2`` for ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})``.
 
     The certificate (algorithms §2): for *every* x, ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact``.

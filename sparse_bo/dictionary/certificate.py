@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary.base import Covariance, Dictionary, candidates_of
 from sparse_bo.dictionary.residual import residual_bound
 from sparse_bo.observations import Observations
@@ -64,4 +64,4 @@ def certify(
         memory_bytes=memory_bytes,
         generator=generator,
     )
-    return Certificate(variance_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+    return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)

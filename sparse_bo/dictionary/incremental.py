@@ -10,6 +10,7 @@ import torch
 from sparse_bo.core.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.errors import SamplerError
 from sparse_bo.validation import check_choice, check_positive
 
 
@@ -44,13 +45,13 @@ class IncrementalLeverageSampler:
         posterior (no leverages) everything is kept and nothing drawn.
 
         Raises:
-            ValueError: If it is not told what the last dictionary was.
+            SamplerError: If it is not told what the last dictionary was.
         """
         candidate_count(candidates, needed_by=type(self).__name__)
         if candidates.leverages is None:
             return AllSampler().sample(candidates, generator=generator)
         if candidates.kept is None or candidates.new is None:
-            raise ValueError(
+            raise SamplerError(
                 "IncrementalLeverageSampler goes on from the last dictionary and expected candidates with kept and new, got "
                 "neither; use it in BKB or BBKB over arms, LeverageSampler elsewhere"
             )

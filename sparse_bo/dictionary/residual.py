@@ -25,7 +25,7 @@ def residual_bound(
 ) -> SpectralBound:
     """Bound ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})`` over all pulls: ``λ_max(K − Q)/λ`` where λ is one number.
 
-    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.core.spectrum.variance_factor` makes it the certificate
+    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.core.spectrum.certified_factor` makes it the certificate
     ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact`` at every point. With counts it is
     ``λ_max(C^{1/2} N^{-1/2}(K − Q)N^{-1/2} C^{1/2})`` over the distinct inputs, which is the same number.
 

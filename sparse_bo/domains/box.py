@@ -111,14 +111,6 @@ class Box(Domain):
         engine = torch.quasirandom.SobolEngine(self.dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
         return self.from_unit(engine.draw(n, dtype=torch.float64).to(self.bounds))
 
-    def sobol_from(self, n: int, generator: torch.Generator) -> Tensor:
-        """Return :meth:`sobol`."""
-        return self.sobol(n, generator=generator)
-
-    def uniform_from(self, n: int, generator: torch.Generator) -> Tensor:
-        """Return :meth:`uniform`."""
-        return self.uniform(n, generator=generator)
-
     def checked(self, name: str, X: Tensor) -> Tensor:
         """Return ``X`` (``n x d``) if it is finite, has the box's width, dtype and device, and lies inside (to rounding).
 

@@ -118,10 +118,11 @@ def digest(arms: ArmSet) -> str:
     """Return a hash of an arm set's contents (shape, dtype and every entry); a tensor and a file of it agree. O(a d)."""
     if isinstance(arms, LazyArms):
         return arms.digest()
-    return _digest_of_rows(arms.detach().cpu().numpy())
+    return digest_of_rows(arms.detach().cpu().numpy())
 
 
-def _digest_of_rows(array: NDArray[Any]) -> str:
+def digest_of_rows(array: NDArray[Any]) -> str:
+    """Return the same of an array, a block of rows at a time."""
     state = hashlib.blake2b(f"{array.shape} {array.dtype.name}".encode(), digest_size=16)
     for start in range(0, len(array), CHECK_ROWS):
         state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, _digest_of_rows
+from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, digest_of_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class MemmapArms(LazyArms):
 
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`. Reads the file."""
-        return _digest_of_rows(self._file.array)
+        return digest_of_rows(self._file.array)
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:

@@ -72,7 +72,18 @@ def structure_of(kernel: Kernel) -> Structure | None:
 
     ``ScaleKernel`` becomes the variance of what it scales.
     """
-    return _structure(kernel, variance=1.0, outer=None)
+    with torch.no_grad():
+        live = live_structure_of(kernel)
+        return None if live is None else _read(live)
+
+
+def _read(live: Live | Parts) -> Structure:
+    """Return the same with its numbers read."""
+    if isinstance(live, Parts):
+        return (Sum if live.adds else Product)(tuple(map(_read, live.parts)))
+    inverse = live.inverse_lengthscale
+    variance = 1.0 if live.variance is None else float(live.variance)
+    return Stationary(live.profile, variance, inverse, live.columns, float(inverse.square()) if len(inverse) == 1 else None)
 
 
 def value_at_zero(structure: Structure) -> float:
@@ -110,13 +121,14 @@ def live_structure_of(kernel: Kernel) -> Live | Parts | None:
 
 
 def _live(kernel: Kernel, outer: Tensor | None) -> Live | Parts | None:
-    """Recognise a plain kernel as :func:`_structure` does."""
+    """Recognise a plain kernel that GPyTorch *calls*: its active dimensions choose among those of the kernel around it."""
     columns = outer
     if kernel.active_dims is not None:
         columns = kernel.active_dims if outer is None else outer[kernel.active_dims]
     variance = None
     while type(kernel) is ScaleKernel:
         base = kernel.base_kernel
+        # Its forward() does not call the base kernel but its forward(): active dimensions there choose nothing.
         if not _plain(base) or not _same(base.active_dims, kernel.active_dims):
             return None
         variance = kernel.outputscale if variance is None else variance * kernel.outputscale
@@ -157,50 +169,6 @@ def leaves(structure: Structure) -> list[Stationary]:
 def dtype_of(structure: Structure) -> torch.dtype:
     """Return the precision that the kernel was set in."""
     return structure.inverse_lengthscale.dtype if isinstance(structure, Stationary) else dtype_of(structure.parts[0])
-
-
-def _structure(kernel: Kernel, *, variance: float, outer: Tensor | None) -> Structure | None:
-    """Recognise a kernel that GPyTorch *calls*: its active dimensions choose among those of the kernel around it."""
-    if not _plain(kernel):
-        return None
-    columns = outer
-    if kernel.active_dims is not None:
-        columns = kernel.active_dims if outer is None else outer[kernel.active_dims]
-    return _inner(kernel, variance=variance, columns=columns)
-
-
-def _inner(kernel: Kernel, *, variance: float, columns: Tensor | None) -> Structure | None:
-    """Recognise a kernel by what its ``forward`` does with the columns that have been chosen."""
-    if type(kernel) is RBFKernel:
-        return _stationary(kernel, "gaussian", variance, columns)
-    if type(kernel) is MaternKernel:
-        return _stationary(kernel, _MATERN[kernel.nu], variance, columns) if kernel.nu in _MATERN else None
-    if type(kernel) is ScaleKernel:
-        base = kernel.base_kernel
-        # Its forward() does not call the base kernel but its forward(): active dimensions there choose nothing.
-        if not _plain(base) or not _same(base.active_dims, kernel.active_dims):
-            return None
-        return _inner(base, variance=variance * float(kernel.outputscale.detach()), columns=columns)
-    if type(kernel) is AdditiveKernel:
-        return _joined(Sum, [_structure(part, variance=variance, outer=columns) for part in kernel.kernels])
-    if type(kernel) is ProductKernel:
-        first = [variance] + [1.0] * (len(kernel.kernels) - 1)  # a variance of the product is that of one part
-        parts = zip(kernel.kernels, first, strict=True)
-        return _joined(Product, [_structure(part, variance=value, outer=columns) for part, value in parts])
-    return None
-
-
-def _stationary(kernel: Kernel, profile: Profile, variance: float, columns: Tensor | None) -> Stationary:
-    inverse = kernel.lengthscale.detach().flatten().reciprocal()
-    weight = float(inverse.square()) if len(inverse) == 1 else None
-    return Stationary(profile, variance, inverse, columns, weight)
-
-
-def _joined(kind: type[Sum] | type[Product], parts: list[Structure | None]) -> Structure | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not known:
-        return None
-    return known[0] if len(known) == 1 else kind(tuple(known))
 
 
 def _plain(kernel: Kernel) -> bool:

@@ -116,6 +116,40 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
     Args:
         mll: In training mode, in float64.
     """
+    known = _hyper_parameters(mll)
+    if known is None:
+        return None
+    parameters = dict(mll.named_parameters())
+    places, end = {}, 0
+    for parameter in parameters.values():
+        places[id(parameter)] = slice(end, end + parameter.numel())
+        end += parameter.numel()
+
+    def part(name: str) -> Part:
+        prior, place = known.priors.get(name), places[id(known.raw[name])]
+        return Part(place) if prior is None else Part(place, float(prior.loc), float(prior.scale))
+
+    gp = ExactGP(
+        kernel=known.kernel,
+        X=mll.model.train_inputs[0],
+        y=mll.model.train_targets,
+        lengthscales=part("lengthscale"),
+        noise=part("noise"),
+        mean=part("constant"),
+        variance=part("outputscale") if "outputscale" in known.raw else None,
+    )
+    return ExactLoss(gp, parameters)
+
+
+class _HyperParameters(NamedTuple):
+    kernel: str
+    raw: dict[str, Tensor]
+    """All parameters of the likelihood: ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``."""
+    priors: dict[str, LogNormalPrior]
+
+
+def _hyper_parameters(mll: Any) -> _HyperParameters | None:
+    """Return the hyper-parameters of a likelihood that :func:`exact_loss` says it knows; ``None`` of any other."""
     model = mll.model
     if type(mll) is not ExactMarginalLogLikelihood or not _exact(model) or not _plain(model):
         return None
@@ -131,31 +165,10 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
         return None
     priors = _log_normal_priors(mll, modules)
     raw = {name: getattr(module, f"raw_{name}") for name, module in modules.items()} | {"constant": mean.raw_constant}
-    parameters = dict(mll.named_parameters())
-    if priors is None or {id(p) for p in parameters.values()} != {id(p) for p in raw.values()}:
+    if priors is None or {id(p) for p in mll.parameters()} != {id(p) for p in raw.values()}:
         return None
-    if not all(p.requires_grad and p.dtype == torch.float64 for p in raw.values()):
-        return None
-    places, end = {}, 0
-    for parameter in parameters.values():
-        places[id(parameter)] = slice(end, end + parameter.numel())
-        end += parameter.numel()
-
-    def part(name: str) -> Part:
-        prior = priors.get(name)
-        place = places[id(raw[name])]
-        return Part(place) if prior is None else Part(place, float(prior.loc), float(prior.scale))
-
-    gp = ExactGP(
-        kernel=parts.name,
-        X=model.train_inputs[0],
-        y=model.train_targets,
-        lengthscales=part("lengthscale"),
-        noise=part("noise"),
-        mean=part("constant"),
-        variance=None if scaled is None else part("outputscale"),
-    )
-    return ExactLoss(gp, parameters)
+    free = all(p.requires_grad and p.dtype == torch.float64 for p in raw.values())
+    return _HyperParameters(parts.name, raw, priors) if free else None
 
 
 def _exact(model: Any) -> bool:

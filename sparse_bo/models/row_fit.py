@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gpytorch
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.gpytorch import GPyTorchModel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
@@ -55,7 +57,7 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
             f"expected a model of one output without batch shape, got {model.num_outputs} outputs, {tuple(model.batch_shape)}"
         )
     model.train()  # BoTorch then holds the inputs as they were given, before its transforms
-    X, targets = model.train_inputs[0], model.train_targets
+    X = model.train_inputs[0]
     rows = check_indices("rows", rows, size=len(X)).to(X.device)
     if not len(rows) or len(torch.unique(rows)) < len(rows):
         raise ValueError(f"expected at least one row, and distinct ones, got {len(rows)}")
@@ -66,16 +68,12 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
             "leave previous out where the model changes"
         )
     old = None if previous is None else parameters_of(previous)
-    model.set_train_data(X[rows], targets[rows], strict=False)
-    try:
+    with _knowing_only(model, rows):
         if fitter is None:
             objective = ExactMarginalLogLikelihood(model.likelihood, model)
             fit_gpytorch_mll(objective, closure=exact_loss(objective))
         else:
             fitter(model)
-    finally:  # a fit that fails must not leave the model without its data
-        model.train()
-        model.set_train_data(X, targets, strict=False)
     accepted = True
     if old is not None:
         new, proposed = parameters_of(model), _log_density(model)
@@ -85,6 +83,23 @@ def fit_to_rows(model: Any, rows: Tensor, *, fitter: Callable[[Any], Any] | None
             set_parameters(model, new)
     model.eval()
     return accepted
+
+
+@contextmanager
+def _knowing_only(model: Any, rows: Tensor) -> Iterator[None]:
+    """Let a model in training mode have some rows of its data, with their noise variances where it was given those."""
+    X, targets, noises = model.train_inputs[0], model.train_targets, model.likelihood.noise_covar
+    known = noises.noise if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
+    try:
+        model.set_train_data(X[rows], targets[rows], strict=False)
+        if known is not None:
+            noises.noise = known[rows]
+        yield
+    finally:  # a fit that fails must not leave the model without its data
+        model.train()
+        model.set_train_data(X, targets, strict=False)
+        if known is not None:
+            noises.noise = known
 
 
 def _log_density(model: Any) -> float:

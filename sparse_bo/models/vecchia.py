@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparse_bo.core.largest import largest
 from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.validation import check_count, check_like, check_points
+from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 
 class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no types
@@ -31,9 +31,10 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
     Predictions are those of VecchiaBO (Jimenez & Katzfuss 2023), neighbours in the order of observation.
 
     *Likelihood*: ``Π_i p(y_i | y of the m nearest before it)``, in the order of observation; batched solves, O(n m³) per
-    step. The neighbours are found once per fit, O(n²) distances. *Prediction*: the joint distribution of q points given the
-    observations nearest to any of them (q m of them), exact within that set: O((q m)³) per batch element, and no work on
-    the others but their kernel values. With m ≥ n both are the exact GP's. "Nearest" means highest kernel value.
+    step. The neighbours are found once, by the kernel as it is before the first step, O(n²) distances. *Prediction*: the joint
+    distribution of q points given the observations nearest to any of them (q m of them), exact within that set: O((q m)³) per
+    batch element, and no work on the others but their kernel values. With m ≥ n both are the exact GP's. "Nearest" means
+    highest kernel value.
 
     Fits through ``ExactMarginalLogLikelihood`` and ``fit_gpytorch_mll``, whose loss is Vecchia's; outputs are standardised.
     Single output, homoscedastic noise, no batches of data, no fantasies.
@@ -46,7 +47,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     Raises:
         TypeError: If an argument has the wrong kind, or dtypes differ.
-        ValueError: If shapes do not fit, or m < 1.
+        ValueError: If shapes do not fit, an entry is not finite, or m < 1.
     """
 
     def __init__(self, train_X: Tensor, train_Y: Tensor, *, neighbors: int = 30, covar_module: Kernel | None = None) -> None:
@@ -56,6 +57,7 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
             got = tuple(train_Y.shape) if isinstance(train_Y, Tensor) else type(train_Y).__name__
             raise ValueError(f"expected train_Y of shape {len(train_X)} x 1, got {got}")
         check_like("train_Y", train_Y, train_X)
+        check_finite("train_Y", train_Y)
         if covar_module is not None and not isinstance(covar_module, Kernel):
             raise TypeError(f"expected covar_module to be a gpytorch.kernels.Kernel, got {type(covar_module).__name__}")
         self.neighbors = check_count("neighbors", neighbors)
@@ -90,10 +92,10 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
         **kwargs: Any,
     ) -> Posterior:
         """Return the joint posterior at ``batch_shape x q x d`` points, given their nearest observations."""
-        self.eval()
-        mean, covariance = self._conditional(X)
         if not isinstance(observation_noise, bool):
             raise ValueError("VecchiaGP knows one noise variance; pass observation_noise=True or False")
+        self.eval()
+        mean, covariance = self._conditional(X)
         if observation_noise:
             covariance = covariance + self.likelihood.noise * torch.eye(X.shape[-2], dtype=X.dtype, device=X.device)
         distribution = MultivariateNormal(mean, covariance)
@@ -150,8 +152,8 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
     def _predecessors(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest earlier observations of each (``n x m``) and which of them exist."""
         n = len(X)
-        closeness = self._kernel(X, X).tril(-1)
-        closeness = closeness.masked_fill(~torch.ones_like(closeness, dtype=torch.bool).tril(-1), -torch.inf)
+        earlier = torch.ones(n, n, dtype=torch.bool, device=X.device).tril(-1)
+        closeness = self._kernel(X, X).masked_fill(~earlier, -torch.inf)
         index = largest(closeness, min(self.neighbors, n))
         return index, closeness.gather(-1, index) > -torch.inf
 

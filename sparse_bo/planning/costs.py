@@ -26,6 +26,8 @@ VECTORS = 10
 """Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""
 TEMPORARIES = GPYTORCH_BLOCKS
 """Blocks of the size of a kernel block that a sweep holds, at most: what GPyTorch needs to evaluate one, itself included."""
+EVALUATION_BYTES, BATCH_BYTES = 115, 1100
+"""That the history of a run keeps of an evaluation and of a batch; measured on runs of BBKB and random search."""
 
 
 class Head(LazyArms):
@@ -217,6 +219,8 @@ def memory(
     d: int,
     m: int,
     n: int,
+    budget: int,
+    batches: int,
     columns: int,
     memory_bytes: int,
     streamed: bool,
@@ -231,6 +235,8 @@ def memory(
         d: Inputs.
         m: Largest dictionary.
         n: Distinct arms pulled.
+        budget: Evaluations; what is kept of them is on the host, and not counted where the device has memory of its own.
+        batches: That they are made in.
         columns: Distinct arms that were ever in a dictionary; 0 where their columns are not kept.
         memory_bytes: Budget of a sweep, and of kernel columns.
         streamed: Whether the arms are made tile by tile.
@@ -241,12 +247,14 @@ def memory(
     block = blocks * 8 * m
     least = 2**22 * blocks if device.type == "cpu" else DEVICE_TILE_BYTES * blocks
     tile = min(memory_bytes, max(least, block * (1024 if device.type == "cpu" else DEVICE_TILE_ROWS)))
-    small = 8 * (4 * n * m + 12 * m * m)
+    rest = {"model": 8 * (4 * n * m + 12 * m * m)}
+    if device.type == "cpu":
+        rest["history"] = EVALUATION_BYTES * budget + BATCH_BYTES * batches
     if streamed:
         rows = min(a, TILE_ROWS)
         kept = min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, "model": small}
-    items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, "model": small}
+        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, **rest}
+    items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, **rest}
     if columns and 8 * m * a <= memory_bytes:
         # The old storage and the new while it grows.
         items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)

@@ -242,6 +242,8 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
         d=request.dims,
         m=math.ceil(m),
         n=math.ceil(growth.distinct),
+        budget=request.budget,
+        batches=math.ceil(growth.batches),
         columns=kept,
         memory_bytes=memory_bytes,
         streamed=streamed,

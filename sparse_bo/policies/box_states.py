@@ -160,20 +160,21 @@ def told(state: B, X: Tensor, y: Tensor) -> B:
 
 
 def spared_points(
-    draw: Callable[[int, torch.Generator], Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
+    draw: Callable[..., Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Return ``q x d`` points of a design, those near failures (and near what is out, once there are any) drawn anew.
 
-    Without failures they are ``draw(q, generator)``. O(q (failures + successes) d) for each of at most :data:`REDRAWS` draws.
+    Without failures they are ``draw(q, generator=generator)``. O(q (failures + successes) d) for each of at most
+    :data:`REDRAWS` draws.
 
     Args:
-        draw: From how many points, and the generator, to the points (``n x d``).
+        draw: From how many points, and ``generator=``, to the points (``n x d``).
         q: At least 1.
         state: Knows the failures.
         pending: Points that are out (``p x d``).
         generator: CPU generator.
     """
-    points, refuse = draw(q, generator), state.refusal()
+    points, refuse = draw(q, generator=generator), state.refusal()
     if refuse is None:
         return points
     correlation = box_correlation(state.box.bounds)
@@ -183,7 +184,7 @@ def spared_points(
             wrong |= (correlation(points, pending) > SAME).any(dim=-1)
         if not bool(wrong.any()):
             break
-        points = torch.where(wrong.unsqueeze(-1), draw(q, generator), points)
+        points = torch.where(wrong.unsqueeze(-1), draw(q, generator=generator), points)
     return points
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.core.largest import largest
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.policies.persistence import part_of, under
 
@@ -121,9 +122,7 @@ def thaw_failures(frozen: Mapping[str, Any]) -> Failures | None:
     return Failures(**parts) if parts else None
 
 
-def refused(
-    failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> Refusal:
+def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:
     """Return which points of a box are better left alone.
 
     Args:
@@ -131,13 +130,12 @@ def refused(
         pulls: Successes so far.
         succeeded: ``s x d`` points with a success.
         correlation: Of points.
-        memory_bytes: Budget of the temporary blocks.
     """
     wrong = failures.where[failures.speaking(pulls)]
     again = failures.where[failures.backing_off(pulls)]
 
     def refuse(X: Tensor) -> Tensor:
-        refusals = doubtful(X, wrong, succeeded, correlation, memory_bytes=memory_bytes)
+        refusals = doubtful(X, wrong, succeeded, correlation)
         return refusals | (correlation(X, again) > SAME).any(dim=-1) if len(again) else refusals
 
     return refuse
@@ -173,10 +171,9 @@ def doubtful(
         if not len(suspects):
             continue
         both = torch.cat([correlation(X[part][suspects], right), against], dim=-1)
-        nearest = both.topk(min(NEIGHBOURS, both.shape[1]), dim=-1)
-        bad = nearest.indices >= len(right)
-        weights = _weights(nearest.values)
-        balance = GIVEN + torch.where(bad, -weights, weights).sum(dim=-1)
+        nearest = largest(both, min(NEIGHBOURS, both.shape[1]))  # of equally near ones those that succeeded
+        weights = _weights(both.gather(-1, nearest))
+        balance = GIVEN + torch.where(nearest >= len(right), -weights, weights).sum(dim=-1)
         doubts[part.start + suspects] = balance < 0.0
     return doubts
 

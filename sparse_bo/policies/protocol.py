@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
 from sparse_bo.domains.memory import in_memory
 from sparse_bo.policies.states import State
@@ -152,25 +151,22 @@ def as_arms(domain: Domain, *, policy: str) -> Arms:
     return domain
 
 
-def arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor:
+def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
     """Return the arms of a policy that needs a finite arm set in memory; a lazy set is brought there if it fits.
 
     Raises:
         TypeError: If the domain is a box.
-        ValueError: If a lazy set does not fit into ``memory_bytes``.
+        ValueError: If a lazy set does not fit into ``memory_bytes``, or the arms are in shards.
     """
-    arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
-    if isinstance(arms, ShardedArms):
+    points = as_arms(domain, policy=policy).points
+    if isinstance(points, ShardedArms) and points.group.size > 1:
         raise ValueError(f"{policy!r} takes no arms in shards, got ShardedArms; pass a tensor, or use BBKB, BKB or SBPE")
-    if isinstance(arms, LazyArms):
-        raise ValueError(
-            f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
-            "use BBKB or BKB, which stream them, or pass a tensor"
-        )
+    arms = held_arms_of(domain, policy=policy, memory_bytes=memory_bytes)
+    assert isinstance(arms, Tensor)  # what one rank alone holds is no shard
     return arms
 
 
-def held_arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Tensor | ShardedArms:
+def held_arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor | ShardedArms:
     """Return the arms of a policy that keeps numbers for each of them: in memory, or in shards that are.
 
     Raises:
@@ -178,12 +174,16 @@ def held_arms_of(domain: Domain, *, policy: str, memory_bytes: int = DEFAULT_MEM
         ValueError: If a lazy set, or the largest shard, does not fit into ``memory_bytes``.
     """
     arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
-    if not isinstance(arms, ShardedArms):
-        return arms_of(domain, policy=policy, memory_bytes=memory_bytes)
-    if not arms.in_memory:
+    if isinstance(arms, ShardedArms):
+        if not arms.in_memory:
+            raise ValueError(
+                f"policy {policy!r} needs its arms in memory, but {arms.largest_part:,} arms of one rank do not fit into "
+                f"{memory_bytes:,} bytes; raise memory_bytes, use more ranks, or BBKB or BKB, which stream them"
+            )
+    elif isinstance(arms, LazyArms):
         raise ValueError(
-            f"policy {policy!r} needs its arms in memory, but {arms.largest_part:,} arms of one rank do not fit into "
-            f"{memory_bytes:,} bytes; use more ranks, or BBKB or BKB, which stream them"
+            f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
+            "raise memory_bytes, use BBKB or BKB, which stream them, or pass a tensor"
         )
     return arms
 

@@ -157,6 +157,12 @@ def _split_mix(counters: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def _check_noise(noise_sd: float) -> None:
+def check_noise(noise_sd: float) -> None:
+    """Check the noise of a built-in problem.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative or not finite.
+    """
     if check_number("noise_sd", noise_sd) < 0.0:
         raise ValueError(f"expected noise_sd >= 0, got {noise_sd!r}")

@@ -10,7 +10,7 @@ import torch
 from botorch.test_functions import EggHolder, Hartmann, Levy, Powell, Rastrigin
 from torch import Tensor
 
-from sparse_bo.problems.base import BoxProblem, Problem, _check_noise
+from sparse_bo.problems.base import BoxProblem, Problem, check_noise
 from sparse_bo.validation import check_choice, check_count, check_positive
 
 SYNTHETIC: dict[str, tuple[Callable[[], Any], str]] = {
@@ -35,7 +35,7 @@ def synthetic(name: str, *, noise_sd: float = 0.0) -> BoxProblem:
         TypeError: If the noise is not a number.
     """
     check_choice("problem", name, tuple(SYNTHETIC))
-    _check_noise(noise_sd)
+    check_noise(noise_sd)
     make, description = SYNTHETIC[name]
     function = make()
     return BoxProblem(name, function.bounds, function, float(function.optimal_value), float(noise_sd), description)
@@ -64,7 +64,7 @@ def gp_draw(
         check_count(name, count)
     check_count("seed", seed, minimum=0)
     check_positive("lengthscale", lengthscale)
-    _check_noise(noise_sd)
+    check_noise(noise_sd)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.problems.base import Problem, _check_noise
+from sparse_bo.problems.base import Problem, check_noise
 from sparse_bo.problems.names import SCALINGS
 from sparse_bo.validation import check_choice
 
@@ -72,7 +72,7 @@ def abalone(*, scaling: Scaling = "unit", noise_sd: float = 0.1) -> Problem:
 
 
 def _table(name: str, table: np.ndarray, scaling: Scaling, noise_sd: float, description: str) -> Problem:
-    _check_noise(noise_sd)
+    check_noise(noise_sd)
     data = torch.from_numpy(table)
     y = data[:, -1]
     return Problem(name, scaled(data[:, :-1], scaling), (y - y.min()) / (y.max() - y.min()), float(noise_sd), description)

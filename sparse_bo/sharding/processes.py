@@ -93,9 +93,8 @@ class Processes(Group):
         # a limit would keep a process whose peer hangs from exiting.
         self._store = dist.distributed_c10d._get_default_store()
         token = self.send_block(torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8), 0)
-        self._name = (
-            f"sparse_bo/{bytes(token.tolist()).hex()}"  # never that of ranks before a restart, whose marks may be there
-        )
+        # Never that of ranks before a restart, whose marks may be there.
+        self._name = f"sparse_bo/{bytes(token.tolist()).hex()}"
 
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
         """See :class:`Group`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.core.quadratic import QuadraticForm
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
 from sparse_bo.widths.norms import form_at_most, norm_at_least
 
@@ -269,7 +269,7 @@ class GaussianBounds:
     def bounds(self, confidence: BatchConfidence) -> Bounds:
         """Return the bounds."""
         log_inverse = math.log(2.0 * confidence.batches * confidence.arms / self.failure_probability)
-        return Bounds(math.sqrt(2.0 * variance_factor(confidence.ratio) * log_inverse), 0.0)
+        return Bounds(math.sqrt(2.0 * certified_factor(confidence.ratio) * log_inverse), 0.0)
 
     def noise_within(self, counts: Tensor, *, share: float, regularization: float) -> Tensor:
         """See :class:`RefutableWidth`: the quantile of a normal distribution of variance ``λ/c``."""

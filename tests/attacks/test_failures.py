@@ -19,7 +19,7 @@ from sparse_bo.arms.streaming import StreamedPosterior
 from sparse_bo.domains import Arms
 from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
-from sparse_bo.policies.failures import failed, freeze_failures, thaw_failures
+from sparse_bo.policies.failures import box_correlation, doubtful, failed, freeze_failures, thaw_failures
 
 ARMS = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -222,6 +222,17 @@ def test_a_resumed_run_remembers_failures(where, journal, tmp_path):
             points = first.history.points if "bounds" in domain else first.history.indices
             first.close()
     assert points == (whole.history.points if "bounds" in domain else whole.history.indices)
+
+
+@pytest.mark.parametrize("n", [6, 10, 24])
+def test_of_equally_near_points_those_that_succeeded_count(n):
+    """On a grid most neighbours are equally near, and ``topk`` takes any of them, on another device others."""
+    turn = torch.arange(n, dtype=torch.float64) * (2.0 * math.pi / n)
+    ring = 0.5 + 0.02 * torch.stack([turn.cos(), turn.sin()], dim=-1)
+    correlation = box_correlation(torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64))
+    X = torch.full((1, 2), 0.5, dtype=torch.float64)
+    assert doubtful(X, ring[1::2], ring[:0], correlation).tolist() == [True]
+    assert doubtful(X, ring[1::2], ring[::2], correlation).tolist() == [False]
 
 
 def test_snapshots_without_failures_mean_none():

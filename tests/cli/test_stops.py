@@ -48,6 +48,34 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
 
 
+def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path, monkeypatch):
+    original = AskTell.run
+
+    def interrupted(self, objective, budget, **kwargs):
+        result = original(self, objective, budget, **kwargs)
+        if self.policy.name == "random":
+            raise RunInterrupted("interrupted", loop=self, result=self.result())
+        return result
+
+    monkeypatch.setattr(AskTell, "run", interrupted)
+    command = ["compare", "--problem", "gp-draw", "--arms", "60", "--dims", "2", "--budget", "8", "--out", str(tmp_path)]
+    done = invoke(*command)
+    assert done.exit_code == 130
+    assert "regret per evaluation" in done.stdout
+    assert f"random: finished before it: bbkb, epsilon-greedy, whose histories are in {tmp_path}\n" in done.stderr
+    assert "run --policy random --storage run.db\n" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {f"gp-draw-{name}-seed0.jsonl" for name in ("bbkb", "epsilon-greedy")}
+    monkeypatch.setattr(
+        AskTell,
+        "run",
+        lambda self, *_, **__: (_ for _ in ()).throw(RunInterrupted("interrupted", loop=self, result=self.result())),
+    )
+    done = invoke(*command, "--quiet")
+    assert done.exit_code == 130
+    assert done.stdout == ""
+    assert "bbkb: nothing had finished before it\n" in done.stderr
+
+
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
     """The signal reaches the whole process group, workers too, as a terminal sends it."""

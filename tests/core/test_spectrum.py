@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo.core.spectrum import SpectralBound, largest_eigenvalue, variance_factor
+from sparse_bo.core.spectrum import SpectralBound, certified_factor, largest_eigenvalue
 from tests.oracles import certificate_factor, tolerance
 
 
@@ -89,14 +89,14 @@ def test_nothing_to_iterate_on_is_refused(n: int, steps: int) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 1e-6, 0.3, 1.0, 50.0])
 def test_the_factor_balances_both_terms_of_the_proof(ratio: float) -> None:
-    assert variance_factor(ratio) == pytest.approx(certificate_factor(ratio), rel=1e-3)
+    assert certified_factor(ratio) == pytest.approx(certificate_factor(ratio), rel=1e-3)
 
 
 def test_the_factor_of_the_sampling_guarantee_is_the_golden_ratio_squared() -> None:
-    assert variance_factor(1.0) == pytest.approx(((1 + math.sqrt(5)) / 2) ** 2)
+    assert certified_factor(1.0) == pytest.approx(((1 + math.sqrt(5)) / 2) ** 2)
 
 
 @pytest.mark.parametrize("ratio", [-0.1, math.nan, math.inf])
 def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="finite ratio >= 0"):
-        variance_factor(ratio)
+        certified_factor(ratio)

@@ -6,6 +6,7 @@ from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BKB, AskTell
 from sparse_bo.dictionary import Candidates, IncrementalLeverageSampler, LeverageSampler
+from sparse_bo.errors import SamplerError
 from sparse_bo.policies.description import describe, rebuild
 
 ARMS = torch.rand(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -128,7 +129,7 @@ def test_a_run_with_everything_learned_goes_on_from_its_journal(tmp_path):
 
 def test_where_the_last_dictionary_is_not_known_it_refuses(generator):
     given = candidates([0.1], [1], [0.0], [0])._replace(kept=None)
-    with pytest.raises(ValueError, match="in BKB or BBKB over arms, LeverageSampler elsewhere"):
+    with pytest.raises(SamplerError, match="in BKB or BBKB over arms, LeverageSampler elsewhere"):
         IncrementalLeverageSampler().sample(given, generator=generator)
     with pytest.raises(ValueError, match="oversampling"):
         IncrementalLeverageSampler(oversampling=0.0)

@@ -9,6 +9,7 @@ import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.input import Warp
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
@@ -78,3 +79,12 @@ def noise_of(model: SparseGP) -> Tensor:
 def log_density(covariance: Tensor, residuals: Tensor) -> Tensor:
     quadratic = residuals @ torch.linalg.solve(covariance, residuals)
     return -0.5 * (quadratic + torch.linalg.slogdet(covariance).logabsdet + len(residuals) * math.log(2 * math.pi))
+
+
+def dense_log_prob(distribution: Any, values: Tensor) -> Tensor:
+    """Return the log density of ``… x q (x m)`` values under a dense law; GPyTorch scrambles those of several outputs."""
+    mean, covariance = distribution.mean.detach(), distribution.covariance_matrix.detach()
+    if isinstance(distribution, MultitaskMultivariateNormal):
+        assert not distribution._interleaved
+        mean, values = (part.mT.reshape(*part.shape[:-2], -1) for part in (mean, values))
+    return torch.distributions.MultivariateNormal(mean, covariance).log_prob(values)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.transforms import Normalize
+from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo import SparseGP, gradient_subset
 from sparse_bo.models import fit_to_rows
@@ -154,6 +156,22 @@ def test_a_fit_that_fails_leaves_the_model_its_data(model):
         fit_to_rows(gp, ROWS, fitter=broken)
     assert len(gp.train_targets) == len(X)
     torch.testing.assert_close(gp.posterior(test).mean, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Data .* is not standardized:botorch.exceptions.InputDataWarning")
+@pytest.mark.parametrize("model", [SingleTaskGP, SparseGP])
+def test_known_noise_variances_are_those_of_the_rows(model):
+    """GPyTorch takes noise variances of another number of points for none at all."""
+    X, Y = _data()
+    X, Y = X / 4.0 + 0.25, (Y - Y.mean()) / Y.std()
+    Yvar = torch.linspace(0.01, 1.0, len(X), dtype=torch.float64).unsqueeze(-1)
+    gp = model(X, Y, Yvar, outcome_transform=None)
+    fit_to_rows(gp, ROWS)
+    alone = model(X[ROWS], Y[ROWS], Yvar[ROWS], outcome_transform=None)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(alone.likelihood, alone))
+    torch.testing.assert_close(gp.covar_module.lengthscale, alone.covar_module.lengthscale)
+    assert torch.equal(gp.likelihood.noise, Yvar.squeeze(-1))
+    fit_to_rows(gp, ROWS, previous=gp)
 
 
 @pytest.mark.filterwarnings("ignore:The model inputs are of type torch.float32:botorch.exceptions.InputDataWarning")

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from botorch.acquisition import qLogExpectedImprovement
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
@@ -212,6 +212,20 @@ def test_ranks_with_other_hyperparameters_find_out():
 
     outcomes = rehearse(3, script)
     assert all(isinstance(error, ValueError) and "raw_noise on every rank" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize("data", [{"train_Y": torch.full_like(Y[:9], torch.nan)}, {"train_Yvar": -torch.ones_like(Y[:9])}])
+def test_a_rank_with_data_that_are_no_numbers_is_heard_of(data):
+    """As SparseGP refuses them; one rank's NaN would be in the mean of all."""
+
+    def script(group):
+        given = {"train_X": X[:9], "train_Y": Y[:9], "train_Yvar": torch.ones_like(Y[:9])}
+        return ShardedSparseGP(**{**given, **(data if group.rank == 1 else {})}, group=group)
+
+    outcomes = rehearse(2, script)
+    assert isinstance(outcomes[1], InputDataError)
+    assert isinstance(outcomes[0], RankError)
+    assert "rank 1" in str(outcomes[0])
 
 
 def test_a_rank_with_a_choice_of_its_own_that_is_refused_is_heard_of():

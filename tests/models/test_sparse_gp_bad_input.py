@@ -18,6 +18,7 @@ from sparse_bo.errors import DictionaryWarning
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import leverage_sampling
 from sparse_bo.models.sparse_gp.leverage_sampling import planned_size
+from sparse_bo.models.sparse_gp.selection import warn_if_far
 from tests.models.sparse_problems import D, N, data, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -153,6 +154,13 @@ def test_a_dictionary_far_from_all_data_warns(configuration):
         pair(configuration, dictionary=points(4) + 100.0)[1].posterior(points(2))
     near = torch.cat([points(1), points(4) + 100.0])  # one that knows something is enough to say nothing
     pair(configuration, dictionary=near)[1].posterior(points(2))
+
+
+def test_a_dictionary_is_looked_at_beside_more_rows_than_float32_counts():
+    """Between 2²⁴ + 2 and 2²⁴ + 4 float32 has one number, which is the number of a row that is not there."""
+    X = torch.zeros(1, 1, dtype=torch.float64).expand(2**24 + 4, 1)
+    with pytest.warns(DictionaryWarning, match="units of train_X"):
+        warn_if_far(RBFKernel().double(), torch.full((1, 1), 9.0, dtype=torch.float64), X)
 
 
 def test_rows_that_no_longer_exist_are_refused():

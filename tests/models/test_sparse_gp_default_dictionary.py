@@ -7,9 +7,10 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
 
+from sparse_bo.dictionary import UniformSampler
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import leverage_sampling, row_sums
-from tests.models.sparse_problems import data
+from tests.models.sparse_problems import data, points
 
 N = 300
 
@@ -107,11 +108,12 @@ def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     assert not torch.equal(found[1][0], found[2][0])  # two ways
 
 
-def test_a_model_whose_data_was_taken_away_is_its_prior():
-    """As an exact GP is; its default dictionary is empty."""
+@pytest.mark.parametrize("dictionary", [None, points(3), UniformSampler(size=3)])
+def test_a_model_whose_data_was_taken_away_is_its_prior(dictionary):
+    """As an exact GP is; its dictionary is empty."""
     given = data(n=12)
     X, Y = given["train_X"], given["train_Y"]
-    found, expected = SparseGP(X, Y), SingleTaskGP(X, Y)
+    found, expected = SparseGP(X, Y, dictionary=dictionary), SingleTaskGP(X, Y)
     for model in (found, expected):
         model.set_train_data(X[:0], Y[:0].squeeze(-1), strict=False)
         model.eval()

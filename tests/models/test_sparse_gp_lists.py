@@ -18,8 +18,9 @@ from botorch.utils.low_rank import extract_batch_covar
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import covariance, pivots
+from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.lists import StackedRoot, answer_in_lists
-from tests.models.sparse_problems import data, pair, points
+from tests.models.sparse_problems import data, dense_log_prob, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 Q = 23
@@ -57,8 +58,9 @@ def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_me
     lazy = models.posterior(points(*shape), observation_noise=True).distribution
     monkeypatch.setattr(covariance, "LARGE_Q", 4096)
     dense = models.posterior(points(*shape), observation_noise=True).distribution
-    values = dense.mean.detach() + 0.1
-    torch.testing.assert_close(lazy.log_prob(values), dense.log_prob(values), rtol=0, atol=1e-9)
+    away = torch.rand(dense.mean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = dense.mean.detach() + 0.1 * away
+    torch.testing.assert_close(lazy.log_prob(values), dense_log_prob(dense, values), rtol=0, atol=1e-9)
     torch.testing.assert_close(lazy.entropy(), dense.entropy(), rtol=0, atol=1e-9)
 
 
@@ -236,6 +238,14 @@ def test_what_is_no_sum_of_sparse_members_is_made_dense_and_says_so(many):
     torch.testing.assert_close(posterior.variance.squeeze(-1), models.posterior(points(Q)).variance @ weighted.weights.square())
     with pytest.warns(MemoryWarning, match="is made dense"):
         assert posterior.rsample(SHAPE).shape == (5, Q, 1)
+
+
+def test_a_sum_with_a_dense_member_asks_each_member_once(many, monkeypatch):
+    asked, original = [], JointPosterior.posterior
+    monkeypatch.setattr(JointPosterior, "posterior", lambda self, *a, **k: asked.append(1) or original(self, *a, **k))
+    weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    ModelListGP(pair("plain", dictionary=ROWS)[1], pair("plain")[0]).posterior(points(Q), posterior_transform=weighted)
+    assert len(asked) == 1
 
 
 def test_copies_and_few_points_are_left_to_botorch(many):

@@ -139,6 +139,10 @@ def test_what_does_not_continue_is_refused():
         SparseGP(X[:20], Y[:20], previous=old)
     with pytest.raises(InputDataError, match="train_Y"):
         SparseGP(X, Y.square(), previous=old)
+    emptied = first()
+    emptied.set_train_data(X[:0], Y[:0].squeeze(-1), strict=False)
+    with pytest.raises(InputDataError, match="to have training data"):
+        SparseGP(X, Y, previous=emptied)
     with pytest.raises(ValueError, match="covar_module"):
         SparseGP(X, Y, covar_module=ScaleKernel(MaternKernel()).double(), previous=old)
     with pytest.raises(ValueError, match="outcome_transform"):

@@ -72,6 +72,16 @@ def test_every_point_that_is_best_in_a_sample_is_left(many, monkeypatch):
     assert len(rows) < 100
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_equal_means_the_first_set_the_level(dtype, many):
+    """``topk`` of equal entries is another choice on another device."""
+    model, X, _ = sparse()
+    weights = torch.ones(1, 1, dtype=torch.float64)
+    centre = torch.zeros(len(X), 1, dtype=dtype)
+    sds = model.posterior(X[: pruning.CONTENDERS].unsqueeze(-2)).variance.sqrt()
+    torch.testing.assert_close(pruning._level(model, X, centre, weights).squeeze(), -pruning.CERTAIN * sds.min())
+
+
 @pytest.mark.parametrize("way", ["objective", "transform"])
 def test_a_weighted_sum_of_outputs_is_one_objective(way, many, monkeypatch):
     model, X, _ = sparse(outputs=2)

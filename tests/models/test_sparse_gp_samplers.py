@@ -8,6 +8,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from sparse_bo.dictionary import (
     FirstSampler,
     GreedyVarianceSampler,
+    IncrementalLeverageSampler,
     IPASampler,
     IVMSampler,
     KDPPSampler,
@@ -69,6 +70,11 @@ def test_every_sampler_gives_a_posterior(configuration, sampler):
     cache = model.prediction_strategy
     if getattr(sampler, "size", None) is not None:
         assert len(cache.rows) == 6
+
+
+def test_a_sampler_of_bandits_is_refused_as_what_it_is():
+    with pytest.raises(SamplerError, match="LeverageSampler elsewhere"):  # and not as a matrix that is not positive definite
+        pair("plain", dictionary=IncrementalLeverageSampler())[1].posterior(points(3))
 
 
 def test_inputs_are_the_users_and_the_kernel_takes_transformed_ones():

@@ -103,6 +103,8 @@ def test_bad_input():
         VecchiaGP(X, Y.squeeze(-1))
     with pytest.raises(TypeError, match="train_Y of dtype torch.float64"):
         VecchiaGP(X, Y.float())
+    with pytest.raises(ValueError, match="finite train_Y, got NaN or infinite entries in 1 row"):
+        VecchiaGP(X, Y.index_fill(0, torch.tensor([3]), torch.nan))
     with pytest.raises(TypeError, match="covar_module to be a gpytorch"):
         VecchiaGP(X, Y, covar_module="matern")
     with pytest.raises(ValueError, match="one noise variance"):

@@ -1,6 +1,7 @@
 """Plans: what they forecast, how they make a run fit, and what they refuse."""
 
 import math
+import tracemalloc
 import types
 
 import numpy as np
@@ -13,6 +14,7 @@ from sparse_bo.cli.app import app
 from sparse_bo.planning import costs
 from sparse_bo.planning.forecast import _default_kernel
 from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
+from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.ucb.arms import ArmUCB
 from sparse_bo.runs.records import about_of
 from tests.builders import rbf_kernel, unit_box
@@ -63,6 +65,30 @@ def test_longer_and_larger_runs_take_more():
     assert many.memory_bytes > 10 * few.memory_bytes
     assert many.memory["arms"] == 10**7 * 2 * 8
     assert many.seconds_per_sweep > 20 * few.seconds_per_sweep
+
+
+def test_what_a_run_keeps_of_its_evaluations_is_part_of_the_forecast(generator):
+    """Python's memory between two points of a run, its batches as large in the second half as in the first."""
+    X = torch.rand(200, 1, generator=generator, dtype=torch.float64)
+    sizes = {}
+    tracemalloc.start()
+    try:
+        for q in (50, 500):
+            loop = AskTell(X, RandomSearch(batch_size=q), seed=0)
+            marks = []
+            while loop.asked < 20_000:
+                batch = loop.ask()
+                loop.tell(batch.tickets, batch.X[:, 0])
+                if loop.asked in (10_000, 20_000):
+                    marks.append(tracemalloc.get_traced_memory()[0])
+            sizes[q] = marks[1] - marks[0]
+    finally:
+        tracemalloc.stop()
+    for q, kept in sizes.items():
+        expected = costs.EVALUATION_BYTES * 10_000 + costs.BATCH_BYTES * 10_000 // q
+        assert 0.7 * expected < kept < 1.2 * expected
+    made = quick(budget=600)
+    assert made.memory["history"] == pytest.approx(costs.EVALUATION_BYTES * 600 + costs.BATCH_BYTES * made.batches, abs=1100)
 
 
 def test_rougher_kernels_have_larger_dictionaries():

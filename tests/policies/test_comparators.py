@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import BBKB, BKB, GPUCB, AskTell
 from sparse_bo.dictionary import AllSampler
-from sparse_bo.domains import Arms
+from sparse_bo.domains import Arms, ProductGrid
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.policies import EpsilonGreedy, MiniMETA, PosteriorEpsilonGreedy, QFFTSArms, SGPTSArms
 from sparse_bo.policies.baselines import with_exploration
@@ -116,6 +116,14 @@ def test_thompson_sampling_works_with_matern_scaled_and_learned_kernels():
     for policy in (SGPTSArms(covar_module=matern, regularization=NOISE), SGPTSArms(batch_size=5), QFFTSArms(batch_size=5)):
         result = AskTell(X, policy, seed=0).run(noisy(X), 40, call_with="indices")
         assert float(waves(X).max() - waves(X)[result.best_index]) < 0.3
+
+
+def test_a_lazy_set_is_brought_into_the_memory_that_was_given_and_no_more():
+    """Not into a default one, of which the user has said nothing."""
+    grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [26] * 3)
+    with pytest.raises(ValueError, match="17,576 arms do not fit into 1,048,576 bytes; raise memory_bytes"):
+        PosteriorEpsilonGreedy(memory_bytes=2**20).on(Arms(grid))
+    assert PosteriorEpsilonGreedy(memory_bytes=2**21).on(Arms(grid)).model.arms.shape == (17_576, 3)
 
 
 def test_mini_meta_with_threshold_one_is_gp_ucb():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.core.leverage import inclusion_probabilities
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
 from sparse_bo.policies.elimination.findings import interval
 from sparse_bo.widths import GaussianBounds
@@ -146,7 +146,7 @@ def test_the_certificate_of_every_batch_holds_at_every_arm(record_property):
             ratio = sparse / exact
             rho = float(torch.linalg.eigvalsh(K_XX - nystrom(*(rbf(D, P, lengthscale=LENGTHSCALE) for P in (D, X, X))))[-1])
             assert finding.confidence.ratio >= rho / NOISE_SD**2 * (1.0 - 1e-6) - 1e-9
-            limit = variance_factor(finding.confidence.ratio)
+            limit = certified_factor(finding.confidence.ratio)
             assert limit >= certificate_factor(max(rho, 0.0) / NOISE_SD**2) * (1.0 - 1e-6) - 1e-4
             assert float(ratio.max()) <= limit * (1.0 + 1e-5)
             assert float(ratio.min()) >= (1.0 - 1e-5) / limit

@@ -240,6 +240,19 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
         assert [one for one in advice_of(given) if expected in one.what and one.todo.endswith((".", ")"))]
 
 
+def test_of_many_inputs_those_are_shown_that_the_value_goes_with():
+    """Not a switch that does nothing: its equal values, ranked in the order of time, would seem to rise with the results."""
+    rng = np.random.default_rng(0)
+    values = np.arange(200.0)
+    told = {f"x{k}": (values + 200.0 * rng.standard_normal(200)).tolist() for k in range(10)}
+    switches = {f"switch{k}": rng.integers(0, 2, 200).tolist() for k in range(3)}
+    columns = {**switches, **told}
+    page = run_page(facts(values=values, columns=columns, names=list(columns)))
+    shown = page[page.index("Inputs and values") :]
+    assert all(f">{name}<" in shown for name in told)
+    assert not any(f">{name}<" in shown for name in switches)
+
+
 def test_markup_escapes_and_numbers_scale():
     made = element("p", "<b>&\x1b", title='"x"')
     assert made == '<p title="&quot;x&quot;">&lt;b&gt;&amp;\\x1b</p>'

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth, GaussianBounds, SBPELightTailed, SBPEOnBox, SBPETheory
 from sparse_bo.widths.bounds import bias_constant
 from tests.oracles import nystrom, rbf, residual_ratio
@@ -71,7 +71,7 @@ def test_a_small_prior_variance_does_not_shrink_the_discretisation_below_the_rep
 
 
 def test_gaussian_bounds() -> None:
-    expected = math.sqrt(variance_factor(RHO) * 2 * math.log(2 * B * A / DELTA))
+    expected = math.sqrt(certified_factor(RHO) * 2 * math.log(2 * B * A / DELTA))
     assert GaussianBounds(failure_probability=DELTA).bounds(CONFIDENCE).width == pytest.approx(expected)
 
 
@@ -139,7 +139,7 @@ def test_the_worst_bias_over_the_unit_ball_is_within_the_tight_constant() -> Non
     for seed in range(600):
         K, V, variance, ratio, noise = _linear_map(seed)
         bias = float(K[0, 0] - 2 * V @ K[1:, 0] + V @ K[1:, 1:] @ V)
-        limit = variance_factor(ratio) * variance
+        limit = certified_factor(ratio) * variance
         limit_of_bias = bias_constant(ratio, "tight") ** 2 * variance
         assert bias <= limit_of_bias + 1e-9, seed
         tightest_bias = max(tightest_bias, bias / limit_of_bias)

@@ -59,12 +59,17 @@ class Calibrating:
             RuntimeError: If ``X`` has another number of columns than the data.
             InputDataError: If ``X`` and ``Y`` are not given together, are of other shapes or not finite, or tell the factor
                 worse than to :data:`LARGEST_ERROR` (too few rows, or too noisy ones), or ask for one beyond ``e^±9``.
-            UnsupportedError: If the model has fantasies, or a prior that is not its ``covar_module``.
+            UnsupportedError: If the model has fantasies, several tasks, or a prior that is not its ``covar_module``.
         """
         self.eval()
         cache = self._cache()
         if cache.representation.extension is not None:
             raise UnsupportedError("a model with fantasies has no held-out rows of its own: calibrate it before, and condition")
+        if not self._prior_of_modules:
+            raise UnsupportedError(
+                "one factor scales all tasks, whose variances can be wrong by different ones, and with one factor for each "
+                "task the means would not stay; look at each task's errors by model.leave_one_out()"
+            )
         if isinstance(self.prior_kernel, ForwardKernel):
             raise UnsupportedError(
                 f"the prior of {type(self).__name__} is that of its forward, which no factor reaches; give forward a scale "

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, check_width
+from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, check_width, row_count
 
 Model = TypeVar("Model", bound=Module)
 
@@ -48,10 +48,6 @@ def copy_with(model: Model, replacements: list[tuple[Any, Any]]) -> Model:
         replacements: Objects reachable from the model, and what the copy has in their place.
     """
     return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
-
-
-def _rows(inputs: Tensor | Appended) -> int:
-    return inputs.rows if isinstance(inputs, Appended) else inputs.shape[-2]
 
 
 def _batch_shape(inputs: Tensor | Appended) -> torch.Size:
@@ -128,7 +124,7 @@ class ProcessConditioning:
         new_targets = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
         data = [(inputs_below, new_inputs), (targets_below, new_targets)]
         fantasy = copy_with(self, [*data, (self.likelihood, likelihood), (self.prediction_strategy, None)])
-        fantasy._dictionary_rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + _rows(inputs_below)])
+        fantasy._dictionary_rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(inputs_below)])
         fantasy._dictionary_points = cache.points
         fantasy.prediction_strategy = PosteriorCache(
             representation, Stamp(*fantasy._made_from()), fantasy._dictionary_rows, cache.points

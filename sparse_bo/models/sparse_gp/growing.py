@@ -75,7 +75,7 @@ class Growing:
 
     def _check_extends(self: Any, previous: Any) -> None:
         for model in (self, previous):
-            if model.train_inputs is None:
+            if model.train_inputs is None or not model.train_inputs[0].shape[-2]:
                 raise InputDataError("expected previous and this model to have training data")
         ours, theirs = (
             model.train_inputs[0] if model._original_train_inputs is None else model._original_train_inputs
@@ -87,7 +87,7 @@ class Growing:
             raise InputDataError(
                 f"expected train_X (shape {tuple(ours.shape)}) to begin with the {n} rows of previous; append new rows below"
             )
-        moved = (self.train_inputs[0][..., :n, :] - previous.train_inputs[0]).abs().amax() if n else 0.0
+        moved = (self.train_inputs[0][..., :n, :] - previous.train_inputs[0]).abs().amax()
         if moved > SAME * (1.0 + previous.train_inputs[0].abs().amax()):
             raise ValueError(
                 "the input transform gives the rows of previous other values than before; fix it, as in "

@@ -1,9 +1,10 @@
-"""The joint covariance of several independent outputs at many points, and its root: the outputs' side by side."""
+"""The joint law of several independent outputs at many points; the root of its covariance is the outputs' side by side."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
 from torch import Tensor
 
@@ -37,6 +38,16 @@ class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the 
                 every = slice(None)
                 return self.base_linear_op._getitem(every, every, *batch_indices, start // q)
         return super()._getitem(row_index, col_index, *batch_indices)
+
+
+class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the base class ships no types
+    """The law of several outputs, one block of the covariance for each (``interleaved=False``)."""
+
+    def log_prob(self, value: Tensor) -> Any:
+        """Return the log density of ``… x q x m`` values, which GPyTorch (1.15) takes in another order than the mean's."""
+        if self._interleaved:
+            return super().log_prob(value)
+        return MultivariateNormal.log_prob(self, value.mT.reshape(*value.shape[:-2], -1))
 
 
 class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types

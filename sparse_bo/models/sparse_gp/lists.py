@@ -17,7 +17,7 @@ from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosterio
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.gpytorch import ModelListGPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
@@ -25,7 +25,8 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, solve_lower
-from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs
+from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs, OutputsNormal
+from sparse_bo.models.sparse_gp.joint import JointPosterior
 from sparse_bo.models.sparse_gp.outcomes import lazy_operator
 from sparse_bo.models.sparse_gp.process import Process, SumOfProcesses, Term
 
@@ -100,7 +101,7 @@ def stacked(posterior: Any) -> Any:
         return posterior
     side_by_side = StackedCovariance(*outputs.linear_ops, dim=outputs.cat_dim, output_device=outputs.device)
     mean = posterior.distribution.mean
-    return GPyTorchPosterior(MultitaskMultivariateNormal(mean, IndependentOutputs(side_by_side), interleaved=False))
+    return GPyTorchPosterior(OutputsNormal(mean, IndependentOutputs(side_by_side), interleaved=False))
 
 
 def _any_joint(members: Iterable[LinearOperator]) -> bool:
@@ -118,12 +119,18 @@ def weighted_sum(models: Any, X: Tensor, observation_noise: bool, transform: Sca
         observation_noise: Whether to add the members' noise.
         transform: The weights and the offset.
     """
-    posteriors = [model.posterior(X, observation_noise=observation_noise) for model in models]
-    operators = [lazy_operator(posterior) for posterior in posteriors]
-    known = [operator for operator in operators if operator is not None and _one_output(operator)]
     weights = transform.weights.to(X)
-    if len(known) < len(operators) or len(weights) != len(known):
+    if len(weights) != len(models) or any(model.num_outputs != 1 for model in models):
         return None
+    if not all(isinstance(model, JointPosterior) for model in models):
+        return None
+    posteriors, known = [], []
+    for model in models:
+        posteriors.append(model.posterior(X, observation_noise=observation_noise))
+        operator = lazy_operator(posteriors[-1])
+        if operator is None or not _one_output(operator):
+            return None
+        known.append(operator)
     total = summed_covariance(known, weights)
     mean = transform.offset + sum(
         weight * posterior.mean.squeeze(-1) for weight, posterior in zip(weights, posteriors, strict=True)

@@ -263,6 +263,8 @@ class DictionaryPosterior(
         nothing = torch.empty(0, dtype=torch.long, device=X.device)
         if rows is not None and len(rows) and int(rows.max()) >= n:
             raise InputDataError(f"the dictionary has row {int(rows.max())}, but there are only {n} training points")
+        if not n:  # the posterior is the prior, whatever the dictionary
+            return nothing, None
         if rows is not None or points is not None:
             return (nothing if rows is None else rows), points
         size = self._cap(n, noise)

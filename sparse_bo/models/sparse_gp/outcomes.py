@@ -11,13 +11,13 @@ from typing import Any
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
 from botorch.posteriors import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
-from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs
+from sparse_bo.models.sparse_gp.independent_outputs import IndependentOutputs, OutputsNormal
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
@@ -36,7 +36,7 @@ def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPy
 
 
 def _independent(mean: Tensor, operator: LinearOperator) -> GPyTorchPosterior:
-    return GPyTorchPosterior(MultitaskMultivariateNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
+    return GPyTorchPosterior(OutputsNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
 
 
 def lazy_operator(posterior: Any) -> JointCovariance | None:

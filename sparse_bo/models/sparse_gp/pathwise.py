@@ -180,6 +180,6 @@ def draw_matheron_path(
 
 def _noise_if_exact(model: Any) -> Tensor | None:
     """Return the noise variances of the rows, ``batch_shape x n``, if all are in the dictionary and nothing else is."""
-    cache, inputs = model._cache(), model.train_inputs
-    exact = cache.points is None and len(cache.rows) == inputs[0].shape[-2] and cache.representation.extension is None
-    return model._data_noise(inputs[0], model.train_targets.shape).detach() if exact else None
+    cache = model._cache()
+    exact = model._is_exact(cache) and cache.representation.extension is None
+    return model._data_noise(model.train_inputs[0], model.train_targets.shape).detach() if exact else None

@@ -83,8 +83,9 @@ def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Ten
         generator: The source of the weights (``m`` > 1).
     """
     m, q = outputs.shape
-    spread = (outputs.amax(dim=-1, keepdim=True) - outputs.amin(dim=-1, keepdim=True)).clamp_min(1e-300)
-    unit = (outputs - outputs.amin(dim=-1, keepdim=True)) / spread
+    lowest = outputs.amin(dim=-1, keepdim=True)
+    spread = (outputs.amax(dim=-1, keepdim=True) - lowest).clamp_min(torch.finfo(outputs.dtype).tiny)
+    unit = (outputs - lowest) / spread
     if m == 1:
         scores = torch.cat([unit, 1 - unit])
     else:

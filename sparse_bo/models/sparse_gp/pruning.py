@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import botorch.acquisition.logei
 import botorch.acquisition.monte_carlo
@@ -32,6 +32,7 @@ from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
+from sparse_bo.core.largest import largest
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.process import CHUNK
 
@@ -52,13 +53,6 @@ MODULES = (
     botorch.utils.multi_objective.hypervolume,
 )
 """Modules of BoTorch that call one of the two functions by a name of their own."""
-
-
-class Range(NamedTuple):
-    """Between which values objectives are, ``q x k`` each."""
-
-    low: Tensor
-    high: Tensor
 
 
 def possible_best(model: Any, X: Tensor, weights: Tensor, *, ref_point: Tensor | None) -> Tensor | None:
@@ -106,13 +100,13 @@ def _deviations(model: Any, X: Tensor, weights: Tensor) -> Tensor:
 def _level(model: Any, X: Tensor, centre: Tensor, weights: Tensor) -> Tensor:
     """Return what some points certainly reach, ``t x k``: of one objective one value, of several a few points of a front."""
     k = centre.shape[-1]
-    spread = (centre.amax(dim=0) - centre.amin(dim=0)).clamp_min(1e-300)
+    spread = (centre.amax(dim=0) - centre.amin(dim=0)).clamp_min(torch.finfo(centre.dtype).tiny)
     unit = (centre - centre.amin(dim=0)) / spread
     share = torch.linspace(0.0, 1.0, 9, dtype=unit.dtype, device=unit.device)
     mixes = unit.new_ones(1, 1) if k == 1 else torch.cat([_pair(k, i, share) for i in range(k)])
     each = max(CONTENDERS // len(mixes), 1)
     scores = (unit.unsqueeze(0) / mixes.clamp_min(1e-3).unsqueeze(1)).amin(dim=-1)  # Chebyshev preferences
-    rows = torch.unique(scores.topk(min(each, len(X)), dim=-1).indices)
+    rows = torch.unique(largest(scores, min(each, len(X))))
     low = centre[rows] - _deviations(model, X[rows], weights)
     return low.amax(dim=0, keepdim=True) if k == 1 else low
 

@@ -111,7 +111,8 @@ def warn_if_far(kernel: PriorKernel, points: Tensor, X: Tensor) -> None:
         X: ``batch_shape x n x d``, transformed.
     """
     with torch.no_grad():
-        some = X[..., torch.linspace(0, X.shape[-2] - 1, min(LOOKED_AT, X.shape[-2]), device=X.device).long(), :]
+        n = X.shape[-2]
+        some = X[..., torch.linspace(0, n - 1, min(LOOKED_AT, n), dtype=torch.float64, device=X.device).long(), :]
         scale = (kernel_diagonal(kernel, some).unsqueeze(-1) * kernel_diagonal(kernel, points).unsqueeze(-2)).sqrt()
         correlation = (kernel_matrix(kernel, some, points).abs() / scale).amax()
     if correlation <= FAR:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from botorch import settings
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.settings import validate_input_scaling
+from botorch.models.utils import validate_input_scaling
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
@@ -18,7 +19,6 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.core import dtc
 from sparse_bo.core.woodbury import (
     dtc_log_likelihood_from_sums,
     gaussian_log_likelihood,
@@ -28,7 +28,7 @@ from sparse_bo.models.sparse_gp.agreement import MEETING, check_alike, check_cho
 from sparse_bo.models.sparse_gp.leverage_sampling import planned_size, uniform_rows
 from sparse_bo.models.sparse_gp.model import LEARNING_DICTIONARY, SUBSET_POINTS
 from sparse_bo.models.sparse_gp.options import Fit
-from sparse_bo.models.sparse_gp.representation import Representation, exact_representation, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import exact_representation, kernel_matrix, representation_of
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums
 from sparse_bo.models.sparse_gp.shards import Rows, chosen_points, differentiable_sums, fit_of_all
 from sparse_bo.models.sparse_gp.single_task import SparseGP
@@ -70,6 +70,7 @@ class ShardedSparseGP(SparseGP):
         ValueError: On every rank, if there is a rank without rows, widths, options, dictionaries or versions differ, or data
             have a batch or several outputs; at a posterior, if the ranks have other hyper-parameters.
         UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
+        InputDataError: On the rank that has a NaN among its data, or a negative noise variance.
         RuntimeError: Outside a process group, where no ``group`` is given.
 
     Example:
@@ -98,12 +99,13 @@ class ShardedSparseGP(SparseGP):
         group = Processes() if group is None else group
         with group.shielded(MEETING):
             check_choices(dictionary, outcome_transform, input_transform)
+            validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
         options = {"max_dictionary": max_dictionary, "fit": fit, "seed": seed, "dictionary": digest(dictionary)}
         options["kind of noise"] = "learned" if train_Yvar is None else "known"
         rows = checked_rows(group, train_X, train_Y, options)
         if outcome_transform is not None:
             outcome_transform = _standardize(rows, train_Y)
-        with validate_input_scaling(False):  # of one rank's rows, which are not all
+        with settings.validate_input_scaling(False):  # of one rank's rows, which are not all
             super().__init__(
                 train_X,
                 train_Y,
@@ -138,9 +140,9 @@ class ShardedSparseGP(SparseGP):
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         rows, kernel = self._rows, self.prior_kernel
         check_alike(rows.group, dict(self.named_parameters()))
-        nothing = torch.empty(0, dtype=torch.long, device=stamp_device(self))
         with torch.no_grad():
             X, targets, noise = self._local()
+            nothing = torch.empty(0, dtype=torch.long, device=X.device)
             residuals = targets - self.prior_mean(X)
             size = self._max_dictionary or planned_size(rows.total, 1)
             try:
@@ -156,9 +158,7 @@ class ShardedSparseGP(SparseGP):
                 state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise)
             except ValueError as error:  # as SingleTaskGP raises it
                 raise NotPSDError(str(error)) from error
-            form = dtc.one_product(state)
-        representation = Representation(inputs, form.alpha.to(X).clone(), form.root.to(X), triangular=form.triangular)
-        return PosteriorCache(representation, stamp, nothing, points)
+            return PosteriorCache(representation_of(state, inputs), stamp, nothing, points)
 
     def _chosen(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed)
@@ -239,13 +239,6 @@ class ShardedSparseGP(SparseGP):
     def certify(self, *, steps: int = 30, failure_probability: float = 1e-6) -> Any:
         """Raise ``UnsupportedError``: the bound is over all inputs, and a rank has its own alone."""
         raise UnsupportedError("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
-
-
-def stamp_device(model: ShardedSparseGP) -> torch.device:
-    """Return where a model's data are."""
-    inputs = model._stored_inputs
-    assert inputs is not None
-    return joined(inputs).device
 
 
 class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class ships no types

@@ -18,6 +18,7 @@ from sparse_bo.core import dtc
 from sparse_bo.core.woodbury import LowRankSums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
     PILOT_POINTS,
+    distinct_inputs,
     judged_rows,
     needed_size,
     pilot_posterior,
@@ -152,9 +153,10 @@ def chosen_points(
 ) -> Tensor:
     """Choose a dictionary of at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
 
-    The law of :func:`sparse_bo.models.sparse_gp.selection.default_rows`: every rank computes the leverages of its own rows from
-    a pilot that all of them share, and runs the exponential races with the numbers that belong to its rows; the winners of all
-    ranks meet. Rows that repeat are not merged before, but a point enters once. Draws on every rank what one process draws.
+    The law of :func:`sparse_bo.models.sparse_gp.leverage_sampling.default_rows`: every rank computes the leverages of its own
+    rows from a pilot that all of them share, and runs the exponential races with the numbers that belong to its rows; the
+    winners of all ranks meet. Rows that repeat are not merged before, but a point enters once. Draws on every rank what one
+    process draws.
 
     Args:
         rows: Where the rows lie.
@@ -182,10 +184,7 @@ def chosen_points(
     told = rows.group.tensors("choosing a dictionary", mine)
     values, indices, points, inputs = (torch.cat([part[place] for part in told]) for place in range(4))
     winners = values.topk(min(wanted, len(values))).indices
-    _, group = torch.unique(points[winners], dim=0, return_inverse=True)
-    leading = torch.zeros_like(group, dtype=torch.bool)
-    leading[group.new_tensor([int((group == g).nonzero()[0]) for g in range(int(group.max()) + 1)])] = True
-    winners = winners[leading]
+    winners = winners[distinct_inputs(points[winners]).rows]
     judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
     winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n).size]
     return points[winners[indices[winners].argsort()]].to(raw)

@@ -10,11 +10,12 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.representation import PriorKernel
 from sparse_bo.models.sparse_gp.selection import AverageCovariance
+from sparse_bo.models.sparse_gp.state import row_count
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def certificate_of(
     options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
     with torch.no_grad():
         bound = residual_bound(candidates, values, **options)
-    return Certificate(variance_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+    return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
 
 
 class Sparsity:
@@ -144,7 +145,7 @@ class Sparsity:
         stored = self._stored_inputs
         if stored is None:
             return "no data"
-        n = stored.shape[-2] if isinstance(stored, Tensor) else stored.rows
+        n = row_count(stored)
         return f"n={n}, {self._said_of_dictionary()}, learns by fit={self._strategy(n)!r}, {self._said_of_certificate()}"
 
     def _said_of_dictionary(self: Any) -> str:
@@ -169,6 +170,4 @@ class Sparsity:
         return f"variances within a factor of {known[1].factor:.3g} of the exact ones"
 
     def _is_exact(self: Any, cache: Any) -> bool:
-        stored = self._stored_inputs
-        n = stored.shape[-2] if isinstance(stored, Tensor) else stored.rows
-        return cache.points is None and len(cache.rows) == n
+        return cache.points is None and len(cache.rows) == row_count(self._stored_inputs)

@@ -69,6 +69,11 @@ def joined(rows: Tensor | Appended) -> Tensor:
     return rows.tensor() if isinstance(rows, Appended) else rows
 
 
+def row_count(rows: Tensor | Appended) -> int:
+    """Return how many inputs (``… x n x d``) there are, without joining them."""
+    return rows.rows if isinstance(rows, Appended) else rows.shape[-2]
+
+
 def check_width(X: Tensor, rows: Tensor | Appended) -> None:
     """Check the width of points against the training inputs, both transformed: a kernel would broadcast a single column.
 

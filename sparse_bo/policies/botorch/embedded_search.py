@@ -13,7 +13,7 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.policies.botorch.embeddings import TOLERANCE, Embedding, GaussianEmbedding, HashEmbedding
 from sparse_bo.policies.botorch.ucb import BoTorchUCB
 from sparse_bo.policies.box_states import BoxState, initial_box_state, told
-from sparse_bo.policies.persistence import KEPT, freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
 from sparse_bo.policies.states import Report, State
 from sparse_bo.validation import check_count
@@ -23,9 +23,6 @@ from sparse_bo.validation import check_count
 class EmbeddedState(BoxState):
     """What a policy in an embedding knows: the data in the user's box, the inner policy's state in the small one. A value."""
 
-    X: Tensor = field(metadata=KEPT)
-    y: Tensor = field(metadata=KEPT)
-    round: int = field(default=0, metadata=KEPT)
     embedding: Embedding = field(kw_only=True)
     inner: State = field(kw_only=True)
     """The inner policy's state."""

@@ -78,7 +78,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             if missing <= out:
                 return Wait(max(missing, over))
             q = min(max_q, missing - out)
-            return Proposal(spared_points(self.box.sobol_from, q, state, pending=pending, generator=generator))
+            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))
@@ -162,7 +162,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         with torch.no_grad():
             posterior = state.model.posterior(X.unsqueeze(-2))
             scores = (posterior.mean + (state.width or 0.0) * posterior.variance.sqrt()).flatten()
-        best = scores.topk(min(len(wrong), len(X))).indices
+        best = scores.argsort(descending=True, stable=True)[: len(wrong)]
         picks = picks.clone()
         picks[wrong[: len(best)]] = X[best]
         return picks

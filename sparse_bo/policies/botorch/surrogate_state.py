@@ -42,9 +42,6 @@ class InBox(Model):  # type: ignore[misc]  # the base class ships no types
 class SurrogateState(BoxState):
     """What a policy through BoTorch knows between two batches. A value."""
 
-    X: Tensor = field(metadata=KEPT)
-    y: Tensor = field(metadata=KEPT)
-    round: int = field(default=0, metadata=KEPT)
     model: InBox | None = None
     """The model after the last batch, in the user's units; ``None`` before the initial design is complete."""
     width: float | None = field(default=None, metadata=KEPT)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design, Resampling, design
+from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.core.spectrum import variance_factor
+from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domains import Box, check_domain
 from sparse_bo.kernels import covariance_function
@@ -101,7 +102,7 @@ def max_variance_design(
         ratio_threshold: C̃ ≥ 1, see :class:`sparse_bo.SBPE`.
         failure_probability: δ of those dictionaries, in (0, 1).
         candidates: Size of the Sobol set.
-        memory_bytes: Budget of a sweep's temporary blocks.
+        memory_bytes: Budget of a sweep's temporary blocks, and of a lazy arm set, which is brought into memory.
         generator: CPU generator, for the Sobol set and the sampler.
 
     Raises:
@@ -122,7 +123,7 @@ def max_variance_design(
     if isinstance(domain, Box):
         points = domain.double().sobol(candidates, generator=generator)
     else:
-        points = arms_of(domain, policy="maximum-variance design").double()
+        points = arms_of(domain, policy="maximum-variance design", memory_bytes=memory_bytes).double()
     covariance = covariance_function(covar_module, like=points)
     surrogate = ArmPrior(
         arms=points,
@@ -194,7 +195,7 @@ def _certified(
         dictionary=chosen.dictionary,
         largest_sd=math.sqrt(float(posterior.leverages.max()) * surrogate.regularization),
         ratio=ratio,
-        variance_factor=variance_factor(ratio),
+        variance_factor=certified_factor(ratio),
         information_gain=_information_gain(posterior, chosen),
         confidence=confidence,
     )
@@ -205,7 +206,7 @@ def _information_gain(posterior: InMemoryPosterior, chosen: Design) -> float:
     seen, surrogate = chosen.observations, posterior.prior
     distinct = torch.unique(chosen.indices)  # in the order of the observations
     features = posterior.state.factor.features(posterior.kernel_rows(distinct))
-    residual = (surrogate.prior_variance[distinct] - features.square().sum(dim=-1)).clamp_min(0.0)
+    residual = dtc.residual(features, surrogate.in_memory[1][distinct])
     left_out = 0.0 if chosen.exact else float((seen.counts * residual).sum()) / surrogate.regularization
     log_determinant = 2.0 * float(posterior.state.gram_cholesky.diagonal().log().sum())
     return 0.5 * (log_determinant + left_out)

@@ -115,7 +115,7 @@ class EliminationState:
         first = first_here(candidates.points)
         group = candidates.group
         if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
-            seen = best.observations.arm_indices - first
+            seen = best.observations.rows - first
             succeeded = torch.zeros_like(alive)
             succeeded[seen[(seen >= 0) & (seen < len(alive))]] = True
             some = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]

@@ -134,5 +134,5 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     def on(self, domain: Domain) -> PosteriorArms:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        arms = held_arms_of(domain, policy=self.name)
+        arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
         return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))

@@ -173,7 +173,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
             if missing <= out and out:
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
-            return Proposal(spared_points(self.box.sobol_from, q, state, pending=pending, generator=generator))
+            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
             return Wait(1 - room)

@@ -135,7 +135,6 @@ def lines(
     bands: Sequence[Band] = (),
     x_name: str = "evaluations",
     y_name: str = "",
-    log_y: bool = False,
     log_x: bool = False,
     zero: bool = False,
 ) -> Safe:
@@ -143,7 +142,7 @@ def lines(
     small = [Curve(c.name, *(thinned(c.x, c.y) if not c.dots else (c.x, c.y)), c.look, c.dots) for c in curves]
     fit = [*(c.y for c in small), *(b.low for b in bands), *(b.high for b in bands)]
     x = scale_of([*(c.x for c in small), *(b.x for b in bands)], LEFT, WIDTH - RIGHT, log=log_x)
-    y = scale_of(fit, HEIGHT - BOTTOM, TOP, log=log_y, zero=zero)
+    y = scale_of(fit, HEIGHT - BOTTOM, TOP, zero=zero)
     parts: list[Safe] = [axes(x, y, x_name, y_name)]
     for b in bands:
         kept = np.isfinite(b.low) & np.isfinite(b.high)

@@ -99,10 +99,6 @@ def _asked(facts: Facts) -> str:
     return f"Maximising over {where}: {facts.asked:,} evaluations asked, {facts.told:,} told, {facts.failed:,} failed{more}."
 
 
-def _best(facts: Facts) -> Safe:
-    return best_card(facts)
-
-
 def _warnings(facts: Facts) -> Safe:
     found = advice_of(facts)
     if not found:
@@ -231,14 +227,20 @@ def _telling(facts: Facts, good: Any) -> list[str]:
     if len(facts.names) <= MOST_AXES:
         return list(facts.names)
     rows = good[np.linspace(0, len(good) - 1, min(len(good), 2000)).astype(int)]
-    ranks = facts.values[rows].argsort().argsort()
+    ranks = _ranks(facts.values[rows])
 
     def together(name: str) -> float:
         place = _axis(name, [facts.columns[name][k] for k in rows], log=facts.logs.get(name, False)).at
-        return 0.0 if place.std() == 0 else abs(float(np.corrcoef(place.argsort().argsort(), ranks)[0, 1]))
+        return 0.0 if place.std() == 0 or ranks.std() == 0 else abs(float(np.corrcoef(_ranks(place), ranks)[0, 1]))
 
     best = set(sorted(facts.names, key=together, reverse=True)[:MOST_AXES])
     return [name for name in facts.names if name in best]
+
+
+def _ranks(values: Any) -> Any:
+    """Return twice the rank of each value; equal ones share theirs, or their order in time would go with the value's rise."""
+    ordered = np.sort(values)
+    return ordered.searchsorted(values, "left") + ordered.searchsorted(values, "right")
 
 
 def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
@@ -333,7 +335,7 @@ def _last(values: Numbers) -> float:
 
 
 SECTIONS: Sequence[tuple[str, str, Callable[[Facts], Safe | None]]] = (
-    ("best", "Best so far", _best),
+    ("best", "Best so far", best_card),
     ("warnings", "Warnings", _warnings),
     ("progress", "Progress", _progress),
     ("inputs", "Inputs", _inputs),
