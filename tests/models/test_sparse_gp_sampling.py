@@ -78,6 +78,7 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     K = (K @ K.mT).requires_grad_()
     whole = pathwise._between_roots(form, K)
     monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 7)
+    monkeypatch.setattr(triangle, "LARGE_COLUMNS", 14)
     assert len(triangle.root_columns(30)) == 5
     parts = pathwise._between_roots(form, K)
     torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)

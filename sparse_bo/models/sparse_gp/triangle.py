@@ -15,8 +15,11 @@ from torch import Tensor
 
 Made = TypeVar("Made")
 
-TRIANGLE_COLUMNS = 512
+TRIANGLE_COLUMNS = 256
 """Columns of a triangular root that are multiplied at a time, each block by the rows above its last diagonal entry."""
+
+LARGE_COLUMNS = 1024
+"""A triangular root of so many columns is multiplied by blocks."""
 
 CACHED_COLUMNS = 32
 """As many of 4,096 numbers stay in a core's own cache: 1 MB."""
@@ -89,7 +92,7 @@ def root_columns(r: int) -> list[slice]:
 
 def is_large(root: Tensor) -> bool:
     """Return whether a triangular root is multiplied by blocks."""
-    return root.shape[-1] >= 2 * TRIANGLE_COLUMNS
+    return root.shape[-1] >= LARGE_COLUMNS
 
 
 def turned(root: Tensor) -> Tensor:
