@@ -18,7 +18,6 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.core import dtc
 from sparse_bo.core.woodbury import (
     dtc_log_likelihood_from_sums,
     gaussian_log_likelihood,
@@ -28,7 +27,7 @@ from sparse_bo.models.sparse_gp.agreement import MEETING, check_alike, check_cho
 from sparse_bo.models.sparse_gp.leverage_sampling import planned_size, uniform_rows
 from sparse_bo.models.sparse_gp.model import LEARNING_DICTIONARY, SUBSET_POINTS
 from sparse_bo.models.sparse_gp.options import Fit
-from sparse_bo.models.sparse_gp.representation import Representation, exact_representation, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import exact_representation, kernel_matrix, representation_of
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums
 from sparse_bo.models.sparse_gp.shards import Rows, chosen_points, differentiable_sums, fit_of_all
 from sparse_bo.models.sparse_gp.single_task import SparseGP
@@ -156,9 +155,7 @@ class ShardedSparseGP(SparseGP):
                 state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise)
             except ValueError as error:  # as SingleTaskGP raises it
                 raise NotPSDError(str(error)) from error
-            form = dtc.one_product(state)
-        representation = Representation(inputs, form.alpha.to(X).clone(), form.root.to(X), triangular=form.triangular)
-        return PosteriorCache(representation, stamp, nothing, points)
+            return PosteriorCache(representation_of(state, inputs), stamp, nothing, points)
 
     def _chosen(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed)
