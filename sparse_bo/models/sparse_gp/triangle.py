@@ -155,7 +155,9 @@ def times_root(K: Tensor, root: Tensor) -> Tensor:
 class Products(torch.autograd.Function):
     """``K S Kᵀ`` within groups of points, and ``P = K S``, of a constant triangular root that is read once.
 
-    With ten points and m = 4,096 value and gradient take 0.65 of the time of a pass each (MKL, one thread, float64).
+    With ten points and m = 4,096 value and gradient take 0.65 of the time of a pass each (MKL, one thread, float64): 10.3 ms,
+    of which 5.4 go to read half of the root from memory and 4.4 to 335 million operations at the rate of a large product.
+    A root that fits less memory is another one: in float32 it moves variances by up to 4e-7 of k(x, x), float64 by 8e-15.
     """
 
     @staticmethod
