@@ -83,6 +83,7 @@ def large_root(device: torch.device) -> list[Tensor]:
     gp, x = SparseGP(X, Y), points(3, 1).to(device).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
+        patch.setattr(triangle, "LARGE_COLUMNS", 22)
         patch.setattr(triangle, "RECENT_ROWS", 4)
         several = [gp.posterior(x).variance, gp.condition_on_observations(x, x[..., :1]).posterior(x).variance]
         baseline = points(5, seed=2).to(device)

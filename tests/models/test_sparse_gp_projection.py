@@ -17,6 +17,7 @@ from tests.models.sparse_problems import pair, points
 def large(monkeypatch):
     """A root of two blocks of columns and a rest is large."""
     monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
+    monkeypatch.setattr(triangle, "LARGE_COLUMNS", 22)
     monkeypatch.setattr(triangle, "CACHED_COLUMNS", 4)
 
 

@@ -1,6 +1,8 @@
 """Samples: joint, pathwise, and over more points than a dense covariance can hold."""
 
 import copy
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, joint, pathwise, process, triangle
+from sparse_bo.models.sparse_gp import covariance, dictionary_law, joint, pathwise, process, triangle
+from sparse_bo.models.sparse_gp import model as sparse_model
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.representation import kernel_matrix
-from tests.models.sparse_problems import pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 SAMPLES = 20_000
@@ -78,6 +81,7 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
     K = (K @ K.mT).requires_grad_()
     whole = pathwise._between_roots(form, K)
     monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 7)
+    monkeypatch.setattr(triangle, "LARGE_COLUMNS", 14)
     assert len(triangle.root_columns(30)) == 5
     parts = pathwise._between_roots(form, K)
     torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
@@ -112,7 +116,43 @@ def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration)
         torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "configuration", ["plain", "known noise", "two outputs", "batch, known noise", "float32", "calibrated"]
+)
+def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(configuration, monkeypatch):
+    """The spread is linear in its normal numbers: what they are multiplied with shows its covariance."""
+    monkeypatch.setattr(dictionary_law, "BLOCK", 2)
+    model = pair(configuration if configuration in CONFIGURATIONS else "plain", dictionary=ROWS)[1].eval()
+    model.posterior(points(1))
+    model = model.float() if configuration == "float32" else model
+    model = model._scaled_by(torch.tensor(0.3), model._cache()) if configuration == "calibrated" else model
+    form, kernel = model.representation(), model.covar_module
+    R, law = form.root, form.law
+    K, eye = kernel_matrix(kernel, form.points, form.points), torch.eye(len(ROWS), dtype=R.dtype).expand_as(R)
+    tolerance = {"rtol": 0, "atol": 1e-3 if R.dtype == torch.float32 else 1e-9}
+    torch.testing.assert_close(law.prior(eye), K, **tolerance)
+    drawn = law.sample(eye)
+    torch.testing.assert_close(drawn @ drawn.mT, K - K @ R @ R.mT @ K, **tolerance)
+    unit = eye.movedim(-1, 0)  # vector by vector, as if they were draws
+    monkeypatch.setattr(torch, "randn", lambda shape, **_: torch.zeros(shape, dtype=R.dtype))
+    first = pathwise.spread_of_law(form, law)(unit).movedim(0, -1)
+    monkeypatch.setattr(torch, "randn", lambda shape, **_: unit.reshape(shape))
+    second = pathwise.spread_of_law(form, law)(torch.zeros_like(unit)).movedim(0, -1)
+    spread = first @ first.mT + second @ second.mT
+    torch.testing.assert_close(spread, eye - R.mT @ K @ R, **tolerance)
+    monkeypatch.undo()
+    monkeypatch.setattr(pathwise, "_factor", lambda *_: pytest.fail("no factor is needed"))
+    paths = []
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.manual_seed(0)
+        paths.append(draw_matheron_paths(one, torch.Size([2]))(points(3).to(R)))
+    assert torch.equal(paths[0], paths[1])
+    assert torch.equal(paths[0], paths[2])
+
+
 def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):
+    plain = sparse_model.representation_of
+    monkeypatch.setattr(sparse_model, "representation_of", lambda *parts: replace(plain(*parts), law=None))
     model = pair("plain", dictionary=ROWS)[1]
     drawn, made = [], []
     whole = pathwise._factor

@@ -152,6 +152,7 @@ class Calibrating:
             scaled._dictionary_rows, scaled._dictionary_points = cache.rows, cache.points
         old = cache.representation
         alpha, root = old.alpha / factor.unsqueeze(-1), old.root / factor.sqrt()[..., None, None]
-        representation = replace(old, alpha=alpha, root=root)
+        law = None if old.law is None else old.law.scaled(factor.sqrt())
+        representation = replace(old, alpha=alpha, root=root, law=law)
         scaled.prediction_strategy = PosteriorCache(representation, Stamp(*scaled._made_from()), cache.rows, cache.points)
         return scaled

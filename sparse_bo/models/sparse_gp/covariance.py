@@ -26,7 +26,6 @@ from sparse_bo.errors import MemoryWarning
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition, partition
 from sparse_bo.models.sparse_gp.process import (
-    CHUNK,
     AnyProcess,
     Base,
     Entries,
@@ -38,6 +37,9 @@ from sparse_bo.models.sparse_gp.process import (
 
 LARGE_Q = 4096
 """Up to so many rows a joint covariance is made dense (BoTorch factorises densely up to the same size)."""
+
+CHUNK = 4096
+"""Rows that are multiplied at a time; the columns of all rows are projected for each such chunk."""
 
 DENSE_ROWS = 10_000
 """Beyond so many rows no dense matrix is made at all."""

@@ -24,6 +24,7 @@ from botorch.utils.context_managers import delattr_ctx
 from torch import Tensor
 
 from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import Representation, cross_covariance, kernel_matrix
 from sparse_bo.models.sparse_gp.triangle import is_large, root_columns
@@ -75,8 +76,32 @@ def exact_spread(representation: Representation, noise: Tensor) -> Spread:
     return lambda normal: _times(representation.root.mT, noise.clamp_min(0.0).sqrt() * normal)
 
 
+def spread_of_law(representation: Representation, law: DictionaryLaw) -> Spread:
+    """Return ``ζ = ξ − Rᵀ (K R ξ + c)`` with ``c`` a draw of the posterior at the dictionary less its mean. O(m²).
+
+    ``c ~ N(0, K − K R Rᵀ K)`` independent of ``ξ``, so with ``M = RᵀKR`` the covariance is ``(I − M)² + M (I − M) = I − M``.
+    Draws from torch's CPU generator.
+
+    Args:
+        representation: The posterior, without extension.
+        law: What it is at its dictionary.
+    """
+    R = representation.root
+
+    def spread(normal: Tensor) -> Tensor:
+        further = torch.randn(normal.shape, dtype=R.dtype, device="cpu").to(R.device)
+        several = normal.shape[: normal.dim() + 1 - R.dim()].numel()
+        first, second = (part.reshape(several, *R.shape[:-1]).movedim(0, -1) for part in (normal, further))
+        values = law.prior(R @ first) + law.sample(second)  # batch_shape x m x several
+        return normal - (R.mT @ values).movedim(-1, 0).reshape(normal.shape)
+
+    return spread
+
+
 def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Spread:
-    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``. O(m³) the first time for a posterior, then O(m²).
+    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``, of a posterior that is known by its root alone (conditioned, grown).
+
+    O(m³) the first time for a posterior, then O(m²).
 
     Args:
         representation: The posterior, without extension.
@@ -147,7 +172,9 @@ def draw_paths(
     with delattr_ctx(model, "outcome_transform"):
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
     prior_values = prior_paths.forward(points) - model.mean_module(points)
-    if noise is None:
+    if noise is None and representation.law is not None:
+        spread = spread_of_law(representation, representation.law)
+    elif noise is None:
         spread = sparse_spread(representation, lambda: kernel_matrix(model.covar_module, points, points))
     else:
         spread = exact_spread(representation, noise)

@@ -19,8 +19,8 @@ from sparse_bo.models.sparse_gp.pivots import Partition
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.triangle import times_turned_root
 
-CHUNK = 4096
-"""Points projected at a time: with 4,096 dictionary points, 400 MB."""
+CHUNK = 1024
+"""Points projected at a time: with 4,096 dictionary points, 100 MB; more are slower, they wait for memory that is new."""
 
 FEW_PIVOTS = 4
 """With at most one pivot for so many columns of the root, covariances with pivots are made from ``R h`` of the pivots."""

@@ -144,9 +144,11 @@ def _with_columns(model: Any, count: int) -> Any:
     cache = model._cache()
     whole = cache.representation
     c = min(count, whole.root.shape[-1])
-    first = replace(whole, points=whole.points[..., :c, :], alpha=whole.alpha[..., :c], root=whole.root[..., :c, :c])
+    first = {"points": whole.points[..., :c, :], "alpha": whole.alpha[..., :c], "root": whole.root[..., :c, :c]}
     twin = copy.copy(model)
-    twin.__dict__["prediction_strategy"] = replace(cache, representation=first, kept=type(cache.kept)(), grown=None)
+    twin.__dict__["prediction_strategy"] = replace(
+        cache, representation=replace(whole, **first, law=None), kept=type(cache.kept)(), grown=None
+    )
     return twin
 
 

@@ -31,6 +31,7 @@ from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.kernels import differentiable_cross
 from sparse_bo.models.sparse_gp import triangle
+from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw, dictionary_law
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, is_large, times_root, times_turned_root, turned
 
@@ -246,6 +247,8 @@ class Representation:
     extension: Extension | None = None
     triangular: bool = False
     """Whether ``R`` is upper triangular: then half of it need not be read."""
+    law: DictionaryLaw | None = None
+    """Of the process at ``D`` before it was conditioned, where a fit has it."""
     recent: Recent = field(default_factory=Recent)
     """The last products with a large triangular root; a posterior that was conditioned has the same."""
 
@@ -261,7 +264,9 @@ class Representation:
         if extension is not None:
             parts = (extension.points, extension.lifted, extension.root, extension.weights)
             extension = Extension(*map(function, parts))
-        return Representation(function(self.points), function(self.alpha), function(self.root), extension, self.triangular)
+        law = None if self.law is None else self.law.map(function)
+        base = (function(self.points), function(self.alpha), function(self.root))
+        return Representation(*base, extension, self.triangular, law)
 
     def __post_init__(self) -> None:
         """Turn a large triangular root: products read it by columns."""
@@ -379,4 +384,6 @@ def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
     batch_shape = form.root.shape[:-2]
     dictionary = points.expand(batch_shape + points.shape[-2:])
     alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
-    return Representation(dictionary, alpha, form.root.to(points), triangular=form.triangular)
+    constant = form.triangular and not form.columns.requires_grad
+    law = dictionary_law(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points)) if constant else None
+    return Representation(dictionary, alpha, form.root.to(points), triangular=form.triangular, law=law)
