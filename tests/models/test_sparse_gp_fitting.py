@@ -6,7 +6,7 @@ import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
-from gpytorch.kernels import MaternKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
@@ -121,14 +121,36 @@ def test_neighbourhoods_see_what_random_points_take_for_noise():
     [
         lambda X, Y: SparseGP(X, Y, max_dictionary=5),
         lambda X, Y: SparseGP(X, Y, dictionary=torch.arange(5)),
-        lambda X, Y: SparseGP(X, Y, covar_module=ScaleKernel(RQKernel()).double()),
     ],
-    ids=["small", "given", "no closed form"],
+    ids=["small", "given"],
 )
 def test_no_more_points_than_the_posterior_is_worth(model, monkeypatch):
     monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
     monkeypatch.setattr(points, "WORK_SHARE", 1.0)
     assert set(likelihoods(monkeypatch, model(*data()))) == {20, 40}
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_kernels_without_a_closed_form_learn_from_neighbourhoods_too(outputs, monkeypatch):
+    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
+    monkeypatch.setattr(points, "WORK_SHARE", 2.0 * outputs)
+    monkeypatch.setattr(points, "NEIGHBOURHOODS", (1, 4))
+    X, Y = data(outputs=outputs)
+    batch = torch.Size([outputs] if outputs > 1 else [])
+    kernel = ScaleKernel(RQKernel(batch_shape=batch), batch_shape=batch).double()
+    sizes = likelihoods(monkeypatch, SparseGP(X, Y, covar_module=kernel))
+    assert set(sizes) == {20, 40, (2 + 4) * 20}
+    assert sizes[-1] == 120
+
+
+def test_neighbours_by_a_kernel_are_those_by_its_lengthscales():
+    X = torch.rand(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = RQKernel(ard_num_dims=2).double()
+    kernel.lengthscale = torch.tensor([[0.1, 3.0]], dtype=torch.float64)
+    far = points.by_kernel(kernel)(X, X[7])
+    assert not far.requires_grad
+    Z = X / kernel.lengthscale.detach()
+    assert torch.equal(far.argsort(), points.euclidean(Z, Z[7]).argsort())
 
 
 def test_points_of_the_last_steps_follow_the_work():
@@ -161,16 +183,19 @@ def test_neighbourhoods_are_no_denser_than_the_dictionary_can_tell(monkeypatch):
     assert points.last_groups(rows, Z, 2, batch=1, generator=torch.Generator()) is None
 
 
-def test_groups_are_the_sum_of_their_likelihoods():
+@pytest.mark.parametrize("kernel", [RBFKernel, RQKernel])
+def test_groups_are_the_sum_of_their_likelihoods(kernel):
     X, Y = data(outputs=2)
-    model = SparseGP(X, Y)
+    model = SparseGP(X, Y, covar_module=kernel(batch_shape=torch.Size([2]), ard_num_dims=2).double())
     groups = torch.arange(60).reshape(3, 20)
-    found = []
+    found, gradients = [], []
     for stage in (groups, *groups):
-        with model._learning_from(stage), torch.no_grad():
+        with model._learning_from(stage):
             noisy = model.likelihood(model(*model.train_inputs), *model.train_inputs)
             found.append(noisy.log_prob(model.train_targets))
+            gradients.append(torch.autograd.grad(found[-1].sum(), model.covar_module.raw_lengthscale)[0])
     torch.testing.assert_close(found[0], sum(found[1:]) / 3)
+    torch.testing.assert_close(gradients[0], sum(gradients[1:]) / 3)
 
 
 def test_few_data_are_searched_once(monkeypatch):

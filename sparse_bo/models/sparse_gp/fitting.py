@@ -2,9 +2,9 @@
 
 A likelihood of m points costs O(m³) and a search takes tens of them. So the search is done on :data:`COARSE_POINTS` points,
 where one costs a seventeenth; its optimum, and the curvature there, start damped Newton steps on all points that are learned
-from, which end when the likelihood has less than :data:`GAIN` left to gain. Of many data, a likelihood in closed form then
-takes a few such steps on neighbourhoods, as dense as the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`), and one
-that all data ask for (:mod:`sparse_bo.models.sparse_gp.shortening`).
+from, which end when the likelihood has less than :data:`GAIN` left to gain. Of many data, a few such steps are then taken on
+neighbourhoods, as dense as the data (:mod:`sparse_bo.models.sparse_gp.neighbourhoods`), and, by a likelihood in closed form,
+one that all data ask for (:mod:`sparse_bo.models.sparse_gp.shortening`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 from sparse_bo.core.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
-from sparse_bo.models.sparse_gp.neighbourhoods import DENSITY, last_groups
+from sparse_bo.models.sparse_gp.neighbourhoods import BY_AUTOGRAD, DENSITY, by_kernel, last_groups
 from sparse_bo.models.sparse_gp.shortening import shorten
 
 COARSE_POINTS = 400
@@ -108,13 +108,16 @@ class LikelihoodFit:
         inputs, batch = self.train_inputs[0], self.train_targets.shape[:-1].numel()
         with torch.no_grad():  # while a model is trained, it holds its inputs as they were given
             X = data_points(self.transform_inputs(inputs).detach())
-        parts = stationary_parts(self.prior_kernel)
-        n = X.shape[-2]
-        if not self._refined or self._strategy(n) != "subset" or parts is None or X.dim() > 2:
+        n, kernel = X.shape[-2], self.prior_kernel
+        if not self._refined or self._strategy(n) != "subset" or X.dim() > 2:
             return None
+        options = {"batch": batch, "generator": torch.Generator().manual_seed(self._seed)}
+        parts = stationary_parts(kernel)
+        if parts is None:
+            return last_groups(rows, X, self._most_points(), distances=by_kernel(kernel), share=BY_AUTOGRAD, **options)
         lengthscales = parts.lengthscales.detach()
         Z = X / lengthscales.reshape(-1, lengthscales.shape[-1]).log().mean(dim=0).exp()
-        return last_groups(rows, Z, self._most_points(), batch=batch, generator=torch.Generator().manual_seed(self._seed))
+        return last_groups(rows, Z, self._most_points(), **options)
 
     def _most_points(self: Any) -> int:
         """Return how many points the dictionary has at most."""

@@ -10,15 +10,23 @@ A few neighbourhoods say too much of where they happen to lie: many small ones c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from sparse_bo.core.largest import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
+from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
+
+Distances = Callable[[Tensor, Tensor], Tensor]
+"""From ``n x d`` points and one (``d``) to how far they are from it (``n``), in any increasing measure."""
 
 WORK_SHARE = 1 / 14
 """``Σ s³`` of the groups of points over ``n m²``, at most: their handful of likelihoods then take less than half of the time of
 the posterior."""
+BY_AUTOGRAD = 0.5
+"""Share of that work where derivatives come from autograd, a group at a time: they cost two to three times as much."""
 NEIGHBOURHOODS = (32, 62)
 """There are at least and at most so many, or none."""
 DENSITY = 8
@@ -26,7 +34,32 @@ DENSITY = 8
 (Hartmann-6, n = 10⁵, m = 1,400: an RMSE of 0.0387 from neighbourhoods as dense as the data, 0.0348 so)."""
 
 
-def last_groups(rows: Tensor, Z: Tensor, m: int, *, batch: int, generator: torch.Generator) -> Tensor | None:
+def euclidean(Z: Tensor, centre: Tensor) -> Tensor:
+    """Return the squares of the distances."""
+    return (Z - centre).square().sum(dim=-1)
+
+
+def by_kernel(kernel: PriorKernel) -> Distances:
+    """Return ``E[(f(x) − f(c))²]`` under the prior, but for a constant; the mean over GPs of a batch. O(n d)."""
+
+    def distances(X: Tensor, centre: Tensor) -> Tensor:
+        with torch.no_grad():
+            apart = kernel_diagonal(kernel, X) - 2.0 * kernel_matrix(kernel, X, centre.unsqueeze(0)).squeeze(-1)
+        return apart.reshape(-1, len(X)).mean(dim=0)
+
+    return distances
+
+
+def last_groups(
+    rows: Tensor,
+    Z: Tensor,
+    m: int,
+    *,
+    batch: int,
+    generator: torch.Generator,
+    distances: Distances = euclidean,
+    share: float = 1.0,
+) -> Tensor | None:
     """Return the rows of the last steps, ``g x s``; ``None``: they are not worth it. O(m d) a group.
 
     They are two halves of ``rows``, and as many neighbourhoods of that size as work allows. With 1,040 rows and a dictionary of
@@ -34,32 +67,35 @@ def last_groups(rows: Tensor, Z: Tensor, m: int, *, batch: int, generator: torch
 
     Args:
         rows: What was learned from before, ``2 s`` rows or one more.
-        Z: ``n x d`` inputs over their lengthscales.
+        Z: ``n x d`` inputs, over their lengthscales unless ``distances`` knows these.
         m: Size of the dictionary, at most.
         batch: The number of GPs.
         generator: A CPU generator, the only source of randomness.
+        distances: What neighbours are near by.
+        share: Of that work.
     """
     size, (least, most) = len(rows) // 2, NEIGHBOURHOODS
     work = len(Z) * m**2 / batch
-    count = min(most, int(WORK_SHARE * work / max(size, 1) ** 3 + 1e-6) - 2, len(Z))
+    count = min(most, int(share * WORK_SHARE * work / max(size, 1) ** 3 + 1e-6) - 2, len(Z))
     if count < least or DENSITY * m < size:
         return None
     halves = rows[: 2 * size].reshape(size, 2).mT  # rows ascend: each half is spread over all of them
     if len(Z) <= DENSITY * m:
-        return torch.cat([halves, neighbourhoods(Z, count, size, generator=generator)])
+        return torch.cat([halves, neighbourhoods(Z, count, size, generator=generator, distances=distances)])
     thinned = uniform_rows(len(Z), DENSITY * m, generator=generator, device=Z.device)
-    return torch.cat([halves, thinned[neighbourhoods(Z[thinned], count, size, generator=generator)]])
+    return torch.cat([halves, thinned[neighbourhoods(Z[thinned], count, size, generator=generator, distances=distances)]])
 
 
-def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generator) -> Tensor:
+def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generator, distances: Distances = euclidean) -> Tensor:
     """Return the nearest rows of random rows, ``count x size``, each ascending. O(count · n d). Draws a permutation of n.
 
     Args:
-        Z: ``n x d`` inputs over their lengthscales.
+        Z: ``n x d`` inputs.
         count: How many neighbourhoods, at most n.
         size: Rows of each, the centre included, at most n.
         generator: A CPU generator, the only source of randomness.
+        distances: What they are near by.
     """
     centres = torch.randperm(len(Z), generator=generator, device="cpu")[:count].to(Z.device)
-    nearest = [largest(-(Z - Z[centre]).square().sum(dim=-1), size) for centre in centres]
+    nearest = [largest(-distances(Z, Z[centre]), size) for centre in centres]
     return torch.stack(nearest).sort(dim=-1).values

@@ -15,6 +15,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.stationary_likelihood import stationary_log_likelihood
@@ -97,21 +98,36 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
             return stationary_log_likelihood(
                 self.points, parts.lengthscales, parts.variance, noise, residuals, kernel=parts.name
             )
-        covariance = kernel_matrix(self.kernel, self.points, self.points) + torch.diag_embed(noise)
+        return self._by_autograd(self.points, residuals, noise)
+
+    def _by_autograd(self, points: Tensor, residuals: Tensor, noise: Tensor) -> Tensor:
+        """Return the exact log-likelihood of some points under any kernel."""
+        covariance = kernel_matrix(self.kernel, points, points) + torch.diag_embed(noise)
         return gaussian_log_likelihood(covariance, residuals)
 
     def _of_groups(self, residuals: Tensor, noise: Tensor) -> Tensor:
         """Return the sum of the groups' exact log-likelihoods (``batch_shape x g x s`` each), ``batch_shape``. O(g s³).
 
-        Raises:
-            UnsupportedError: If the kernel has no likelihood in closed form.
+        Without a closed form it is computed a group at a time, and again for the gradient: the memory of one group.
         """
-        parts = stationary_parts(self.kernel)
-        if parts is None:
-            raise UnsupportedError("groups of points have a likelihood only under the kernels whose is in closed form")
         points = self.points.reshape(*self.points.shape[:-2], *residuals.shape[-2:], self.points.shape[-1])
-        lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
-        return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, kernel=parts.name).sum(dim=-1)
+        parts = stationary_parts(self.kernel)
+        if parts is not None:
+            lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
+            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, kernel=parts.name).sum(dim=-1)
+
+        of_each = [
+            checkpoint(
+                self._by_autograd,
+                points[..., group, :, :],
+                residuals[..., group, :],
+                noise[..., group, :],
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for group in range(points.shape[-3])
+        ]
+        return torch.stack(of_each, dim=-1).sum(dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
