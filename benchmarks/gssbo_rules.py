@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gssbo_figures import STANDARD, problem_of
-from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, band
+from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED
 from harness.experiment import Block, Experiment, Job, Option, Picture, Table
 from harness.records import Record, newest, stopwatch
 from harness.runner import main
@@ -214,14 +214,19 @@ def ratios(runs: Runs, rule: str, *, after: int = 0) -> list[float]:
     return [regret(r) / regret(beside) for r, beside in pairs(runs, rule)]
 
 
-def interval(values: list[float]) -> str:
-    """Return the geometric mean with a 95 % interval (Student's t of the logarithms); the mean alone of one value."""
+def geometric(values: Any) -> Any:
+    """Return low end, geometric mean and high end of the 95 % interval (Student's t of the logarithms) of runs: a row each."""
     logs = np.log(values)
     if len(logs) == 1:
-        return f"{values[0]:.2f}"
-    half = student.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-    low, middle, high = np.exp(logs.mean() + np.array([-half, 0.0, half]))
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        return np.exp(np.repeat(logs, 3, axis=0))
+    half = student.ppf(0.975, len(logs) - 1) * logs.std(0, ddof=1) / np.sqrt(len(logs))
+    return np.exp(np.stack([logs.mean(0) - half, logs.mean(0), logs.mean(0) + half]))
+
+
+def interval(values: list[float]) -> str:
+    """Return the geometric mean with its interval; the mean alone of one value."""
+    low, middle, high = geometric(values)
+    return f"{middle:.2f}" if len(values) == 1 else f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
 def standard_seconds(record: Record) -> float:
@@ -263,12 +268,15 @@ def headline(records: list[Record]) -> str:
 
 
 def draw(runs: Runs) -> Figure:
-    """Draw the regret over GP-UCB's after every evaluation, mean and sd over seeds."""
+    """Draw the regret over GP-UCB's after every evaluation: geometric mean over seeds, 95 % interval."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axis = figure.subplots()
     for rule, (_, colour) in RULES.items():
         if lines := [np.array(r["regret"]) / np.array(beside["regret"]) for r, beside in pairs(runs, rule)]:
-            band(axis, range(1, len(lines[0]) + 1), lines, color=colour, lw=1.6, label=f"{rule} ({len(lines)} seeds)")
+            low, middle, high = geometric(lines)
+            at = range(1, len(middle) + 1)
+            axis.plot(at, middle, color=colour, lw=1.6, label=f"{rule} ({len(lines)} seeds)")
+            axis.fill_between(at, low, high, color=colour, alpha=0.13, lw=0)
     axis.set(xlabel="evaluations", ylabel="cumulative regret / GP-UCB's")
     axis.legend(fontsize=8)
     return figure
