@@ -1,15 +1,15 @@
 """The parts of the trust-region policy: its GP, its warpings, how the region moves, and where its candidates lie."""
 
-import math
 from dataclasses import replace
 from functools import partial
+from statistics import NormalDist
 
 import pytest
 import torch
 
 from sparse_bo.core.evidence import ADDITIVE, Learned
 from sparse_bo.policies.region import search
-from sparse_bo.policies.region.hills import VALLEY, but_hills, on_hills, surprising
+from sparse_bo.policies.region.hills import SURPRISE, VALLEY, but_hills, on_hills, surprising
 from sparse_bo.policies.region.local_gp import local_gp
 from sparse_bo.policies.region.region import (
     AGAIN,
@@ -300,9 +300,10 @@ def test_a_point_is_on_a_hill_if_no_valley_is_between():
 
 def test_a_peak_higher_than_the_model_foresees_is_a_surprise():
     gp = two_hills()
-    assert float(gp.means(gp.X).max()) > 2.5
-    expected = math.sqrt(2.0 * 2.0 * math.log(1.0 / 0.15))  # of 1 / 0.15² cells
-    for sd, surprised in ((2.5 / (expected + 1.0), True), (2.5 / (expected - 0.5), False)):
+    top = float(gp.means(gp.X).max())
+    cells = (1.0 / 0.15) ** 2
+    for chance, surprised in ((SURPRISE / 2.0, True), (SURPRISE * 2.0, False)):
+        sd = top / -NormalDist().inv_cdf(chance / cells)
         assert surprising(replace(gp, learned=replace(gp.learned, scale=sd**2))) is surprised
 
 

@@ -14,21 +14,22 @@ PLACES = 7
 """Points between two ends at which a valley is looked for."""
 VALLEY = 0.1
 """How deep a valley is at least, in sd of the warped observations: a posterior mean has ripples."""
-SURPRISE = 0.5
-"""The highest mean is a surprise if it is further above the prior's than the model lets expect, by so many sd."""
+SURPRISE = 0.02
+"""The highest mean is a surprise if one as high has less than this probability under the model. At 0.02 it was one at 0 of 21
+times on draws of a GP and at 15 of 21 on Hartmann-6 (after 60 to 300 evaluations, seeds 20, 21, 30)."""
 
 
 def surprising(gp: LocalGP) -> bool:
     """Return whether the highest mean is higher than the model itself lets expect anywhere in the unit cube.
 
-    Of N independent normal values the largest is about √(2 ln N) sd above their mean, and a cube holds about one for each
-    product of lengthscales. Where the highest mean is further above, the objective has hills that the model does not foresee:
-    its expected improvement does not find them. O(n² d).
+    A cube holds about one independent value for each product of lengthscales; that one of N exceeds the mean by r sd has at
+    most the probability N Φ(−r). Where the highest mean is further above, the objective has hills that the model does not
+    foresee: its expected improvement does not find them. O(n² d).
     """
     learned = gp.learned
-    expected = math.sqrt(2.0 * float((1.0 / learned.reach).clamp_min(1.0).log().sum()))
-    rise = (float(gp.means(gp.X).max()) - learned.mean) / math.sqrt(learned.scale)
-    return rise > expected + SURPRISE
+    cells = (1.0 / learned.reach).clamp_min(1.0).log().sum()
+    rise = (gp.means(gp.X).max() - learned.mean) / math.sqrt(learned.scale)
+    return bool(cells + torch.special.log_ndtr(-rise) < math.log(SURPRISE))
 
 
 def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:
@@ -48,10 +49,12 @@ def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:
     if not len(tops) or not len(U):
         return torch.zeros(len(U), dtype=torch.bool, device=U.device)
     along = torch.arange(1, PLACES + 1, dtype=U.dtype, device=U.device).unsqueeze(-1) / (PLACES + 1)
-    lines = U[:, None, None] + along * (tops - U[:, None])[:, :, None]  # N x t x PLACES x d
-    lowest = gp.means(lines.reshape(-1, U.shape[1])).reshape(lines.shape[:-1]).amin(dim=-1)
-    ends = gp.means(U).unsqueeze(-1).minimum(gp.means(tops))
-    return (lowest >= ends - VALLEY).any(dim=-1)
+    heights, found = gp.means(U), torch.zeros(len(U), dtype=torch.bool, device=U.device)
+    for top, height in zip(tops, gp.means(tops), strict=True):  # one after another: N · PLACES · n numbers at a time
+        lines = U.unsqueeze(1) + along * (top - U).unsqueeze(1)  # N x PLACES x d
+        lowest = gp.means(lines.flatten(0, 1)).reshape(-1, PLACES).amin(dim=-1)
+        found |= lowest >= heights.minimum(height) - VALLEY
+    return found
 
 
 def but_hills(gp: LocalGP, tops: Tensor, *, above: float, refuse: Refusal | None) -> Refusal | None:
