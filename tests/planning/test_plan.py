@@ -1,5 +1,6 @@
 """Plans: what they forecast, how they make a run fit, and what they refuse."""
 
+import gc
 import math
 import tracemalloc
 import types
@@ -80,6 +81,7 @@ def test_what_a_run_keeps_of_its_evaluations_is_part_of_the_forecast(generator):
                 batch = loop.ask()
                 loop.tell(batch.tickets, batch.X[:, 0])
                 if loop.asked in (10_000, 20_000):
+                    gc.collect()  # what waits to be collected is kept by nobody
                     marks.append(tracemalloc.get_traced_memory()[0])
             sizes[q] = marks[1] - marks[0]
     finally:
