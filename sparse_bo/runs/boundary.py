@@ -22,67 +22,43 @@ class Boundary:
     """A block that changes a run: what a signal's handler would raise inside is raised when the block has ended.
 
     Handlers run in the main thread alone, so blocks of other threads need nothing. A signal without a handler in Python (the
-    default action, or ignored) is left alone. About 1.5 µs. Lives only around one block: where ``__exit__`` cannot even begin
-    (memory ran out, or the handler of another signal raised, right there), signals are let go when the object is dropped, and
-    what a held one's handler raises then is printed, not raised.
+    default action, or ignored) is left alone. About 1.5 µs. Lives only around one block.
     """
 
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        self._held = _Held()
+    __slots__ = ("_arrived", "_before", "_holding")
 
     def __enter__(self) -> None:
-        self._held.begin()
-
-    def __exit__(self, *exception: object) -> None:
-        self._held.end()
-
-    def __del__(self) -> None:
-        if self._held.holding:
-            self._held.end()
-
-
-class _Held:
-    """Signals held back; apart from the block, whose object the handlers must not keep alive."""
-
-    __slots__ = ("arrived", "before", "holding")
-
-    def __init__(self) -> None:
-        self.before: dict[int, Callable[..., Any]] = {}
-        self.arrived: list[tuple[int, FrameType | None]] = []
-        self.holding = False
-
-    def begin(self) -> None:
-        self.holding = True
+        before: dict[int, Callable[..., Any]] = {}
+        self._before, self._holding = before, True
+        self._arrived: list[tuple[int, FrameType | None]] = []
         try:
             for number in HELD:
                 handler = _handler_of(number)
                 if callable(handler):
-                    self.before[number] = handler
+                    before[number] = handler
                     _handle_by(number, self._hold)
         except BaseException:
             if threading.get_ident() != threading.main_thread().ident:
-                self.before.clear()  # nothing could be set: what was raised says so
+                before.clear()  # nothing could be set: what was raised says so
                 return
             self._restore()  # a handler that is not held yet has raised
             raise
 
-    def end(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
-        for number, frame in self.arrived:
-            self.before[number](number, frame)
+        for number, frame in self._arrived:
+            self._before[number](number, frame)
 
     def _restore(self) -> None:
         try:
-            for number, handler in self.before.items():
+            for number, handler in self._before.items():
                 _handle_by(number, handler)
         finally:
-            self.holding = False  # a handler that is back may have raised before the next one is: see _hold
+            self._holding = False  # a handler that is back may have raised before the next one is: see _hold
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self.holding:
-            self.arrived.append((number, frame))
+        if self._holding:
+            self._arrived.append((number, frame))
         else:
-            _handle_by(number, self.before[number])
-            self.before[number](number, frame)
+            _handle_by(number, self._before[number])
+            self._before[number](number, frame)

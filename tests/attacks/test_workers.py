@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -230,26 +229,6 @@ def test_a_signal_between_two_handlers_leaves_none_of_them_held():
         assert arrived[-1] == signal.SIGTERM
         assert len(arrived) == 3
         assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def test_an_exit_that_cannot_begin_leaves_no_signal_held(monkeypatch):
-    """As where memory runs out at the call of ``__exit__``."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def leave(self, *exception):
-        raise MemoryError
-
-    monkeypatch.setattr(Boundary, "__exit__", leave)
-    try:
-        with pytest.raises(MemoryError), Boundary():
-            assert signal.getsignal(signal.SIGINT) != before[signal.SIGINT]
-        gc.collect()
-        assert {number: signal.getsignal(number) for number in before} == before
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
     finally:
         for number, old in before.items():
             signal.signal(number, old)
