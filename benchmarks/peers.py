@@ -246,6 +246,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
 COLUMNS = (
     "data",
     "n",
+    "seed",
     "method",
     "m",
     "steps",
@@ -260,7 +261,7 @@ COLUMNS = (
 
 
 def page(records: list[Record]) -> Iterator[Block]:
-    """Yield the newest record of each method and row, and a list of those that were not run."""
+    """Yield the newest record of each method, row and seed, and a list of those that were not run."""
     runs = newest(records, "problem", "n", "seed", "method")
     rows, missing = [], []
     for (problem, n, seed, method), r in sorted(
@@ -274,7 +275,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         z = f"{r['mean_z2']:.2f}" if r.get("mean_z2") is not None else ""
         counts = [f"{r[name]:,}" if r.get(name) is not None else "" for name in ("m", "steps")]
         scored = (f"{r['rmse']:.4f}", ratio, f"{r['nlpd']:.3f}", f"{r['coverage']:.3f}", z, f"{r['peak_mb']:,.0f}")
-        rows.append((problem, f"{n:,}", method, *counts, short(r["cpu_s"], 2), *scored))
+        rows.append((problem, f"{n:,}", str(seed), method, *counts, short(r["cpu_s"], 2), *scored))
     yield Table(COLUMNS, rows)
     if missing:
         yield "Not run:\n\n" + "\n".join(missing)
