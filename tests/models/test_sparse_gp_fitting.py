@@ -6,7 +6,7 @@ import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
-from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
@@ -151,6 +151,15 @@ def test_neighbours_by_a_kernel_are_those_by_its_lengthscales():
     assert not far.requires_grad
     Z = X / kernel.lengthscale.detach()
     assert torch.equal(far.argsort(), points.euclidean(Z, Z[7]).argsort())
+
+
+def test_distances_by_a_kernel_are_variances_of_differences_whatever_its_diagonal():
+    X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = LinearKernel().double()
+    K = kernel(X).to_dense().detach()
+    contrast = torch.eye(20, dtype=torch.float64) - torch.eye(20, dtype=torch.float64)[7]
+    exact = (contrast @ K @ contrast.T).diagonal()  # of f(x) - f(x_7)
+    torch.testing.assert_close(points.by_kernel(kernel)(X, X[7]) + K[7, 7], exact)
 
 
 def test_points_of_the_last_steps_follow_the_work():

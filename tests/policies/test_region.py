@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from sparse_bo.core.evidence import ADDITIVE, Learned
+from sparse_bo.domains import Box
+from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.hills import SURPRISE, VALLEY, but_hills, on_hills, surprising
 from sparse_bo.policies.region.local_gp import local_gp
@@ -315,6 +317,25 @@ def test_hills_are_refused_above_a_limit_alone():
     assert but_hills(gp, tops, above=1.0, refuse=right)(U).tolist() == [True, False, True]
     assert but_hills(gp, tops, above=5.0, refuse=right)(U).tolist() == [False, False, True]
     assert but_hills(gp, tops[:0], above=1.0, refuse=right) is right
+
+
+@pytest.mark.parametrize("scouting", [True, False])
+def test_a_region_that_stays_off_hills_makes_no_pick_on_them(scouting, generator):
+    mechanism = TrustRegion(initial_design=40, anywhere=0.0).on(Box(torch.tensor([[0.0, 0.0], [1.0, 1.0]])))
+    bump = lambda X, at: torch.exp(-0.5 * ((X - torch.tensor([at, 0.5])) / 0.12).square().sum(dim=-1))  # noqa: E731
+    top = torch.tensor([[0.25, 0.5]], dtype=torch.float64)  # beside the maximum: what is left to gain is on its hill
+    X = torch.cat([arms(40, 2), top, top])
+    state = mechanism.tell(mechanism.init(), X, 3.0 * bump(X, 0.2) + bump(X, 0.8), generator=generator)
+    region = Region(centre=40, length=WHOLE, start=40, scouting=scouting, ended=(40,))
+    picks = [
+        mechanism.ask(
+            replace(state, region=replace(region, avoiding=avoiding)), max_q=3, pending=X[:0], generator=generator
+        ).picks
+        for avoiding in (False, True)
+    ]
+    climbs, stays_off = (bool(((U - torch.tensor([0.2, 0.5])).norm(dim=-1) < 0.1).any()) for U in picks)
+    assert climbs
+    assert not stays_off
 
 
 def test_sides_follow_the_lengthscales_and_stay_in_the_cube():
