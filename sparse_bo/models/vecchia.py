@@ -133,6 +133,8 @@ class VecchiaGP(Model, GP):  # type: ignore[misc]  # the base class ships no typ
 
     def _conditional(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean (``… x q``) and covariance (``… x q x q``) in standardised units."""
+        if not X.shape[-2]:
+            return self.mean_module(X), self._kernel(X, X)
         data, n = self.train_inputs[0], len(self.train_targets)
         m = min(n, self.neighbors * X.shape[-2])
         with torch.no_grad():

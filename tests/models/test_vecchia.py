@@ -118,3 +118,13 @@ def test_repeated_observations_are_taken_in_order(device):
     index, _ = model._predecessors(X)
     assert index[5].tolist() == [1, 2]
     assert index[4].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_posterior_of_no_points_is_empty(noisy, device):
+    exact, vecchia = _pair(*_data(device=device), 4)
+    for shape in ((0, 2), (3, 0, 2)):
+        X = torch.zeros(shape, dtype=torch.float64, device=device)
+        expected, got = exact.posterior(X, observation_noise=noisy), vecchia.posterior(X, observation_noise=noisy)
+        assert got.mean.shape == expected.mean.shape == (*shape[:-1], 1)
+        assert got.variance.shape == expected.variance.shape
