@@ -121,3 +121,9 @@ def test_a_model_whose_data_was_taken_away_is_its_prior(dictionary):
     assert torch.allclose(found.posterior(X[:3]).variance, expected.posterior(X[:3]).variance)
     with pytest.raises(InputDataError, match="0 held-out rows"):
         found.calibrated()
+
+
+def test_of_equal_races_the_first_inputs_win(monkeypatch):
+    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 60)
+    monkeypatch.setattr(leverage_sampling, "race_weights", lambda leverages: torch.full_like(leverages, 5e-324))  # all are −∞
+    assert made(0.05, max_dictionary=60).dictionary.indices.tolist() == list(range(60))

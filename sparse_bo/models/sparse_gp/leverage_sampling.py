@@ -173,7 +173,7 @@ def default_rows(kernel: PriorKernel, X: Tensor, noise: Tensor, *, size: int, ge
     draws = torch.rand(a, generator=generator, device="cpu", dtype=torch.float64).to(X.device)
     races = draws.log() / weights
     size = sample_size(float(weights.sum()), size)
-    order = distinct.rows[races.topk(size).indices]  # the winner first: every beginning is such a sample
+    order = distinct.rows[race_winners(races, size)]
     some = judged_rows(X.shape[-2], X.device)
     needed = needed_size(kernel, X[..., order, :], X[..., some, :], noise[..., some], n=X.shape[-2])
     return DefaultRows(order[: needed.size].sort().values, needed.unexplained)
@@ -187,6 +187,14 @@ def race_weights(leverages: Tensor) -> Tensor:
 def sample_size(dimension: float, size: int) -> int:
     """Return how many of at most ``size`` inputs are drawn where :func:`race_weights` sum up to ``dimension``."""
     return min(size, max(SMALLEST_DICTIONARY, math.ceil(OVERSAMPLING * dimension)))
+
+
+def race_winners(races: Tensor, count: int) -> Tensor:
+    """Return where the ``count`` highest of ``n`` races are, or all; the winner first: every beginning is such a sample.
+
+    Of equal ones the first wins, on any device: weights that vanish make many of −∞. O(n log n).
+    """
+    return races.argsort(descending=True, stable=True)[:count]
 
 
 class Needed(NamedTuple):

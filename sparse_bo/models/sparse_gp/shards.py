@@ -23,6 +23,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import (
     needed_size,
     pilot_posterior,
     race_weights,
+    race_winners,
     sample_size,
     uniform_rows,
 )
@@ -179,11 +180,11 @@ def chosen_points(
     wanted = sample_size(float(dimension), size)
     draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
     races = draws.log() / weights
-    first = races.topk(min(wanted, len(races)))
-    mine = [first.values, first.indices + rows.start, raw[first.indices], X[first.indices]]
+    first = race_winners(races, wanted)
+    mine = [races[first], first + rows.start, raw[first], X[first]]
     told = rows.group.tensors("choosing a dictionary", mine)
     values, indices, points, inputs = (torch.cat([part[place] for part in told]) for place in range(4))
-    winners = values.topk(min(wanted, len(values))).indices
+    winners = race_winners(values, wanted)
     winners = winners[distinct_inputs(points[winners]).rows]
     judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
     winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n).size]
