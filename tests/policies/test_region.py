@@ -187,12 +187,20 @@ def test_how_bad_the_worst_values_are_changes_little(kind):
     assert torch.equal(warp(kind, bad)(bad), warp(kind, worse)(worse))
 
 
+def test_the_unit_of_observations_decides_no_warping():
+    y = torch.rand(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for made, large in zip(warps(y), warps(y * 2.0**60), strict=True):
+        assert made.kind == large.kind
+        torch.testing.assert_close(made(y), large(y * 2.0**60), rtol=1e-12, atol=1e-12)
+
+
 def test_without_a_spread_only_the_plain_warping_is_left():
     for y in (torch.zeros(5), torch.full((5,), 3.0), torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])):
         kinds = [made.kind for made in warps(y.double())]
         assert kinds[0] == "plain"
         assert all(bool(torch.isfinite(made(y.double())).all()) for made in warps(y.double()))
-    assert [made.kind for made in warps(torch.zeros(5).double())] == ["plain"]
+    for value in (0.0, 1e13, 1e160):
+        assert [made.kind for made in warps(torch.full((5,), value, dtype=torch.float64))] == ["plain"]
 
 
 def test_values_near_the_largest_float_do_not_overflow():

@@ -80,7 +80,7 @@ def warp(kind: str, y: Tensor) -> Warp | None:
         origin, width = median, float((v - median).abs().median())
     elif kind != "plain":
         origin, width = best, DEPTHS[kind] * (best - median)
-    if width <= SMALLEST * max(abs(origin), abs(median)):
+    if kind != "plain" and width <= SMALLEST * max(abs(origin), abs(median)):
         return None
     bent = Warp(kind, origin, width, 0.0, 1.0)(v)
     spread = float(bent.std(correction=0))
