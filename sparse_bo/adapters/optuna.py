@@ -74,7 +74,7 @@ class SparseBOSampler(BaseSampler):
         if policy is not None and (isinstance(policy, type) or not isinstance(policy, Policy)):
             raise TypeError(f"expected a policy such as sparse_bo.TrustRegion(), got {policy!r}")
         if seed is not None:
-            check_count("seed", seed, minimum=0)
+            seed = check_count("seed", seed, minimum=0)
         self._policy, self._independent = policy, independent_sampler or RandomSampler(seed=seed)
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()

@@ -109,9 +109,9 @@ class AskTell:
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
-        check_seed(seed)
+        seed = check_seed(seed)
         if certify_every is not None:
-            check_count("certify_every", certify_every)
+            certify_every = check_count("certify_every", certify_every)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)

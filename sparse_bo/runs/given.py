@@ -32,8 +32,8 @@ def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
     return int(budget)
 
 
-def check_seed(seed: int) -> None:
-    """Check a seed.
+def check_seed(seed: int) -> int:
+    """Return a seed (NumPy's integers too) as an ``int``.
 
     Raises:
         TypeError: If it is not an integer.
@@ -41,6 +41,7 @@ def check_seed(seed: int) -> None:
     """
     if check_count("seed", seed, minimum=0) >= SEEDS:
         raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
+    return int(seed)
 
 
 def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:

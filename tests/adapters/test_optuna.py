@@ -5,6 +5,7 @@ import math
 import pickle
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,11 @@ def test_the_same_seed_gives_the_same_trials_and_both_directions_mirror():
     again = study(SparseBOSampler(seed=3), mixed, 14)
     mirrored = study(SparseBOSampler(seed=3), lambda trial: -mixed(trial), 14, direction="maximize")
     assert [t.params for t in one.trials] == [t.params for t in again.trials] == [t.params for t in mirrored.trials]
+
+
+def test_a_seed_of_numpy_is_taken():
+    plain, numpys = (study(SparseBOSampler(policy=RandomSearch(batch_size=1), seed=seed), line, 3) for seed in (3, np.int64(3)))
+    assert plain.trials[-1].params == numpys.trials[-1].params
 
 
 def test_few_combinations_are_swept():

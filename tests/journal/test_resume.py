@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -160,6 +161,12 @@ def test_a_box_in_place_of_arms_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is among arms, this call searches a box"):
         maximize(lambda X: X[:, 0], bounds=torch.tensor([[0.0], [1.0]]), budget=1, storage=path, resume=True)
     AskTell.resume(path).close()
+
+
+def test_numbers_of_numpy_are_kept_as_plain_ones(tmp_path):
+    AskTell(arms(), policy(), seed=np.int64(3), certify_every=np.int32(2), storage=tmp_path / "run.db").close()
+    with AskTell.resume(tmp_path / "run.db") as loop:
+        assert loop.about["seed"] == 3
 
 
 def test_large_arm_sets_are_not_kept_and_must_be_given(tmp_path, monkeypatch):
