@@ -51,9 +51,17 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
         TypeError: If they are of another kind.
         ValueError: If there are none, or not as many inputs as results, or a result is not finite.
     """
+    if not isinstance(initial, (tuple, list)) or len(initial) != 2:
+        got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
+        raise TypeError(f"expected initial as (inputs, results), got {got}")
     where, y = initial
     picks = domain.check("initial inputs", where)
-    values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
+    if isinstance(y, Tensor) and y.is_complex():
+        raise TypeError(f"expected real initial values, got {y.dtype}")
+    try:
+        values = torch.as_tensor(y, dtype=torch.float64, device=picks.device).detach().flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"expected initial values to be numbers, got {type(y).__name__}: {error}") from error
     if len(values) != len(picks) or not len(picks):
         got = f"{len(values)} values and {len(picks)} inputs"
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")

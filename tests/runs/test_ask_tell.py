@@ -230,6 +230,22 @@ def test_bad_initial_observations_are_named(initial, message):
 
 
 @pytest.mark.parametrize(
+    ("initial", "message"),
+    [
+        (3, r"initial as \(inputs, results\), got int"),
+        (([0], [1.0], [2.0]), "got 3 parts"),
+        (([0], ["high"]), "initial values to be numbers, got list"),
+        (([0], None), "initial values to be numbers, got NoneType"),
+        (([0], torch.tensor([1j])), "real initial values, got torch.complex64"),
+    ],
+    ids=["kind", "parts", "strings", "none", "complex"],
+)
+def test_initial_observations_of_another_kind_are_named(initial, message):
+    with pytest.raises(TypeError, match=message):
+        AskTell(arms(40), policy(), initial=initial)
+
+
+@pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
         (torch.zeros(3, dtype=torch.float64), ValueError, "two dimensions"),
