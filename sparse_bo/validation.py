@@ -78,6 +78,16 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     return value
 
 
+def check_callable(name: str, value: object) -> None:
+    """Check that ``value`` can be called.
+
+    Raises:
+        TypeError: If it cannot.
+    """
+    if not callable(value):
+        raise TypeError(f"expected {name} to be callable, got {type(value).__name__}")
+
+
 def check_points(name: str, X: Tensor, *, like: Tensor | None = None) -> Tensor:
     """Return ``X`` if it is a finite, non-empty ``n x d`` float tensor (of the width, dtype and device of ``like``).
 

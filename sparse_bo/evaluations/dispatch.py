@@ -15,7 +15,7 @@ from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, evaluate_remotely
 from sparse_bo.evaluations.workers import Workers
-from sparse_bo.validation import check_choice
+from sparse_bo.validation import check_callable, check_choice
 
 TASK_SECONDS = 0.05
 """Short evaluations are sent in chunks that take about as long as this, so that sending them costs little beside."""
@@ -88,8 +88,7 @@ def evaluation_of(
         ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box, or names are wanted where there
             are none.
     """
-    if not callable(objective):
-        raise TypeError(f"expected objective to be callable, got {type(objective).__name__}")
+    check_callable("objective", objective)
     call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))
     check_choice("arrays", arrays, get_args(Arrays))

@@ -37,7 +37,7 @@ from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import about_run, run_info, settings_of_run
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.steps import Steps
-from sparse_bo.validation import check_count
+from sparse_bo.validation import check_callable, check_count
 
 logger = logging.getLogger(__name__)
 
@@ -315,7 +315,7 @@ class AskTell:
             ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
                 usable, with the failed evaluations out.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
-            TypeError: If the objective cannot be sent to the workers.
+            TypeError: If the objective or the callback cannot be called, or the objective cannot be sent to the workers.
             StorageError: If the journal cannot be written.
 
         Whatever is raised while the run goes on, by the policy or the callback too, has the loop and the result so far as its
@@ -324,6 +324,8 @@ class AskTell:
         if not self._ranks.leads:
             return self._follow()
         with self._ranks.leading():
+            if callback is not None:
+                check_callable("callback", callback)
             spread = workers_of(executor, workers)
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)

@@ -18,7 +18,7 @@ from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
 from sparse_bo.runs.choice import Goal
 from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.result import Result
-from sparse_bo.validation import check_choice
+from sparse_bo.validation import check_callable, check_choice
 
 
 def maximize(
@@ -92,6 +92,9 @@ def maximize(
     check_budget(budget)
     at_a_time = _at_a_time(workers_of(executor, workers))  # what does not fit is said before a journal is made
     check_choice("goal", goal, get_args(Goal))
+    check_callable("objective", objective)
+    if callback is not None:
+        check_callable("callback", callback)
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
     if storage is not None and resume and group_of(arms).from_first("looking for the journal", Path(storage).exists()):

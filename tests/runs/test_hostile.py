@@ -107,6 +107,15 @@ def test_a_journal_is_free_after_a_failure_that_a_notebook_keeps(stop, raised, t
     assert sum(row.batch_size for row in result.history.rows) >= 12
 
 
+@pytest.mark.parametrize(("name", "objective", "callback"), [("objective", 3, None), ("callback", len, 3)])
+def test_what_cannot_be_called_is_named_before_there_is_a_journal(name, objective, callback, tmp_path):
+    with pytest.raises(TypeError, match=f"expected {name} to be callable, got int"):
+        maximize(objective, bounds=BOUNDS, budget=3, callback=callback, storage=tmp_path / "run.db")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TypeError, match=f"expected {name} to be callable, got int"):
+        AskTell(bounds=BOUNDS).run(objective, 3, callback=callback)
+
+
 def test_a_policy_that_raises_loses_nothing(monkeypatch):
     loop = AskTell(arms(), policy(), seed=0)
     tell, calls = type(loop._engine.mechanism).tell, []
