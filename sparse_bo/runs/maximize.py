@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from sparse_bo.domains import ArmSet, Feasible, Space, space_domain
+from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
@@ -128,6 +128,8 @@ def _resumed(
     policy: Policy | None,
     seed: int,
 ) -> AskTell:
+    if bounds is not None:
+        Box(bounds)  # what is wrong with them is said before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # their journal says which are feasible
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
