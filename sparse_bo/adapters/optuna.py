@@ -139,7 +139,11 @@ class SparseBOSampler(BaseSampler):
             search = self._search
             if search is None or not search.fits(study, search_space):
                 search = self._search = _Search(study, search_space, self._policy, self._generator)
-            return search.next(trial.number)
+            try:
+                return search.next(trial.number)
+            except BaseException:  # Ctrl-C too: some trials may be read but not learned from, so all are read again
+                self._search = None
+                raise
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -18,6 +18,7 @@ from optuna.trial import TrialState, create_trial
 from sparse_bo import BBKB, TrustRegion
 from sparse_bo.adapters import SparseBOSampler
 from sparse_bo.policies import RandomSearch
+from sparse_bo.policies.baselines import RandomPoints
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -162,6 +163,25 @@ def test_a_resumed_study_is_read_by_a_new_sampler_and_nothing_is_written(opened)
     again = optuna.load_study(study_name="s", storage=opened(), sampler=sampler)
     again.optimize(line, n_trials=1)
     assert told(sampler)[0] == sorted(-trial.value for trial in again.trials[:6])
+
+
+def test_a_sampler_that_was_interrupted_loses_no_trial(monkeypatch):
+    sampler = chance()
+    made = study(sampler, line, 5)
+    observe, told = RandomPoints.observe, []
+
+    def interrupted(self, state, picks, y, *, generator):
+        told.append(len(y))
+        if len(told) == 1:
+            raise KeyboardInterrupt
+        return observe(self, state, picks, y, generator=generator)
+
+    monkeypatch.setattr(RandomPoints, "observe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.optimize(line, n_trials=1)
+    made.optimize(line, n_trials=1)
+    assert told[1] == 5
+    assert len(sampler._search.state.y) == 5
 
 
 def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
