@@ -19,7 +19,7 @@ from sparse_bo import AskTell, Choice, Float, Int, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.page import Facts, facts_of_journal, facts_of_result, run_page
+from sparse_bo.runs.page import Facts, facts_of_journal, facts_of_result, run_page, whole
 from sparse_bo.runs.page.advice import advice_of
 from sparse_bo.runs.page.drawing import Scale, scale_of, thinned
 from sparse_bo.runs.page.markup import element, escaped
@@ -251,6 +251,14 @@ def test_of_many_inputs_those_are_shown_that_the_value_goes_with():
     shown = page[page.index("Inputs and values") :]
     assert all(f">{name}<" in shown for name in told)
     assert not any(f">{name}<" in shown for name in switches)
+
+
+def test_of_equal_results_the_last_are_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(whole, "lines", lambda name, text, curves, **how: shown.append((name, curves)) or element("p"))
+    run_page(facts(values=np.zeros(2000)))
+    (dots,) = next(curves for name, curves in shown if name == "Results")
+    assert dots.x[-40:].tolist() == list(range(1961, 2001))
 
 
 def test_markup_escapes_and_numbers_scale():

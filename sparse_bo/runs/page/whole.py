@@ -141,7 +141,7 @@ def _results(facts: Facts) -> Safe:
     kept = np.isfinite(facts.values)
     x, y = n[kept], facts.values[kept]
     if len(x) > 500:
-        rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort()[-40:]]))
+        rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))
         x, y = x[rows], y[rows]
     text = "What came back" + (", some of many; the highest are all shown." if len(x) < int(kept.sum()) else ".")
     return lines("Results", text, [Curve("results", x, y, "s0", dots=True)])
@@ -271,7 +271,7 @@ def _one_slice(one: Slice) -> Safe:
     mean, spread = one.mean, 1.96 * one.sd
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in one.values):
         x = np.array(one.values, np.float64)
-        order = x.argsort()
+        order = x.argsort(kind="stable")
         x, mean, spread = x[order], mean[order], spread[order]
         curve, band = Curve("mean", x, mean, "s0"), Band(x, mean - spread, mean + spread, "s0")
         here = Curve("best", np.array([float(one.here)]), np.array([float(np.interp(one.here, x, mean))]), "s2", dots=True)
