@@ -256,9 +256,9 @@ def test_of_many_inputs_those_are_shown_that_the_value_goes_with():
 def test_of_equal_results_the_last_are_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(whole, "lines", lambda name, text, curves, **how: shown.append((name, curves)) or element("p"))
-    run_page(facts(values=np.zeros(2000)))
+    run_page(facts(values=(np.arange(2000) % 3 == 0).astype(float)))
     (dots,) = next(curves for name, curves in shown if name == "Results")
-    assert dots.x[-40:].tolist() == list(range(1961, 2001))
+    assert set(range(1882, 2001, 3)) <= set(dots.x.tolist())
 
 
 def test_markup_escapes_and_numbers_scale():
