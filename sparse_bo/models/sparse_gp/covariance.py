@@ -29,6 +29,7 @@ from sparse_bo.models.sparse_gp.process import (
     AnyProcess,
     Base,
     Entries,
+    between,
     joint_parts,
     lifted,
     shared_product,
@@ -173,7 +174,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         X, Y = self.X[..., rows, :], self.X[..., columns, :]
         same = rows is columns or (isinstance(rows, slice) and rows == columns)
         left = self.process.columns(X)
-        return self.process.between(X, Y, left, left if same else self.process.columns(Y))
+        return between(self.process, X, Y, left, left if same else self.process.columns(Y))
 
     def _dressed(self, block: Tensor, rows: Any, columns: Any) -> Tensor:
         """Add noise and scale."""
@@ -222,8 +223,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             own, cross = self.process.after(X, base)
         else:
             left = self.process.columns(X)
-            own = self.process.between(X, Y, left, self.process.columns(Y))
-            cross = self.process.between(X, base.X[base.pivots], left, base.columns)
+            own = between(self.process, X, Y, left, self.process.columns(Y))
+            cross = between(self.process, X, base.X[base.pivots], left, base.columns)
         cross = cross.expand(*own.shape[:-2], *cross.shape[-2:])
         if base.weights is not None:
             squares = base.weights.square()[..., None, None]

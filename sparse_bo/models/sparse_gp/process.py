@@ -54,10 +54,6 @@ class Process:
             parts.append(self.posterior.project(self.kernel, x).variance(kernel_diagonal(self.kernel, x)))
         return torch.cat(parts, dim=-1)
 
-    def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-        """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
-        return _less_explained(self.prior(X, Y), columns, others)
-
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """Return the covariances of ``X`` among themselves and with the base's pivots. O(q m r + q p (d + r))."""
         projection, pivots = self.posterior.project(self.kernel, X), base.X[base.pivots]
@@ -66,7 +62,7 @@ class Process:
             cross = cross - projection.times(base.lifted(self.posterior.root))
             return own, _less_explained(cross, projection.columns_after, base.columns[1:])
         columns = projection.columns
-        return self.between(X, X, columns, columns), self.between(X, pivots, columns, base.columns)
+        return between(self, X, X, columns, columns), between(self, X, pivots, columns, base.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,17 +105,18 @@ class SumOfProcesses:
         """See :class:`Process`."""
         return _total([term.factor.square() * term.process.variance(X[..., term.inputs]) for term in self.terms])
 
-    def between(self, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-        """See :class:`Process`."""
-        return _less_explained(self.prior(X, Y), columns, others)
-
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """See :class:`Process`."""
         columns = self.columns(X)
-        return self.between(X, X, columns, columns), self.between(X, base.X[base.pivots], columns, base.columns)
+        return between(self, X, X, columns, columns), between(self, X, base.X[base.pivots], columns, base.columns)
 
 
 AnyProcess: TypeAlias = Process | SumOfProcesses
+
+
+def between(process: AnyProcess, X: Tensor, Y: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+    """Return the covariance of ``X`` and ``Y``, ``batch_shape x q x q'``, from their columns. O(q q' (d + r))."""
+    return _less_explained(process.prior(X, Y), columns, others)
 
 
 def _total(parts: list[Tensor]) -> Tensor:
@@ -199,7 +196,7 @@ class Entries:
 
     def between(self, rows: Tensor, others: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
         """Return the entries of ``rows`` and ``others`` (disjoint, or the same object), given their columns."""
-        block = self.process.between(self.X[..., rows, :], self.X[..., others, :], left, right)
+        block = between(self.process, self.X[..., rows, :], self.X[..., others, :], left, right)
         if self.noise is not None and rows is others:
             block = block + torch.diag_embed(self.noise[..., rows])
         if self.scale is not None:
