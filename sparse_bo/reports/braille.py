@@ -11,20 +11,19 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character, by row and column."""
 COLOURS = ("blue", "yellow", "bright_black", "green", "magenta", "cyan")
 WIDEST, NARROWEST = 100, 40
+HEIGHT = 12
+"""Lines of the picture."""
 LABEL = 9
 """Characters of a label of the vertical axis."""
 
 
-def braille_curves(
-    curves: Mapping[str, Sequence[float]], *, title: str, width: int, height: int = 12, dots: bool = True
-) -> Text:
+def braille_curves(curves: Mapping[str, Sequence[float]], *, title: str, width: int, dots: bool = True) -> Text:
     """Return curves over 1, 2, … on logarithmic axes, with their names below.
 
     Args:
         curves: Positive values by name; what is not positive is left out.
         title: Above them.
         width: Columns of the terminal.
-        height: Lines of the picture.
         dots: Whether the terminal has braille characters; else stars.
     """
     columns = min(width, WIDEST) - LABEL - 1
@@ -34,18 +33,18 @@ def braille_curves(
     if not every or longest < 2 or columns < NARROWEST - LABEL:
         return Text("")
     low, high = math.log(min(every)), math.log(max(every))
-    cells = [[0] * columns for _ in range(height)]
-    owner = [[""] * columns for _ in range(height)]
+    cells = [[0] * columns for _ in range(HEIGHT)]
+    owner = [[""] * columns for _ in range(HEIGHT)]
     for colour, points in zip(COLOURS, shown.values(), strict=False):
         for i, value in points:
             x = round(math.log(i) / math.log(longest) * (2 * columns - 1))
-            y = round((high - math.log(value)) / max(high - low, 1e-12) * (4 * height - 1))
+            y = round((high - math.log(value)) / max(high - low, 1e-12) * (4 * HEIGHT - 1))
             cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
             owner[y // 4][x // 2] = colour
     picture = Text(f"{title}\n", style="bold")
-    for row in range(height):
-        at = math.exp(high - (high - low) * row / (height - 1))
-        picture.append(f"{f'{at:.3g}' if row % 4 == 0 or row == height - 1 else '':>{LABEL}} ", style="not bold dim")
+    for row in range(HEIGHT):
+        at = math.exp(high - (high - low) * row / (HEIGHT - 1))
+        picture.append(f"{f'{at:.3g}' if row % 4 == 0 or row == HEIGHT - 1 else '':>{LABEL}} ", style="not bold dim")
         for bits, colour in zip(cells[row], owner[row], strict=True):
             mark = (chr(0x2800 + bits) if dots else "*") if bits else " "
             picture.append(mark, style=f"not bold {colour}".strip())

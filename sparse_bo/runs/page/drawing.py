@@ -73,13 +73,13 @@ def scale_of(values: Sequence[Numbers], start: float, end: float, *, log: bool =
     return Scale(low if zero and low == 0.0 else low - room, high + room, start, end)
 
 
-def thinned(x: Numbers, y: Numbers, most: int = MOST) -> tuple[Numbers, Numbers]:
-    """Return at most ``most`` points of a curve: in each of ``most/2`` bins, where it is least and where it is largest."""
+def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """Return about :data:`MOST` points of a curve: in each of half as many bins, where it is least and where it is largest."""
     kept = np.isfinite(y)
     x, y = x[kept], y[kept]
-    if len(x) <= most:
+    if len(x) <= MOST:
         return x, y
-    edges = np.linspace(0, len(x), most // 2 + 1).astype(int)
+    edges = np.linspace(0, len(x), MOST // 2 + 1).astype(int)
     rows = {0, len(x) - 1}
     for a, b in pairwise(edges.tolist()):
         if b > a:
