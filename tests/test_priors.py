@@ -14,6 +14,7 @@ from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function
 from sparse_bo.learning import (
     GROWTH,
+    COMMON_SD,
     LENGTHSCALE_SD,
     NOISE_CENTRE,
     NOISE_SD,
@@ -76,7 +77,10 @@ def dense_log_posterior(prior: KnownPrior, arms: Tensor, index: Tensor, y: Tenso
 
     value = float(value) + normal(mean, 0.0, 1.0) + normal(math.log(s), 0.0, SCALE_SD)
     value += normal(math.log(noise), NOISE_CENTRE, NOISE_SD)
-    return value + sum(normal(math.log(x), math.log(0.2 * math.sqrt(d)), LENGTHSCALE_SD) for x in lengthscales.tolist())
+    common = torch.full((d, d), COMMON_SD**2)
+    middle = torch.full_like(lengthscales, math.log(0.2 * math.sqrt(d)))
+    prior_of_logs = torch.distributions.MultivariateNormal(middle, (common + LENGTHSCALE_SD**2 * torch.eye(d)).to(middle))
+    return value + float(prior_of_logs.log_prob(lengthscales.log()))
 
 
 def test_what_is_learned_is_the_maximum_of_the_dense_posterior():

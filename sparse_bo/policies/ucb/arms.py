@@ -6,6 +6,7 @@ pulls and swept over all arms; the batch is picked by ``mean + width · √lever
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from sparse_bo.arms import (
     ArmPosterior,
     ArmPrior,
+    BatchPicks,
     Fitted,
     InMemoryPosterior,
     KernelColumns,
@@ -23,6 +25,7 @@ from sparse_bo.arms import (
     pick_batch,
     prior_variances,
 )
+from sparse_bo.arms.contenders import Refusal
 from sparse_bo.core.quadratic import quadratic_form
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
@@ -56,6 +59,13 @@ AHEAD = 256
 BATCH_SHARE = 0.25
 """Of the pulls so far that a batch may add with a learned prior. Once a policy has settled, its stop rule allows batches ten
 times as long as the run, and nobody would look whether the prior still holds."""
+LOOKS = 2.0
+"""With a learned prior, t evaluations are of at least ``LOOKS √t`` different arms; what is missing are the best of those never
+evaluated. Hyper-parameters are learned from what was looked at: a policy that settles early never finds out that they are wrong.
+√t evaluations do not change the order of the regret, which is √t at best.
+
+Cumulative regret of 10⁴ evaluations, means (largest) of seeds 300 to 331 of Cadata and 300 to 379 of Abalone: 58 (99) and 869
+(1,889). Without looks, with a growth of the width of 0.5 and a prior for each lengthscale alone: 93 (366) and 858 (3,942)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,19 +130,35 @@ class ArmUCB(Mechanism[BanditState]):
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
-        batch = pick_batch(
+        q = min(max(max_q, AHEAD, out) if out else max_q, room)
+        looks = self._pick(fitted, min(self._due_looks(state, pending), q), pending, _not_evaluated(state, pending))
+        others = self._pick(fitted, q - len(looks.indices), torch.cat([pending, looks.indices]), state.refusal(pending))
+        picks = torch.cat([looks.indices, others.indices])
+        if not len(picks):
+            return Wait(others.needed)
+        picks = picks[state.tried_once(picks, pending=pending)]
+        return Proposal(picks[:max_q], looks.rechecked + others.rechecked, picks[max_q:]) if len(picks) else Wait(1)
+
+    def _pick(self, fitted: FittedArms, q: int, given: Tensor, refuse: Refusal | None) -> BatchPicks:
+        if not q:
+            return BatchPicks(given[:0], 0)
+        return pick_batch(
             fitted.posterior,
             width=fitted.width,
             stop_rule=self.parts.stop_rule,
             in_batch=self.parts.in_batch,
-            max_q=min(max(max_q, AHEAD, out) if out else max_q, room),
-            given=pending,
-            refuse=state.refusal(pending),
+            max_q=q,
+            given=given,
+            refuse=refuse,
         )
-        if not len(batch.indices):
-            return Wait(batch.needed)
-        picks = batch.indices[state.tried_once(batch.indices, pending=pending)]
-        return Proposal(picks[:max_q], batch.rechecked, picks[max_q:]) if len(picks) else Wait(1)
+
+    def _due_looks(self, state: BanditState, pending: Tensor) -> int:
+        """Return how many arms that were never evaluated the batch starts with: it is the same for a batch in pieces."""
+        if self.given.complete or self.parts.stop_rule.kind == "repeat":  # one arm per batch
+            return 0
+        least = min(int(LOOKS * math.sqrt(state.pulls)), self.domain.count)
+        rows = state.observations.rows
+        return max(least - len(rows) - int((~torch.isin(pending, rows)).sum()), 0)
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
@@ -262,6 +288,17 @@ class ArmUCB(Mechanism[BanditState]):
                 calibration=surprise.shown,
             )
         )
+
+
+def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:
+    """Return what refuses the arms that have a value, and those that failures speak against."""
+    rows, failing = state.observations.rows, state.refusal(pending)
+
+    def refuse(indices: Tensor) -> Tensor:
+        known = torch.isin(indices, rows)
+        return known if failing is None else known | failing(indices)
+
+    return refuse
 
 
 def _prior_of(surrogate: ArmPrior) -> KnownPrior:

@@ -27,7 +27,8 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
 
     Over arms the scores are exact and swept; on a box the model is :class:`sparse_bo.SparseGP` and the batch is made by
     :func:`sparse_bo.optimize_batch`, with the same rules. A kernel, mean or noise that is not given is learned on the first
-    observations, and again when distinct inputs have grown by half or pulls have doubled.
+    observations, and again when distinct inputs have grown by half or pulls have doubled. Over arms, t
+    evaluations are then of at least 2 √t different ones (:data:`sparse_bo.policies.ucb.arms.LOOKS`).
 
     Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
     ``prior_mean``, ``regularization``), :class:`sparse_bo.policies.settings.ConfidenceSettings` (``noise_variance``,
