@@ -13,8 +13,8 @@ from sparse_bo import BBKB, AskTell, maximize
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.kernels import covariance_function
 from sparse_bo.learning import (
-    GROWTH,
     COMMON_SD,
+    GROWTH,
     LENGTHSCALE_SD,
     NOISE_CENTRE,
     NOISE_SD,
