@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo import BBKB, BKB, GPUCB, AskTell
+from sparse_bo import BBKB, BKB, GPUCB, AskTell, ProductGrid
 from sparse_bo.arms import pick_batch
+from sparse_bo.domains import Arms
+from sparse_bo.domains.memory import is_streamed
 from sparse_bo.policies import MiniMETA
 from sparse_bo.policies.ucb.arms import LOOKS
 from tests.builders import arms, rbf_kernel
@@ -30,7 +32,7 @@ def run(policy, X, budget, seed=0):
         before = len(set(evaluated))
         evaluated += batch.indices.tolist()
         batches.append((loop.state.pulls, before, len(set(evaluated)), len(batch.indices)))
-        loop.tell(batch.tickets, values[batch.indices])
+        loop.tell(batch.tickets, values[batch.indices.cpu()])
     return evaluated, batches
 
 
@@ -138,7 +140,24 @@ def test_arms_that_fail_are_not_looked_at_again_and_again():
     assert loop.state.observations.n >= min(int(LOOKS * math.sqrt(loop.state.pulls)) - 2, 40)
 
 
-def test_the_looks_of_streamed_arms_are_those_of_arms_in_memory():
+def test_looks_on_a_device_are_those_on_the_host(device):
     X = arms(300)
-    here = run(SURE, X, 120)[0]
-    assert run(replace(SURE, memory_bytes=2**20), X, 120)[0] == here
+    assert run(SURE, X.to(device), 120)[0] == run(SURE, X, 120)[0]
+
+
+def test_the_looks_of_streamed_arms_are_those_of_arms_in_memory():
+    axis = torch.linspace(0.0, 1.0, 300, dtype=torch.float64)
+    grid, policy = ProductGrid([axis, axis]), replace(SURE, width=1.0)
+    small = replace(policy, memory_bytes=2**20)
+    assert is_streamed(small.on(Arms(grid)).arms)
+    assert not is_streamed(policy.on(Arms(grid)).arms)
+    picks = []
+    for each in (small, policy):
+        loop = AskTell(grid, each, seed=0)
+        picks.append([])
+        while len(picks[-1]) < 60:
+            batch = loop.ask(60)
+            picks[-1] += batch.indices.tolist()
+            loop.tell(batch.tickets, (batch.X.sum(dim=-1) < 0.3).double())
+    assert picks[0] == picks[1]
+    assert len(set(picks[0])) >= int(LOOKS * math.sqrt(50))
