@@ -110,6 +110,7 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
     """
     while loop.asked < end or loop.pending:
         batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
+        last = loop.asked >= end
         start = time.perf_counter()
         try:
             values = evaluate(evaluate.own(batch))
@@ -118,6 +119,8 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
         progress.evaluated(time.perf_counter() - start)
         loop.tell(batch.tickets, values)
         progress.told()
+        if last:  # what is out now, who listens to the progress has asked beyond the end
+            return
 
 
 @dataclass(eq=False)

@@ -12,7 +12,8 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,7 +62,8 @@ class Pool:
             timed: Whether evaluations have a time limit: then the workers of a given executor are warmed up too.
 
         Raises:
-            TypeError: If ``evaluate`` cannot be sent to the workers; nothing is started then.
+            TypeError: If ``evaluate`` cannot be sent to the workers (nothing is started then), or ``submit`` of the executor
+                given returns no future.
             RuntimeError: If own workers cannot be started.
         """
         self._given, self._arrays = executor, arrays
@@ -69,6 +71,9 @@ class Pool:
         self.owned = isinstance(executor, str)
         self._packed = self._sendable(evaluate)
         self._executor: Any = self._started()
+        if not isinstance(self._executor, Executor | Threads):  # what only has a submit: see what it returns
+            with suppress(BrokenExecutor, RuntimeError, OSError):  # it takes no work: the first evaluation says so
+                self.submit(present, 0.0)
         if timed and not self.owned and self.pickles:
             self._warm_up()
 
@@ -96,8 +101,17 @@ class Pool:
         return float(getattr(self._executor, "grace", 0.0))
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start ``fn(*args)``."""
-        future: Future[Any] = self._executor.submit(fn, *args)
+        """Start ``fn(*args)``.
+
+        Raises:
+            TypeError: If the executor returns something else than a future of the standard library.
+        """
+        future = self._executor.submit(fn, *args)
+        if not isinstance(future, Future):
+            raise TypeError(
+                f"expected submit() of the executor ({type(self._executor).__name__}) to return a concurrent.futures.Future, "
+                f"got {type(future).__name__}; for Dask, pass client.get_executor()"
+            )
         return future
 
     def restart(self) -> bool:

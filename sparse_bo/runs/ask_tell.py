@@ -28,7 +28,7 @@ from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State
 from sparse_bo.runs.choice import Goal, chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.given import check_budget, check_seed, checked_initial
+from sparse_bo.runs.given import check_budget, check_notes, check_seed, checked_initial
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.past import past_of
@@ -76,7 +76,7 @@ class AskTell:
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
         storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
             on after a crash. Close it (:meth:`close`, or ``with``) when done.
-        notes: Kept in the journal: anything that ``json`` takes.
+        notes: Kept in the journal: a dictionary of anything that ``json`` takes.
 
     Raises:
         TypeError: If an argument has the wrong kind or dtype.
@@ -109,14 +109,14 @@ class AskTell:
         if isinstance(chosen, type) or not isinstance(chosen, Policy):
             got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
             raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
-        seed = check_seed(seed)
+        seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         observed = None if initial is None else checked_initial(initial, self._domain)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=notes, why=why)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         with self._ranks.creating():  # the journal is rank 0's
@@ -309,13 +309,15 @@ class AskTell:
             executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
                 ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
             workers: Evaluations at a time; default: as many as the executor has workers.
-            callback: Called with the loop and the new history row after each update of the state.
+            callback: Called with the loop and the new history row after each update of the state. It may ask and tell too,
+                which counts towards the budget; once that is spent, what it asks stays out.
 
         Raises:
             ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
                 usable, with the failed evaluations out.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
-            TypeError: If the objective or the callback cannot be called, or the objective cannot be sent to the workers.
+            TypeError: If the objective or the callback cannot be called, the objective cannot be sent to the workers, or the
+                executor's ``submit`` returns no future.
             StorageError: If the journal cannot be written.
 
         Whatever is raised while the run goes on, by the policy or the callback too, has the loop and the result so far as its
@@ -330,7 +332,8 @@ class AskTell:
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            self._evaluate(evaluate, spread, end, Progress(self._engine, None if callback is None else partial(callback, self)))
+            progress = Progress(self._engine, end, None if callback is None else partial(callback, self))
+            self._evaluate(evaluate, spread, end, progress)
         return self.result()
 
     def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: Progress) -> None:

@@ -1,7 +1,9 @@
-"""What a run is given, checked: its budget, its seed, and observations made before it."""
+"""What a run is given, checked: its budget, its seed, its notes, and observations made before it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,6 +44,30 @@ def check_seed(seed: int) -> int:
     if check_count("seed", seed, minimum=0) >= SEEDS:
         raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
     return int(seed)
+
+
+def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any]:
+    """Return the notes of a run.
+
+    Args:
+        notes: What the user wants to have beside the run.
+        kept: Whether a journal keeps them.
+
+    Raises:
+        TypeError: If they are no mapping, or are kept and ``json`` cannot write them.
+    """
+    if notes is None:
+        return {}
+    if not isinstance(notes, Mapping):
+        raise TypeError(f"expected notes to be a dictionary, got {type(notes).__name__}; use notes={{'note': ...}}")
+    if kept:
+        try:
+            json.dumps(dict(notes))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"expected notes that json can write, for the journal, got others ({error}); use str(...)"
+            ) from error
+    return dict(notes)
 
 
 def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:

@@ -13,19 +13,21 @@ class Progress:
 
     Args:
         engine: Of the run.
+        end: Evaluations asked when the run is at its end.
         callback: Called with each row.
     """
 
-    def __init__(self, engine: Engine, callback: Callable[[HistoryRow], None] | None) -> None:
-        self._engine, self._callback, self._rows = engine, callback, len(engine.rows)
+    def __init__(self, engine: Engine, end: int, callback: Callable[[HistoryRow], None] | None) -> None:
+        self._engine, self._end, self._callback, self._rows = engine, end, callback, len(engine.rows)
 
     def evaluated(self, seconds: float) -> None:
         """Count time of the objective for the next row."""
         self._engine.spend("objective", seconds)
 
     def told(self) -> None:
-        """Call back with the rows that are new."""
+        """Call back with the rows that are new; at the end of the run not with those that the callback itself adds."""
         rows = self._engine.rows
-        while self._callback is not None and self._rows < len(rows):
+        there = len(rows)
+        while self._callback is not None and self._rows < (len(rows) if self._engine.asked < self._end else there):
             self._rows += 1
             self._callback(rows[self._rows - 1])

@@ -92,7 +92,7 @@ def about_run(
     *,
     seed: int,
     certify_every: int | None,
-    notes: Mapping[str, Any] | None,
+    notes: Mapping[str, Any],
     why: str | None = None,
 ) -> dict[str, Any]:
     """Return what identifies a run, for a journal; with the reason if the policy was chosen for the user."""
@@ -103,7 +103,7 @@ def about_run(
         "fingerprint": fingerprint(description),
         "seed": seed,
         "certify_every": certify_every,
-        "notes": dict(notes or {}),
+        "notes": notes,
         **({} if why is None else {"why": why}),
         "versions": {"sparse_bo": __version__, "torch": torch.__version__},
         **domain.describe(),

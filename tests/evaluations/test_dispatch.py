@@ -259,7 +259,7 @@ class ShutsDown:
     """An executor that is shut down while it is used."""
 
     def __init__(self) -> None:
-        self.left = 10
+        self.left = 11  # the first one is no evaluation: it shows that there are futures
 
     def submit(self, fn, /, *args) -> Future:
         self.left -= 1
@@ -275,6 +275,30 @@ def test_an_executor_shut_down_during_a_run_loses_nothing(tmp_path):
         run(flaky.smooth, executor=Workers(executor=ShutsDown(), count=2, chunk=1), storage=tmp_path / "run.db")
     assert read_run(tmp_path / "run.db").told >= 9
     caught.value.loop.close()
+
+
+class Jobs:
+    """What some libraries call an executor: its jobs are no futures."""
+
+    def submit(self, fn, /, *args):
+        return f"job of {fn.__name__}"
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_an_executor_without_futures_is_named_before_anything_is_asked(timeout):
+    loop = AskTell(arms(), RandomSearch(), seed=0)
+    with pytest.raises(TypeError, match=r"submit\(\) of the executor \(Jobs\) to return a concurrent.futures.Future, got str"):
+        loop.run(flaky.smooth, 5, executor=Workers(executor=Jobs(), count=2, timeout=timeout))
+    assert loop.asked == 0
+
+
+def test_an_executor_that_is_one_by_its_class_is_held_to_its_futures():
+    class Lazy(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            return lambda: fn(*args, **kwargs)
+
+    with Lazy(1) as pool, pytest.raises(TypeError, match=r"Lazy\) to return a concurrent.futures.Future, got function"):
+        run(flaky.smooth, executor=pool)
 
 
 def test_a_worker_that_dies_in_the_users_own_pool_is_named(tmp_path):

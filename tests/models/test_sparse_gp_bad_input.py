@@ -46,6 +46,16 @@ def test_wrong_data_raise_what_the_exact_model_raises(case):
             model(**train)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_are_refused_with_what_to_do(dtype):
+    X, Y = (torch.randint(0, 9, shape).to(dtype) for shape in ((N, D), (N, 1)))
+    with pytest.raises(InputDataError, match=rf"train_X and train_Y of dtype torch.float64, got {dtype}; use .double\(\)"):
+        SparseGP(X, Y)
+    for train in ((X, Y.double()), (X.double(), Y)):
+        with pytest.raises(InputDataError, match="same dtype"):
+            SparseGP(*train)
+
+
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
 def test_wrong_points_raise_what_the_exact_model_raises(options):
     for model in (pair("plain")[0], pair("plain", **options)[1]):

@@ -47,7 +47,7 @@ def test_every_renamed_field_has_the_new_name_and_no_longer_the_old():
 def test_a_policy_passed_to_an_older_journal_is_compared_by_the_names_now():
     policy = GSSBO(**SMALL, fitter=keep_parameters)
     before = older(describe(policy))
-    about = about_run(Box(unit_box()), policy, seed=0, certify_every=None, notes=None)
+    about = about_run(Box(unit_box()), policy, seed=0, certify_every=None, notes={})
     journal = SimpleNamespace(path="run.db", about={**about, "description": before, "fingerprint": fingerprint(before)})
     assert policy_of(journal, policy) is policy
     with pytest.raises(ValueError, match=r"gssbo with other settings: width$"):

@@ -207,3 +207,47 @@ def test_workers_are_counted_alike_by_run_and_maximize():
 def test_a_policy_class_in_place_of_a_policy_is_named():
     with pytest.raises(TypeError, match="got the class RandomSearch; call it"):
         AskTell(arms(), RandomSearch)
+
+
+def asks(loop, row):
+    assert loop.asked <= 100  # instead of no end
+    loop.ask(1)
+
+
+def asks_and_tells(loop, row):
+    assert loop.asked <= 100
+    batch = loop.ask(1)
+    loop.tell(batch.tickets, batch.X.sum(-1))
+
+
+@pytest.mark.parametrize("executor", [None, "threads"])
+@pytest.mark.parametrize("callback", [asks, asks_and_tells])
+def test_a_run_ends_whatever_its_callback_asks(callback, executor):
+    rows = []
+
+    def listening(loop, row):
+        rows.append(row)
+        callback(loop, row)
+
+    how = {"arms": arms(), "policy": RandomSearch(batch_size=3), "budget": 10, "callback": listening, "executor": executor}
+    result = maximize(lambda X: X.sum(-1), **how)
+    if callback is asks_and_tells:
+        assert sum(row.batch_size for row in result.history.rows) >= 10
+    assert rows == list(result.history.rows[: len(rows)])
+    assert len(rows) >= len(result.history.rows) - 1  # without the one that the callback has added at the end
+
+
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        ([1, 2], "notes to be a dictionary, got list"),
+        ("why", "notes to be a dictionary, got str"),
+        ({"why": object()}, "notes that json can write"),
+        ({(1, 2): "why"}, "notes that json can write"),
+    ],
+    ids=str,
+)
+def test_notes_that_no_journal_can_keep_are_named_before_there_is_one(notes, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        AskTell(arms(), policy(), notes=notes, storage=tmp_path / "run.db")
+    assert not list(tmp_path.iterdir())

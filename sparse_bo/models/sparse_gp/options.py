@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from sparse_bo.dictionary import Dictionary, Sampler
@@ -42,15 +43,20 @@ def checked_options(dictionary: Chosen, max_dictionary: int | None, fit: Fit | N
 
 
 def check_tensors(**data: Tensor) -> None:
-    """Refuse what is no tensor by its name, before BoTorch asks it for a shape, and what differs in its number of rows.
+    """Refuse what is no tensor by its name, before BoTorch asks it for a shape; integers; other numbers of rows.
 
     Raises:
         TypeError: If something is no tensor.
+        InputDataError: If all are of one dtype, which has no fractions (of different ones BoTorch raises that).
         ValueError: If two of them have other numbers of rows.
     """
     for name, given in data.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
+    dtypes = {given.dtype for given in data.values()}
+    if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_floating_point:
+        names = " and ".join(data)
+        raise InputDataError(f"expected {names} of dtype torch.float64, got {dtype}; use .double()")
     rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
     if len(set(rows.values())) > 1:
         raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
