@@ -382,6 +382,13 @@ class AskTell:
             raise
         return self.result()
 
+    def _began_with(self, initial: tuple[Any, Any]) -> bool:
+        """Return whether the run began with these observations."""
+        first = self._engine.rows[0] if self._engine.next_ticket > self._engine.asked else None
+        picks, y = checked_initial(initial, self._domain)
+        where = self._domain.recorded(picks).tolist()
+        return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
+
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
         """Return tickets that are out."""
         numbers = tickets_of(tickets)

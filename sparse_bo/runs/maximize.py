@@ -64,7 +64,7 @@ def maximize(
             effect on a policy that is given, or a run that is resumed.
         seed: Decides everything random in the policy.
         initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
-            not count against the budget.
+            not count against the budget. With a run that is resumed, those that it began with, or none.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
         vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
             Default: ``False`` for dictionaries, ``True`` for anything else.
@@ -98,7 +98,7 @@ def maximize(
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
     if storage is not None and resume and group_of(arms).from_first("looking for the journal", Path(storage).exists()):
-        loop = _resumed(storage, arms, bounds, space, feasible, policy, seed)
+        loop = _resumed(storage, arms, bounds, space, feasible, policy, seed, initial)
     else:
         chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}
         where: dict[str, Any] = {"bounds": bounds, "space": space, "feasible": feasible}
@@ -127,22 +127,36 @@ def _resumed(
     feasible: Feasible | None,
     policy: Policy | None,
     seed: int,
+    initial: tuple[Any, Any] | None,
 ) -> AskTell:
     if bounds is not None:
         Box(bounds)  # what is wrong with them is said before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
     on_arms = asked is not None and "restricted" not in asked  # their journal says which are feasible
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
-    about = loop.about
-    if asked != about.get("space"):
+    try:
+        other = _difference(loop.about, bounds, asked, seed)
+        if other is None and initial is not None and not loop._began_with(initial):
+            other = (
+                "began with other observations, or with none; this call gives initial=, which can only be given to a new run"
+            )
+        if other is not None:
+            raise ValueError(f"the run in {storage} {other}; take another storage=")
+    except BaseException:
         loop.close()
-        what = "is on no space" if "space" not in about else f"is on the space {Space.of(about['space'])}"
-        raise ValueError(f"the run in {storage} {what}; this call asks for another one: take another storage=")
-    if bounds is not None and "bounds" not in about:
-        loop.close()
-        raise ValueError(f"the run in {storage} is among arms, this call searches a box; pass arms=, or another storage=")
-    if about["seed"] != seed or (bounds is not None and bounds.tolist() != about.get("bounds")):
-        loop.close()
-        what = f"seed {about['seed']}" if about["seed"] != seed else f"bounds {about.get('bounds')}"
-        raise ValueError(f"the run in {storage} has {what}; this call asks for another one")
+        raise
     return loop
+
+
+def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int) -> str | None:
+    """Return in what a recorded run differs from the one that is asked for, ``None`` if in nothing."""
+    if space != about.get("space"):
+        what = "is on no space" if "space" not in about else f"is on the space {Space.of(about['space'])}"
+        return f"{what}; this call asks for another one"
+    if bounds is not None and "bounds" not in about:
+        return "is among arms, this call searches a box; pass arms="
+    if about["seed"] != seed:
+        return f"has seed {about['seed']}; this call asks for another one"
+    if bounds is not None and (bounds.tolist() != about["bounds"] or str(bounds.dtype) != about["dtype"]):
+        return f"has bounds {about['bounds']} of {about['dtype']}; this call asks for others, of {bounds.dtype}"
+    return None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 import sparse_bo.runs.recorder
-from sparse_bo import BBKB, BKB, GPBUCB, AskTell, maximize
+from sparse_bo import BBKB, BKB, GPBUCB, AskTell, Float, Int, maximize
 from sparse_bo.dictionary import FixedSampler, UniformSampler
 from sparse_bo.errors import PendingBatchError, ResumeWarning
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
@@ -101,6 +101,44 @@ def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
     again.close()
     run = read_run(tmp_path / "run.db")
     assert (run.asked, run.told, run.failed) == (2, 3, 1)
+
+
+@pytest.mark.parametrize("where", ["arms", "box", "float32 box", "space"])
+def test_initial_observations_of_another_run_are_refused(where, tmp_path):
+    """They would be lost without a word; those of the run itself, as in a script that is run again, are taken."""
+    how = {"policy": RandomSearch(batch_size=2), "budget": 4, "storage": tmp_path / "run.db"}
+    dtype = torch.float32 if where == "float32 box" else torch.float64
+    x = torch.tensor([[0.1, 0.2], [0.7, 0.3]], dtype=dtype)
+    domain, inputs, others = {
+        "arms": ({"arms": arms()}, torch.tensor([3, 3]), torch.tensor([3, 4])),
+        "space": ({"space": {"a": Float(0.0, 1.0), "b": Int(1, 9)}}, [{"a": 0.1, "b": 2}, {"a": 0.7, "b": 3}], None),
+    }.get(where, ({"bounds": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=dtype)}, x, x.flip(0)))
+    if where == "space":
+        others = [{"a": 0.1, "b": 2}, {"a": 0.7, "b": 4}]
+
+    def objective(given):
+        return given["a"] if where == "space" else given.sum(-1)
+
+    y = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    maximize(objective, **domain, **how, initial=(inputs, y))
+    maximize(objective, **domain, **how, initial=(inputs, y), resume=True)
+    maximize(objective, **domain, **how, resume=True)
+    for initial in ((others, y), (inputs, 2 * y), (inputs[:1], y[:1])):
+        with pytest.raises(ValueError, match=r"run.db began with other observations, or with none; .* another storage="):
+            maximize(objective, **domain, **how, initial=initial, resume=True)
+    how["storage"] = tmp_path / "other.db"
+    maximize(objective, **domain, **how)
+    with pytest.raises(ValueError, match="began with other observations, or with none"):
+        maximize(objective, **domain, **how, initial=(inputs, y), resume=True)
+
+
+def test_bounds_of_another_dtype_are_another_run(tmp_path):
+    bounds, how = torch.tensor([[0.0], [1.0]], dtype=torch.float64), {"budget": 2, "policy": RandomSearch()}
+    maximize(lambda X: X.sum(-1), bounds=bounds, **how, storage=tmp_path / "run.db")
+    with pytest.raises(
+        ValueError, match=r"of torch.float64; this call asks for others, of torch.float32; take another storage="
+    ):
+        maximize(lambda X: X.sum(-1), bounds=bounds.float(), **how, storage=tmp_path / "run.db", resume=True)
 
 
 def test_initial_observations_are_in_the_journal_from_its_creation_on(tmp_path, monkeypatch):
