@@ -35,7 +35,7 @@ from sparse_bo.domains import ArmSet, ShardedArms
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import ShardedSparseGP
 from sparse_bo.observations import add_observations, no_observations
-from sparse_bo.planning.ranks import Network, batch_seconds, messages_per_batch
+from sparse_bo.planning.ranks import Network, messages_per_batch
 from sparse_bo.sharding import Alone, Counted, Group, Processes
 
 DIMS, DICTIONARY = 6, 256
@@ -269,14 +269,28 @@ def data(ranks: int, rows: int, m: int, seed: int) -> Record:
     return {"one_cpu_s": expected["cpu_s"], "rank_cpu_s": max(rank["cpu_s"] for rank in told), **away}
 
 
+def batch_seconds(
+    ranks: int, *, sweep: float, message: float, jitter: float, stall: float, stall_seconds: float, batches: int, seed: int
+) -> Tensor:
+    """Simulate batches in which all wait for the slowest rank: return the seconds of each, ``batches``.
+
+    A rank's sweep takes ``sweep · exp(jitter · N(0, 1) − jitter²/2)``, and with probability ``stall`` so many seconds more (a
+    page fault, a garbage collection, another job's burst).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(batches, ranks, generator=generator, dtype=torch.float64)
+    stalls = torch.rand(batches, ranks, generator=generator, dtype=torch.float64) < stall
+    sweeps = sweep * (jitter * normal - 0.5 * jitter**2).exp() + stall_seconds * stalls
+    return sweeps.amax(dim=1) + message
+
+
 def stragglers(ranks: int, arms: int, m: int, jitter: float, stall: float, stall_seconds: float, seed: int) -> Record:
     """Simulate batches on paper machines: the constants at the top of this file, no measurement."""
     share = math.ceil(arms / ranks)
     sweep_seconds = 2.0 * share * m**2 / (SHARE_REACHED * FLOPS) + 3.0 * 8.0 * share * m / BANDWIDTH
     told = messages_per_batch(ranks, dims=DIMS, batch=1000, network=LINK)
-    how = {"jitter": jitter, "stall_probability": stall, "stall_seconds": stall_seconds, "batches": 2000}
-    generator = torch.Generator().manual_seed(seed)
-    seconds = batch_seconds(ranks, sweep_seconds=sweep_seconds, message_seconds=told.seconds, generator=generator, **how)
+    how = {"jitter": jitter, "stall": stall, "stall_seconds": stall_seconds, "batches": 2000, "seed": seed}
+    seconds = batch_seconds(ranks, sweep=sweep_seconds, message=told.seconds, **how)
     return {
         "sweep_s": sweep_seconds,
         "messages_s": told.seconds,

@@ -1,16 +1,13 @@
-"""What several ranks cost a run over arms in shards: messages and bytes per batch, and the time that the slowest rank takes."""
+"""What several ranks cost a run over arms in shards: messages and bytes per batch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from sparse_bo.arms.gathering import GATHERED
 from sparse_bo.sharding.group import HEADER_BYTES
-from sparse_bo.validation import check_count, check_number, check_positive
+from sparse_bo.validation import check_count
 
 EVENTS = 2
 """Of a batch: an ask and a tell."""
@@ -76,42 +73,3 @@ def messages_per_batch(
     # A ring passes W − 1 blocks on, one after the other.
     seconds = collectives * (ranks - 1) * link.latency + received / link.bytes_per_second
     return Messages(collectives, sent, received, seconds)
-
-
-def batch_seconds(
-    ranks: int,
-    *,
-    sweep_seconds: float,
-    message_seconds: float,
-    jitter: float,
-    stall_probability: float,
-    stall_seconds: float,
-    batches: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """Simulate batches in which all wait for the slowest: return the seconds of each, ``batches``. O(batches · ranks).
-
-    A rank's sweep takes ``sweep_seconds · exp(jitter · N(0, 1) − jitter²/2)``, and with ``stall_probability`` a stall of
-    ``stall_seconds`` more (a page fault, a garbage collection, another job's burst). Draws ``2 · batches · ranks`` numbers.
-
-    Args:
-        ranks: W.
-        sweep_seconds: Mean of a rank's sweep.
-        message_seconds: Of the messages of a batch.
-        jitter: Standard deviation of the logarithm of a sweep's time, ≥ 0.
-        stall_probability: Of a rank and batch, in [0, 1].
-        stall_seconds: Of a stall.
-        batches: To simulate.
-        generator: CPU generator.
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
-    check_count("ranks", ranks)
-    check_positive("sweep_seconds", sweep_seconds)
-    if check_number("jitter", jitter) < 0.0 or not 0.0 <= check_number("stall_probability", stall_probability) <= 1.0:
-        raise ValueError(f"expected jitter >= 0 and stall_probability in [0, 1], got {jitter} and {stall_probability}")
-    normal = torch.randn(batches, ranks, generator=generator, device="cpu", dtype=torch.float64)
-    stalls = torch.rand(batches, ranks, generator=generator, device="cpu", dtype=torch.float64) < stall_probability
-    sweeps = sweep_seconds * (jitter * normal - 0.5 * jitter**2).exp() + stall_seconds * stalls
-    return sweeps.amax(dim=1) + message_seconds
