@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -22,15 +23,32 @@ class Boundary:
     """A block that changes a run: what a signal's handler would raise inside is raised when the block has ended.
 
     Handlers run in the main thread alone, so blocks of other threads need nothing. A signal without a handler in Python (the
-    default action, or ignored) is left alone. About 1.5 µs. Lives only around one block.
+    default action, or ignored) is left alone. About 1.5 µs. Lives only around one block. Where ``__exit__`` cannot even begin
+    (memory ran out at its call), the handlers stay, and find at the next signal that the block is gone.
     """
 
-    __slots__ = ("_arrived", "_before", "_holding")
+    __slots__ = ("__weakref__", "_held")
 
     def __enter__(self) -> None:
-        before: dict[int, Callable[..., Any]] = {}
-        self._before, self._holding = before, True
+        self._held = held = _Held(weakref.ref(self))
+        held.begin()
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.end()
+
+
+class _Held:
+    """The signals of a block; apart from it, so that the handlers do not keep it alive."""
+
+    __slots__ = ("_arrived", "_before", "_block", "_holding")
+
+    def __init__(self, block: weakref.ref[Boundary]) -> None:
+        self._before: dict[int, Callable[..., Any]] = {}
         self._arrived: list[tuple[int, FrameType | None]] = []
+        self._block, self._holding = block, True
+
+    def begin(self) -> None:
+        before = self._before
         try:
             for number in HELD:
                 handler = _handler_of(number)
@@ -44,7 +62,7 @@ class Boundary:
             self._restore()  # a handler that is not held yet has raised
             raise
 
-    def __exit__(self, *exception: object) -> None:
+    def end(self) -> None:
         self._restore()
         for number, frame in self._arrived:
             self._before[number](number, frame)
@@ -57,7 +75,7 @@ class Boundary:
             self._holding = False  # a handler that is back may have raised before the next one is: see _hold
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._holding:
+        if self._holding and self._block() is not None:
             self._arrived.append((number, frame))
         else:
             _handle_by(number, self._before[number])

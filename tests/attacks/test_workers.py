@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,31 @@ def test_a_signal_between_two_handlers_leaves_none_of_them_held():
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_exit_that_cannot_begin_holds_no_later_signal(number, monkeypatch):
+    """As where memory runs out at the call of ``__exit__``."""
+    arrived = []
+    before = {
+        held: signal.signal(held, lambda number, frame: arrived.append(number)) for held in (signal.SIGINT, signal.SIGTERM)
+    }
+    handlers = {held: signal.getsignal(held) for held in before}
+
+    def leave(self, *exception):
+        raise MemoryError
+
+    monkeypatch.setattr(Boundary, "__exit__", leave)
+    try:
+        with suppress(MemoryError), Boundary():
+            signal.raise_signal(number)
+            assert arrived == []
+        signal.raise_signal(number)
+        assert arrived == [number]
+        assert signal.getsignal(number) is handlers[number]
+    finally:
+        for held, old in before.items():
+            signal.signal(held, old)
 
 
 def test_ctrl_c_while_the_command_line_is_imported_ends_it_in_a_line(tmp_path):
