@@ -69,10 +69,10 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
     """Return what a journal says of a run, ended or not; with regrets where the problem is known."""
     about, rows = recorded.about, recorded.history.rows
     title = f"{about['policy']}, seed {about['seed']}, in {path}" + ("" if problem is None else f": {problem.description}")
-    out = recorded.asked - sum(row.batch_size for row in rows)
+    since = recorded.before + recorded.asked - sum(row.batch_size for row in rows)
     lines = {
-        "evaluations": f"{recorded.asked:,} asked, {recorded.told:,} told, {recorded.failed:,} failed",
-        "since the last update": f"{max(out, 0):,}",
+        "evaluations": _counts(recorded),
+        "since the last update": f"{since:,}",
         "batches": f"{len(rows):,}",
     }
     if rows and rows[-1].best_mean is not None:
@@ -92,8 +92,7 @@ def audit_table(path: Path, audit: Audit) -> Table:
     newest_failed, newest = failing.newest
     done = recorded.told + recorded.failed
     lines = {
-        "evaluations": f"{recorded.asked:,} asked, {recorded.told:,} told, {recorded.failed:,} failed, "
-        f"{recorded.asked - done:,} out; all checksums fit",
+        "evaluations": f"{_counts(recorded)}, {recorded.out:,} out; all checksums fit",
         "picks": "; ".join(audit.differing) if audit.differing else "made again from the last snapshot on: as recorded",
         "failures": "none"
         if not failing.failed
@@ -124,6 +123,12 @@ def audit_table(path: Path, audit: Audit) -> Table:
             f"{seen}: {kind} move by {1000 * drift.slope:+.3g} per 1,000 evaluations, {abs(drift.score):.1f} standard errors"
         )
     return _table(f"audit of {recorded.about['policy']}, seed {recorded.about['seed']}, in {path}", lines)
+
+
+def _counts(recorded: Recorded) -> str:
+    """Return how many evaluations were asked for and what came of them, and how many were observed before the run."""
+    before = f" ({recorded.before:,} observed before)" if recorded.before else ""
+    return f"{recorded.asked:,} asked{before}, {recorded.told - recorded.before:,} told, {recorded.failed:,} failed"
 
 
 def _trust(history: History) -> dict[str, str]:

@@ -53,9 +53,16 @@ class Recorded(NamedTuple):
     asked: int
     """Evaluations handed out, those observed before the run excluded."""
     told: int
-    """Successful evaluations, whether or not the state has taken them in."""
+    """Successful evaluations, whether or not the state has taken them in; those observed before the run included."""
     failed: int
     """Failed ones."""
+    before: int
+    """Observed before the run."""
+
+    @property
+    def out(self) -> int:
+        """Handed out, with no result yet."""
+        return self.asked + self.before - self.told - self.failed
 
 
 class Evaluations(NamedTuple):
@@ -336,4 +343,5 @@ def read_run(path: str | Path) -> Recorded:
     finally:
         journal.close()
     good = int(np.isfinite(evaluations.values).sum())
-    return Recorded(journal.about, history, evaluations.asked, good, int(evaluations.known.sum()) - good)
+    failed, before = int(evaluations.known.sum()) - good, len(evaluations.picks) - evaluations.asked
+    return Recorded(journal.about, history, evaluations.asked, good, failed, before)

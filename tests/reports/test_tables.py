@@ -1,6 +1,7 @@
 """Tables for the terminal, and text that is shown as it is."""
 
 import io
+import math
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import Problem
 from sparse_bo.problems.synthetic import gp_draw
 from sparse_bo.reports import plain, recorded_summary, summary
+from sparse_bo.reports.tables import audit_table
+from sparse_bo.runs import audit_run
+from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import read_run
+from tests.builders import arms
 
 HOSTILE = "a [/x] [red]b[/red] :bug:"
 
@@ -45,6 +50,23 @@ def test_names_are_no_markup_whatever_prints_the_table(tmp_path):
     loop.close()
     assert f"random on {HOSTILE}: {HOSTILE}" in text_of(summary(result, loop, problem, 1.0))
     assert "[red]:bug:.db" in text_of(recorded_summary(path, read_run(path), None))
+
+
+def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_path):
+    """Ten of them hid three that are out: reported as none, and audited as −7."""
+    path, first = tmp_path / "run.db", torch.arange(10)
+    with AskTell(arms(), RandomSearch(batch_size=2), initial=(first, first.double()), storage=path) as loop:
+        batch = loop.ask()
+        loop.tell(batch.tickets, [1.0, math.nan])
+        loop.ask()
+        loop.tell(loop.pending[:1], [2.0])
+        recorded, audited = read_run(path), audit_run(path)
+    assert (recorded.asked, recorded.told, recorded.failed, recorded.before, recorded.out) == (4, 12, 1, 10, 1)
+    shown = text_of(recorded_summary(path, recorded, None))
+    assert "4 asked (10 observed before), 2 told, 1 failed" in shown
+    assert shown.partition("since the last update │ ")[2].startswith("2 ")
+    assert "4 asked (10 observed before), 2 told, 1 failed, 1 out; all checksums fit" in text_of(audit_table(path, audited))
+    assert "1 evaluations are out" in run_page(facts_of_journal(path))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def facts_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Se
     return _facts(
         recorded.about,
         recorded.history,
-        (recorded.asked, recorded.told, recorded.failed),
+        (recorded.asked + recorded.before, recorded.told, recorded.failed),
         domain=domain,
         state=state,
         certificate=certificate,
