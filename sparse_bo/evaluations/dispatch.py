@@ -247,9 +247,15 @@ class Dispatch:
         broken = [task for task in finished if _lost_worker(task.future)]
         for task in finished:
             del self._tasks[task.future]
+        failure: EvaluationFailed | None = None
         for task in finished:
             if task not in broken:
-                self._settle(task)
+                try:
+                    self._settle(task)
+                except EvaluationFailed as error:  # it ends the run once all that has finished is told
+                    failure = failure or error
+        if failure is not None:
+            raise failure
         if broken:
             self._after_a_death(pool, broken)
         self._after_timeouts(pool)

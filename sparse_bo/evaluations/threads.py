@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 
@@ -44,9 +45,8 @@ class Threads:
     def shutdown(self) -> None:
         """Drop what has not begun, and let each thread end after what it is doing. Does not wait."""
         self._ended = True
-        while not self._tasks.empty():
-            task = self._tasks.get()
-            if task is not None:
+        with suppress(queue.Empty):
+            while (task := self._tasks.get_nowait()) is not None:  # threads take tasks meanwhile: waiting could last for ever
                 task[0].cancel()
         for _ in range(self._started):
             self._tasks.put(None)

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -128,6 +130,21 @@ def test_threads_evaluate_drop_and_end():
     assert sum(future.cancelled() for future in held) >= 2
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(pow, 2, 2)
+
+
+def test_threads_end_although_one_of_them_takes_the_last_task_at_that_instant():
+    class Raced(SimpleQueue):
+        """As between a look into a queue and the next: somebody has taken what was there."""
+
+        def empty(self):
+            return False
+
+    pool = Threads(1)
+    pool._tasks = Raced()
+    ending = threading.Thread(target=pool.shutdown, daemon=True)
+    ending.start()
+    ending.join(timeout=10.0)
+    assert not ending.is_alive()
 
 
 def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -164,6 +164,32 @@ def test_an_objective_that_raises_ends_the_run_with_everything_told_and_the_rest
     result = loop.run(flaky.smooth, 50 - loop.asked, executor=workers)
     assert result.state.pulls == loop.asked == 50
     loop.close()
+
+
+def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
+    gate = threading.Barrier(3)
+
+    def objective(batch):
+        gate.wait()
+        if batch.tickets[0] != 2:
+            raise ValueError(f"of ticket {batch.tickets[0]}")
+        return [1.0]
+
+    class Together(ThreadPoolExecutor):
+        """Its tasks have all finished when the last is submitted."""
+
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(super().submit(fn, *args, **kwargs))
+            if len(futures) == 3:
+                wait(futures)
+            return futures[-1]
+
+    futures = []
+    with Together(3) as pool:
+        how = {"executor": Workers(executor=pool, chunk=1), "call_with": "batch", "policy": RandomSearch(batch_size=3)}
+        with pytest.raises(ObjectiveError, match=r"ticket 0 .*of ticket 0") as caught:
+            maximize(objective, arms=arms(), budget=3, **how)
+    assert caught.value.loop.pending == [0, 1]
 
 
 @pytest.mark.parametrize(
