@@ -231,6 +231,7 @@ def remove(path: Path, *, ends: tuple[str, ...] = ("", "-wal", "-shm", "-journal
 
 _HINTS = {
     "full": "the disk is full; free some space and try again",
+    "disk I/O": "the system refuses: is the disk damaged, a quota used up, or the size of files limited?",
     "readonly": "the file is read-only; change its permissions or work on a copy",
     "unable to open": "is its disk or folder read-only? Copy it, with its -wal file, to a folder that you may write to",
     "malformed": "the file is damaged; work on a copy, and try `sqlite3 FILE .recover`",

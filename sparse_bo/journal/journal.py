@@ -164,13 +164,22 @@ class Journal(Contents):
                 self._left.detach()
 
     def let_go(self) -> None:
-        """Release the file in any case, for those who cannot go on with it; what is queued is not written."""
+        """Release the file in any case, for those who cannot go on with it; what is queued is not written, see `goes_on`."""
         with self._guard:
             if self._left is None:
                 self._connection.close()
             elif self._left.detach() is not None:
                 assert self._log is not None
                 self._log.let_go()
+
+    def goes_on(self, before: Journal) -> bool:
+        """Queue what another object for this file, let go of, had queued; return whether the file ends where that left it."""
+        with self._guard:
+            written, last, queue = before._at
+            if self._settled()[0] != written:
+                return False
+            self._at = written, last, queue
+            return True
 
     @property
     def last(self) -> int:

@@ -175,7 +175,11 @@ class AskTell:
             self._steps.recorder.close()
 
     def release(self) -> None:
-        """Let go of the journal's file until the next ask or tell, so that another process may read or resume it."""
+        """Let go of the journal's file until the next ask or tell, so that another process may read or resume it.
+
+        What was told is in it, even where its disk has become full: then only what follows from that is missing, which is said
+        in the log, and is written at the next ask or tell.
+        """
         with self._steps.lock:
             self._steps.recorder.release()
 

@@ -105,12 +105,15 @@ def maximize(
         loop = AskTell(arms, policy, **where, seed=seed, initial=initial, storage=storage, **chosen_for)
     how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
     more = max(budget - loop.asked, 0)
+    result: Result | None = None
     try:
         result = loop.run(objective, more, executor=executor, workers=workers, callback=callback, **how)
-    except BaseException:
+        loop.close()
+    except BaseException as error:
         loop.release()
+        if result is not None:  # what `run` raises carries it already
+            vars(error).update(loop=loop, result=result)
         raise
-    loop.close()
     return result
 
 

@@ -42,7 +42,7 @@ class Recorder:
         """
         if self._journal is not None and self._released:
             again = Journal.open(self._journal.path)
-            if again.last != self._journal.last:
+            if not again.goes_on(self._journal):
                 again.close()
                 raise StorageError(
                     f"{again.path} was gone on with elsewhere since this loop released it; use AskTell.resume(...) instead"
@@ -51,9 +51,12 @@ class Recorder:
         return self._journal
 
     def release(self) -> None:
-        """Write what is left to write, and let the file go until something is to be written again."""
+        """Let the file go until something is to be written again; what is left to write, but cannot be, is written then."""
         if self._journal is not None and not self._released:
-            self._journal.close()
+            try:
+                self._journal.close()
+            except StorageError:
+                self._journal.let_go()  # which says so: events are in the file, the rest follows from them
             self._released = True
 
     @staticmethod

@@ -20,10 +20,11 @@ import torch
 
 import sparse_bo.journal.log
 import sparse_bo.runs.recorder
-from sparse_bo import AskTell
+from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal, pack, unpack
 from sparse_bo.journal.tables import SCHEMA, crc
+from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, kill, policy, step, value
 
@@ -152,6 +153,42 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(path)
     connection.execute("PRAGMA max_page_count = 100000")
     loop.close()
     assert read_run(path).history.indices == reference.history.indices
+
+
+def fills_the_disk_at(row):
+    def callback(loop, _):
+        if len(loop.history.rows) == row:
+            connection = loop._steps.recorder.journal._connection
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    return callback
+
+
+@pytest.mark.parametrize("row", [3, 8], ids=["in the middle", "at the end"])
+@pytest.mark.parametrize("on", ["loop", "journal"])
+def test_a_run_that_a_full_disk_ends_carries_it_and_leaves_the_journal_free(row, on, path):
+    """Where `release` could not write rows of the history either, its error came in place of the run's, and the lock stayed."""
+    run = {"arms": arms(), "policy": RandomSearch(batch_size=300), "budget": 2400, "seed": 1}
+    reference = maximize(objective, **run).history
+    with pytest.raises(StorageError, match="the disk is full") as kept:
+        maximize(objective, **run, storage=path, callback=fills_the_disk_at(row))
+    error = kept.value
+    assert len(error.result.history.rows) == row
+    assert error.loop.asked == 300 * row
+    if on == "loop":  # there is room now
+        result = error.loop.run(objective, 2400 - error.loop.asked)
+        error.loop.close()
+    else:
+        result = maximize(objective, **run, storage=path, resume=True)
+    assert result.history.column("values") == reference.column("values")
+    with AskTell.resume(path) as again:
+        assert again.history.column("values") == reference.column("values")
+    assert read_run(path).history.column("values") == reference.column("values")
+
+
+def objective(X):
+    return X.sum(-1)
 
 
 def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(path, monkeypatch):
