@@ -29,6 +29,9 @@ TEMPORARIES = GPYTORCH_BLOCKS
 EVALUATION_BYTES, BATCH_BYTES = 115, 1100
 """That the history of a run keeps of an evaluation and of a batch; measured on runs of BBKB and random search."""
 
+GROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what the control group of a process may use (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
+
 
 class Head(LazyArms):
     """The first rows of an arm set, made as the set makes them: to time a sweep of it."""
@@ -266,7 +269,9 @@ def available_bytes(device: torch.device) -> int:
     if device.type != "cpu":
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     free = [int(psutil.virtual_memory().available)]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used, kinds = (GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free.append(int(limit.read_text()) - int(used.read_text()))
+        # What is used counts files that were read, too, which go where memory is needed.
+        cached = dict(line.split() for line in kinds.read_text().splitlines()).get("inactive_file", 0) if kinds.exists() else 0
+        free.append(int(limit.read_text()) - int(used.read_text()) + int(cached))
     return min(free)

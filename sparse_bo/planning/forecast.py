@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -127,19 +128,24 @@ def _request(
     seconds: float | None,
 ) -> _Request:
     check_count("budget", budget)
-    own: str | torch.device = "cpu" if isinstance(arms, int) else arms.device
+    if not isinstance(arms, Integral | Tensor | LazyArms):
+        raise TypeError(
+            f"expected arms to be their number (an integer), a torch.Tensor or lazy arms, got {type(arms).__name__}"
+        )
+    own: str | torch.device = arms.device if isinstance(arms, Tensor | LazyArms) else "cpu"
     where = _device(own if device is None else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(where)!r} was asked for, but torch sees no CUDA device; use device='cpu'")
-    if isinstance(arms, int):
-        if dims is None:
-            raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None")
-        stand_in: ArmSet = _unit_grid(check_count("arms", arms), check_count("dims", dims), where)
-        count, held = arms, False
-    else:
-        stand_in, count, held = Arms(arms).points.to(where).double(), len(arms), True
+    if isinstance(arms, Tensor | LazyArms):
+        stand_in: ArmSet = Arms(arms).points.to(where).double()
+        count, held = len(arms), True
         if dims is not None and dims != arms.shape[1]:
             raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}")
+    else:
+        if dims is None:
+            raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None")
+        count, held = check_count("arms", arms), False
+        stand_in = _unit_grid(count, check_count("dims", dims), where)
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
         raise ValueError(f"plans are made for BBKB and BKB, got {type(policy).__name__}")

@@ -190,6 +190,10 @@ def test_a_run_takes_its_settings_from_the_plan(generator):
         ((torch.zeros(5, 2, dtype=torch.float64), 3), {}, ValueError, "expected dims=2"),
         ((torch.full((5, 2), math.nan, dtype=torch.float64),), {}, ValueError, "finite arms"),
         ((torch.zeros(5, 2, dtype=torch.int64),), {}, TypeError, "dtype torch.float64"),
+        ((1e4, 2), {}, TypeError, "arms to be their number \\(an integer\\), a torch.Tensor or lazy arms, got float"),
+        ((None, 2), {}, TypeError, "lazy arms, got NoneType"),
+        (([[0.0, 1.0]],), {}, TypeError, "lazy arms, got list"),
+        ((np.int64(100),), {}, ValueError, "expected dims="),
     ],
     ids=str,
 )
@@ -276,6 +280,22 @@ def test_a_pilot_with_fewer_arms_has_the_same_function(generator, monkeypatch):
 def test_available_bytes_are_those_of_the_machine():
     free = costs.available_bytes(torch.device("cpu"))
     assert 2**20 < free < 2**50
+
+
+def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path, monkeypatch):
+    """A container that has read files as large as its memory is not full: the kernel drops them when memory is needed."""
+    monkeypatch.setattr(costs, "GROUP", tmp_path)
+    for name, text in {
+        "max": "1000000\n",
+        "current": "990000\n",
+        "stat": "anon 90000\nfile 900000\ninactive_file 800000\n",
+    }.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert costs.available_bytes(torch.device("cpu")) == 810_000
+    (tmp_path / "memory.stat").unlink()
+    assert costs.available_bytes(torch.device("cpu")) == 10_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert costs.available_bytes(torch.device("cpu")) > 2**20
 
 
 # The command line
