@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
@@ -144,6 +145,7 @@ class Dispatch:
     _suspects: deque[Batch] = field(default_factory=deque)
     _tasks: dict[Future[Any], _Task] = field(default_factory=dict)
     _hanging: set[Future[Any]] = field(default_factory=set)
+    _ended: threading.Event = field(default_factory=threading.Event)
     _attempts: dict[int, int] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _seconds: float | None = None
@@ -224,11 +226,14 @@ class Dispatch:
         except (BrokenExecutor, RuntimeError, OSError) as error:
             # A worker has died since the last result; RuntimeError: the executor is shut down; OSError: the standard
             # library's pool was closing its pipes on a death while it started another worker.
-            if not pool.restart():
+            if not pool.owned:
                 raise EvaluationFailed(
                     f"the executor takes no more evaluations ({type(error).__name__}: {error}); make a new one"
                 ) from error
+            self._suspects.extend(task.batch for task in self._lost())
+            pool.restart()
             future = pool.submit(evaluate_remotely, *arguments)
+        future.add_done_callback(lambda _: self._ended.set())
         timeout = self.workers.timeout
         deadline = float("inf") if timeout is None else time.monotonic() + timeout * len(batch) + pool.grace
         self._tasks[future] = _Task(batch, deadline, future)
@@ -240,10 +245,8 @@ class Dispatch:
             return
         deadline = min(task.deadline for task in self._tasks.values())
         patience = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.0)
-        done, _ = wait([*self._tasks, *self._hanging], timeout=patience, return_when=FIRST_COMPLETED)
-        self._hanging -= done
-        # In the order of submission: what is told does not depend on the order of a set.
-        finished = [task for future, task in self._tasks.items() if future in done]
+        self._wait(patience)
+        finished = [task for task in self._tasks.values() if task.future.done()]
         broken = [task for task in finished if _lost_worker(task.future)]
         for task in finished:
             del self._tasks[task.future]
@@ -259,6 +262,18 @@ class Dispatch:
         if broken:
             self._after_a_death(pool, broken)
         self._after_timeouts(pool)
+
+    def _wait(self, seconds: float | None = None) -> None:
+        """Wait for something to end; ``concurrent.futures.wait`` does not hear of what a pool cancels when it is shut down."""
+        self._ended.clear()  # before looking: what ends later sets it again
+        if not any(future.done() for future in (*self._tasks, *self._hanging)):
+            self._ended.wait(seconds)
+        self._hanging = {future for future in self._hanging if not future.done()}
+
+    def _lost(self) -> list[_Task]:
+        """Remove and return the tasks that end with their pool, which is about to be restarted; those that have ended stay."""
+        lost = [future for future in self._tasks if not future.done() or _lost_worker(future)]
+        return [self._tasks.pop(future) for future in lost]
 
     def _settle(self, task: _Task) -> None:
         error = CancelledError() if task.future.cancelled() else task.future.exception()
@@ -292,13 +307,13 @@ class Dispatch:
     def _after_a_death(self, pool: Pool, broken: list[_Task]) -> None:
         """A worker died and took its pool along: restart it, and find out whose evaluation it was."""
         error = broken[0].future.exception()
-        lost = [*broken, *self._tasks.values()]
-        self._tasks.clear()
-        if not pool.restart():
+        if not pool.owned:
             raise EvaluationFailed(
                 f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
                 "would be restarted"
             ) from error
+        lost = [*broken, *self._lost()]
+        pool.restart()
         if len(lost) == 1:
             self._failed(lost[0].batch, error or RuntimeError("a worker died"))
         else:
@@ -314,8 +329,7 @@ class Dispatch:
             if not task.future.cancel():
                 self._hanging.add(task.future)
         if self._hanging and pool.pickles and pool.owned:  # processes can be killed, threads cannot
-            self._queue.extendleft(task.batch for task in self._tasks.values())
-            self._tasks.clear()
+            self._queue.extendleft(task.batch for task in reversed(self._lost()))
             self._hanging.clear()
             pool.restart()
         for task in late:
@@ -325,11 +339,11 @@ class Dispatch:
         """All workers hang: start others, or wait for one to come back."""
         if len(self._hanging) < pool.workers:
             return
-        if pool.restart():
+        if pool.owned:
+            pool.restart()
             self._hanging.clear()
-            return
-        done, _ = wait(self._hanging, return_when=FIRST_COMPLETED)
-        self._hanging -= done
+        else:
+            self._wait()
 
 
 def _lost_worker(future: Future[Any]) -> bool:

@@ -114,13 +114,10 @@ class Pool:
             )
         return future
 
-    def restart(self) -> bool:
-        """Replace an own pool, whatever its workers are doing; return whether there is a new one."""
-        if not self.owned:
-            return False
+    def restart(self) -> None:
+        """Replace an own pool, whatever its workers are doing."""
         self._abandon()
         self._executor = self._started()
-        return True
 
     def close(self) -> None:
         """Release an own pool without waiting for evaluations that hang."""

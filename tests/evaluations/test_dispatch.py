@@ -11,6 +11,7 @@ import torch
 
 from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
 from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Evaluate
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.records import read_run
@@ -325,6 +326,51 @@ def test_an_executor_that_is_one_by_its_class_is_held_to_its_futures():
 
     with Lazy(1) as pool, pytest.raises(TypeError, match=r"Lazy\) to return a concurrent.futures.Future, got function"):
         run(flaky.smooth, executor=pool)
+
+
+def test_evaluations_that_a_pool_cancels_are_not_waited_for():
+    """Where nothing else was to end or to be submitted, the run waited for ever."""
+    pool, errors = ThreadPoolExecutor(1), []
+
+    def ends(X):
+        pool.shutdown(wait=False, cancel_futures=True)
+        return X.sum(-1)
+
+    def go():
+        loop = AskTell(arms(), RandomSearch(batch_size=3), seed=0)
+        try:
+            loop.run(ends, 3, executor=Workers(executor=pool, count=3, chunk=1))
+        except ObjectiveError as error:
+            errors.append((error.reason, loop.pending))
+
+    running = threading.Thread(target=go, daemon=True)
+    running.start()
+    running.join(timeout=30.0)
+    assert errors == [("the objective failed on ticket 1 (CancelledError: )", [1, 2])]
+
+
+@pytest.mark.parametrize("kind", ["processes", "loky"])
+def test_what_ran_on_a_pool_that_takes_no_more_is_evaluated_again(kind, monkeypatch):
+    """The standard library's pool, at a death while it starts a worker: what was cancelled with it was waited for."""
+    submit, calls, ended = Pool.submit, [], []
+
+    def closing(self, fn, *args):
+        calls.append(fn)
+        if len(calls) == 3:
+            raise OSError("handle is closed")
+        return submit(self, fn, *args)
+
+    monkeypatch.setattr(Pool, "submit", closing)
+    loop = AskTell(arms(), RandomSearch(batch_size=5), seed=0)
+
+    def go():
+        workers = Workers(executor=kind, count=3, chunk=1)
+        ended.append(loop.run(light.smooth_soon, 5, executor=workers, arrays="list").state.pulls)
+
+    running = threading.Thread(target=go, daemon=True)
+    running.start()
+    running.join(timeout=100.0)
+    assert ended == [5]
 
 
 def test_a_worker_that_dies_in_the_users_own_pool_is_named(tmp_path):
