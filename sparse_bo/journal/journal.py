@@ -233,10 +233,7 @@ class Journal(Contents):
                 statements = (log.mark(), *statements)
             self._trying = True
             try:
-                if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
-                    self._cursor.execute(*statements[0])
-                else:
-                    self._write(statements)
+                self._write(statements)
             except BaseException as error:
                 self._settled()
                 if isinstance(error, sqlite3.Error):  # here and not by `storage_errors`, which costs more
@@ -247,7 +244,20 @@ class Journal(Contents):
             log.written(statements)
 
     def _write(self, statements: tuple[Statement, ...]) -> None:
+        try:
+            self._transact(statements)
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            self._settled()  # another program has written, or does: SQLite waits for none while this one reads
+            self._trying = True
+            self._transact(statements)
+
+    def _transact(self, statements: tuple[Statement, ...]) -> None:
         execute = self._cursor.execute
+        if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
+            execute(*statements[0])
+            return
         execute("BEGIN")
         for statement in statements:
             execute(*statement)

@@ -295,6 +295,7 @@ class Log:
         """
         start = time.monotonic()
         self.due, self._bytes, self._next = True, 0, start + CHECKPOINT_SECONDS
+        self.look_away()  # to wait for other programs: SQLite waits for none while this one reads
         self.connection.execute(*self._next_mark(open=open))
         self._move(wait_seconds)
         if open:

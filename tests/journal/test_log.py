@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -633,16 +634,22 @@ def test_a_checkpoint_that_a_kill_cuts_off_anywhere_loses_nothing(steps, path, t
         assert tickets_of(cut) == tickets
 
 
-def test_an_event_after_another_programs_transaction_is_written_the_second_time(tmp_path):
-    """The journal keeps reading what it has written last; what another has written since is seen after one error."""
+@pytest.mark.parametrize("then", ["an event", "closed"])
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_another_programs_transaction_is_waited_for(seconds, then, tmp_path):
+    """The journal keeps reading what it has written last, and SQLite waits for nobody while it does."""
     journal = Journal.create(tmp_path / "run.db", {"policy": "bbkb", "seed": 0, "notes": {}}, None)
     journal.append(Event("ask", 0, 1, np.array([0])))
-    with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+    with closing(sqlite3.connect(journal.path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
         other.execute("PRAGMA user_version = 1")
-    with pytest.raises(StorageError, match="another process holds it; try again"):
-        journal.append(Event("ask", 1, 1, np.array([1])))
-    assert journal.last == 0
-    journal.append(Event("ask", 1, 1, np.array([1])))
-    journal.close()
+        ending = threading.Timer(seconds, other.execute, ["COMMIT"])
+        ending.start()
+        if not seconds:
+            ending.join()
+        if then == "an event":
+            journal.append(Event("ask", 1, 1, np.array([1])))
+        journal.close()
+        ending.join()
     with closing(Journal.read(tmp_path / "run.db")) as reader:
-        assert [event.first for event in reader.events()] == [0, 1]
+        assert [event.first for event in reader.events()] == ([0, 1] if then == "an event" else [0])
