@@ -71,7 +71,8 @@ class Journal(Contents):
         self._at: At = last, last, ()
         self._trying = False
         """Whether a transaction was begun; where the journal is then, only the file knows: see :meth:`_settled`."""
-        self._left = None if log is None else weakref.finalize(self, _close_left, log, os.getpid())
+        self._process = os.getpid()
+        self._left = None if log is None else weakref.finalize(self, _close_left, log, self._process)
 
     @staticmethod
     def create(path: str | Path, about: Mapping[str, Any], arms: Tensor | None, initial: Event | None = None) -> Journal:
@@ -149,7 +150,7 @@ class Journal(Contents):
             raise
 
     def close(self) -> None:
-        """Write what is queued and release the file. A closed journal can be closed again.
+        """Write what is queued and release the file. A closed journal can be closed again; a forked child closes nothing.
 
         Raises:
             StorageError: If it cannot be written; the journal stays open.
@@ -157,7 +158,7 @@ class Journal(Contents):
         with self._guard:
             if self._left is None:
                 self._connection.close()
-            elif self._left.alive:
+            elif self._left.alive and self._process == os.getpid():
                 self.append()
                 assert self._log is not None
                 self._log.close()
@@ -168,7 +169,7 @@ class Journal(Contents):
         with self._guard:
             if self._left is None:
                 self._connection.close()
-            elif self._left.detach() is not None:
+            elif self._process == os.getpid() and self._left.detach() is not None:
                 assert self._log is not None
                 self._log.let_go()
 
@@ -223,6 +224,11 @@ class Journal(Contents):
             log = self._log
             if log is None:
                 raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
+            if self._process != os.getpid():
+                raise StorageError(
+                    f"{self.path} was opened by process {self._process}, of which this one is a fork, and one process writes a "
+                    "journal: tell results there; to go on here, close it there and use AskTell.resume here"
+                )
             _, last, statements = self._settled() if self._trying else self._at
             if event is not None:
                 last += 1

@@ -23,6 +23,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,8 +268,10 @@ class Log:
         """Return how the mark is written.
 
         Raises:
-            StorageError: If the file cannot be read.
+            StorageError: If the file cannot be read, or is not there any more.
         """
+        if gone := self._gone():
+            raise StorageError(gone)
         with storage_errors(self.path, "write"):
             return self._next_mark(open=True)
 
@@ -301,6 +304,16 @@ class Log:
         if open:
             self._look()
         self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)
+
+    def _gone(self) -> str | None:
+        """Return that the file is not there any more, if so: SQLite writes on into what nobody can open again. About 2 µs."""
+        with suppress(OSError):
+            if not self.path.exists():
+                return (
+                    f"{self.path} is gone: it was deleted or moved while it was open, and nothing more is recorded in it. "
+                    "Move it back with its -wal file; what was told since is in memory alone (loop.history.save(...))"
+                )
+        return None
 
     def _look(self) -> None:
         """Begin to read, and go no further until :meth:`look_away`.
@@ -345,6 +358,8 @@ class Log:
                     self.connection.execute("ROLLBACK")
                 self.checkpoint(open=False, wait_seconds=1.0)
             self._closed = True
+            if gone := self._gone():
+                logger.warning("%s", gone)
         self.look_away()
         self.connection.close()
         self.lock.close()

@@ -212,6 +212,8 @@ class Engine:
                 self.take(self.folded())
         elif event.kind == "ask":
             self._redo_ask(event)
+        elif event.kind != "initial":
+            raise StorageError(f"the journal has an event {event.kind!r}: a newer sparse_bo has written it; install that one")
         else:
             assert event.results is not None
             y = torch.from_numpy(event.results.copy()).to(self.domain.device)

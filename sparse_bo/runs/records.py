@@ -284,7 +284,10 @@ def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryR
             )
         picks = evaluations.picks[tickets].tolist()
         on_box = evaluations.picks.ndim > 1
-        row = HistoryRow.of_plain({**summary, "indices": [] if on_box else picks, "points": picks if on_box else None})
+        try:
+            row = HistoryRow.of_plain({**summary, "indices": [] if on_box else picks, "points": picks if on_box else None})
+        except TypeError as error:
+            raise StorageError(f"a row of the history is one of a newer sparse_bo ({error}); install that one") from error
         found.append(replace(row, values=results_of(evaluations.values[tickets].tolist())))
     return found
 

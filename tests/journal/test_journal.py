@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import sparse_bo.runs.recorder
 from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal, pack, unpack
-from sparse_bo.journal.tables import SCHEMA, crc
+from sparse_bo.journal.tables import SCHEMA, crc, event_checksum
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, kill, policy, step, value
@@ -381,6 +382,27 @@ def test_a_journal_of_a_newer_version_is_refused(finished_run):
     for attempt in (read_run, AskTell.resume):
         with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}, this sparse_bo reads up to {SCHEMA}"):
             attempt(finished_run)
+
+
+def test_what_a_newer_version_has_added_is_named(finished_run):
+    with closing(sqlite3.connect(finished_run, isolation_level=None)) as connection:
+        tickets, summary = connection.execute("SELECT tickets, summary FROM rows WHERE number = 1").fetchone()
+        added = json.dumps({**json.loads(summary), "sparkle": 1})
+        connection.execute("UPDATE rows SET summary = ?, checksum = ? WHERE number = 1", (added, crc(tickets, added)))
+    for attempt in (read_run, AskTell.resume):
+        with pytest.raises(
+            StorageError, match="row of the history is one of a newer sparse_bo .*'sparkle'.*; install that one"
+        ):
+            attempt(finished_run)
+
+
+def test_an_event_of_a_newer_version_is_named(path):
+    AskTell(arms(), policy(), storage=path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        checksum = event_checksum(0, "pause", None, None)
+        connection.execute("INSERT INTO events (seq, kind, checksum) VALUES (0, 'pause', ?)", (checksum,))
+    with pytest.raises(StorageError, match="has an event 'pause': a newer sparse_bo has written it"):
+        AskTell.resume(path)
 
 
 @pytest.mark.parametrize("schema", [0, -1, -(2**31)])

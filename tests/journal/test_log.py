@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import random
 import shutil
 import sqlite3
@@ -23,6 +24,7 @@ from sparse_bo import AskTell
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal
 from sparse_bo.journal.tables import PAGE_BYTES
+from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, kill, policy, step
@@ -632,6 +634,47 @@ def test_a_checkpoint_that_a_kill_cuts_off_anywhere_loses_nothing(steps, path, t
         assert tickets_of(cut) == tickets
         Journal.open(cut).close()
         assert tickets_of(cut) == tickets
+
+
+def test_a_journal_that_is_deleted_while_it_is_open_is_missed(path, monkeypatch, caplog):
+    """SQLite goes on writing into a file without a name: what was told went nowhere, without a word."""
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SHARE", math.inf)
+    loop = AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=path)
+    batch = loop.ask(2)
+    loop.tell(batch.tickets[:1], [1.0])
+    moved = path.with_name("moved.db")
+    path.rename(moved)
+    with pytest.raises(StorageError, match=r"run.db is gone: it was deleted or moved while it was open"):
+        loop.tell(batch.tickets[1:], [2.0])
+    assert loop.pending == batch.tickets[1:]
+    moved.rename(path)
+    loop.tell(batch.tickets[1:], [2.0])
+    path.unlink()
+    with pytest.raises(StorageError, match=r"run.db is gone"):  # a row of the history is to be written
+        loop.close()
+    loop.release()
+    assert "run.db is gone" in caplog.text
+
+
+def test_a_forked_child_writes_nothing_into_the_journal(path):
+    """The child's result was in the file, and the parent took it for its own."""
+    loop = AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=path)
+    batch = loop.ask(2)
+    child = os.fork()
+    if not child:
+        named = False
+        try:
+            loop.tell(batch.tickets, [7.0, 8.0])
+        except StorageError as error:
+            named = "of which this one is a fork" in str(error)
+            loop.close()
+        finally:
+            os._exit(0 if named else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    loop.tell(batch.tickets, [1.0, 2.0])
+    loop.close()
+    assert read_run(path).history.column("values") == [[1.0, 2.0]]
 
 
 @pytest.mark.parametrize("then", ["an event", "closed"])
