@@ -219,6 +219,7 @@ def _resume(settings: ResumeSettings, group: Group, *, problem: Mapping[str, Any
     storage, quiet = settings.storage, settings.quiet or not group.leads
     try:
         check_size(settings, {})
+        budget = None if settings.budget is None else check_budget(settings.budget, name="--budget")
         about = _about_on_ranks(settings, group, problem)
         notes = about["notes"]
         out = Path(notes["out"]) if settings.out is None else settings.out
@@ -230,7 +231,7 @@ def _resume(settings: ResumeSettings, group: Group, *, problem: Mapping[str, Any
         made = problem_of(notes["problem"]).to(device_on_rank(device_of(about["device"]), group))
         with folder(out) if group.leads else nullcontext():
             loop = AskTell.resume(storage, arms=spread_over(made.domain, group).get("arms"))
-        more = max((notes["budget"] if settings.budget is None else settings.budget) - loop.asked, 0)
+        more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
         outcome = launch(loop, made, more, workers, storage=storage, quiet=quiet)
     except INPUT_ERRORS as error:
         raise refused(error) from error
@@ -251,7 +252,7 @@ def _about_on_ranks(settings: ResumeSettings, group: Group, problem: Mapping[str
             _check_there(storage)
             about = dict(about_of(storage))
             notes = about["notes"]
-            if "problem" not in notes:
+            if _noted(notes) is None:
                 raise ValueError(
                     f"{storage} was not made by `run`: its objective is not known here; use AskTell.resume in Python"
                 )
@@ -304,10 +305,17 @@ def audit(settings: AuditSettings) -> None:
     storage = settings.storage
     try:
         _check_there(storage)
-        found = audit_run(storage, arms=_arms_of(about_of(storage)["notes"].get("problem"), settings.arms_file))
+        found = audit_run(storage, arms=_arms_of(_noted(about_of(storage)["notes"]), settings.arms_file))
     except INPUT_ERRORS as error:
         raise refused(error) from error
     console.print(audit_table(storage, found))
+
+
+def _noted(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what `run` has noted of its problem; ``None`` of a journal that it has not made, whatever its user has noted."""
+    made = notes.get("problem")
+    by_run = isinstance(made, Mapping) and {"budget", "out", "executor"} <= notes.keys()
+    return made if by_run else None
 
 
 def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None:
@@ -330,7 +338,7 @@ def report(settings: ReportSettings) -> None:
     try:
         _check_there(storage)
         recorded = read_run(storage)
-        made = recorded.about["notes"].get("problem")
+        made = _noted(recorded.about["notes"])
         problem = None if made is None or "objective" in made else make_problem(**made)
     except INPUT_ERRORS as error:
         raise refused(error) from error
@@ -349,7 +357,7 @@ def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded:
     Raises:
         typer.Exit: With 2 if the journal cannot be read, with 1 if the page cannot be written.
     """
-    made = recorded.about["notes"].get("problem")
+    made = _noted(recorded.about["notes"])
     try:
         if path.resolve() == storage.resolve():
             raise ValueError(f"--html {path} is the journal itself; name another file")

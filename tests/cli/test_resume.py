@@ -53,6 +53,30 @@ def test_a_box_is_resumed_and_reported_too(tmp_path):
     assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
 
 
+@pytest.mark.parametrize("budget", ["2000000000", "-1"])
+def test_a_budget_that_no_run_comes_to_is_named(budget, tmp_path):
+    path = str(tmp_path / "run.db")
+    run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
+    assert invoke(*run, "--budget", "2").exit_code == 0
+    done = invoke("resume", path, "--budget", budget)
+    assert done.exit_code == 2
+    assert "error: expected --budget" in done.stderr
+
+
+@pytest.mark.parametrize("problem", ["reactor 3", {"reactor": 3}, {"objective": "yield"}, ["a"], None], ids=str)
+def test_what_users_note_of_their_problem_is_theirs(problem, tmp_path):
+    """`run` notes its problem under that name too, and reads it back: of other journals it made neither head nor tail."""
+    path = tmp_path / "run.db"
+    with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path, notes={"problem": problem}) as loop:
+        loop.run(lambda X: X[:, 0], 4)
+    assert invoke("report", path, "--out", tmp_path).exit_code == 0
+    assert invoke("report", path, "--html", tmp_path / "run.html").exit_code == 0
+    assert invoke("audit", path).exit_code == 0
+    done = invoke("resume", path, "--yes")
+    assert done.exit_code == 2
+    assert "was not made by `run`" in done.stderr.replace("\n", " ")
+
+
 def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
     path = tmp_path / "run.db"
     with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path) as loop:
