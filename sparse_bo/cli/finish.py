@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -18,6 +17,7 @@ from sparse_bo.reports.tables import summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.history import History
+from sparse_bo.runs.written import written_whole
 
 
 def finish(
@@ -68,9 +68,8 @@ def save(
     """
 
     def draw(path: Path) -> None:
-        partial = path.with_name(path.name + ".partial")
-        plot_history(history, regret=regret).savefig(partial, dpi=150, format="png")
-        partial.replace(path)
+        with written_whole(path) as partial:
+            plot_history(history, regret=regret).savefig(partial, dpi=150, format="png")
 
     writers: dict[str, tuple[Path, Callable[[Path], None]]] = {
         "figure": (out / f"{name}.png", draw),
@@ -83,8 +82,6 @@ def save(
             write(path)
         except OSError as error:
             failed[what] = error.strerror or str(error)
-            with suppress(OSError):  # there may be none, or no such folder
-                path.with_name(path.name + ".partial").unlink()
             continue
         if not quiet:
             say(f"{what:8} {path}")

@@ -14,6 +14,7 @@ from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.answers import FAILED
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
+from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration
 
 SCHEMA = 1
@@ -141,13 +142,10 @@ class History:
         Raises:
             OSError: If the file cannot be written.
         """
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
+        with written_whole(path) as partial, partial.open("w", encoding="utf-8") as file:
             file.write(json.dumps({"sparse_bo_history": SCHEMA, **self.info}) + "\n")
             for row in self.rows:
                 file.write(json.dumps(row.plain()) + "\n")
-        partial.replace(path)
 
     @staticmethod
     def load(path: str | Path) -> History:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History
+from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -164,11 +165,5 @@ def write_page(path: str | Path, page: str) -> None:
     Raises:
         OSError: If the file cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with written_whole(path) as partial:
         partial.write_text(page, encoding="utf-8", errors="backslashreplace")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -68,3 +68,12 @@ def test_plot_of_a_policy_without_a_model_and_of_nothing():
     with pytest.raises(ValueError, match="at least one batch"):
         loop.result().plot()
     assert "No model" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
+
+
+def test_a_history_that_cannot_be_written_leaves_the_file_that_was_there(result, tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text("before")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        History(result.history.rows, {"policy": object()}).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
+    assert path.read_text() == "before"
