@@ -38,8 +38,6 @@ class Growth:
     """Distinct arms pulled."""
     overhead: float
     """Seconds of one batch at the pilot's number of arms, without its picks."""
-    seconds: float
-    """That the pilots took."""
 
 
 class _Step(NamedTuple):
@@ -88,7 +86,6 @@ def run_pilots(
         seconds_per_pick: Measured elsewhere; taken off the pilots' time.
         generator: CPU generator.
     """
-    start = time.perf_counter()
     X = sample(min(PILOT_ARMS, arms))
     most, d = X.shape
     sizes = [most] if most == arms else [max(most // 4, 1), most]
@@ -117,7 +114,6 @@ def run_pilots(
         batches_range=(batches * min(each) / geometric_mean(each), min(batches * max(each) / geometric_mean(each), budget)),
         distinct=min(forecast(lambda row: row.distinct, powered), float(budget), float(arms)),
         overhead=max(busy / sum(len(trace.rows) for trace in whole), 1e-4) * max(1.0, mean_size / squares),
-        seconds=time.perf_counter() - start,
     )
 
 

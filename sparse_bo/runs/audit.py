@@ -22,7 +22,7 @@ from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.ucb.box import BoxUCBState
 from sparse_bo.runs.predictions import recorded_engine, went_on
-from sparse_bo.runs.records import Recorded, evaluations_of, read_run
+from sparse_bo.runs.records import Recorded, evaluations_of, recorded_in
 from sparse_bo.widths.calibration import Calibration, calibration
 
 FEWEST, MOST = 8, 2_000
@@ -77,9 +77,9 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
         StorageError: If the file is no journal, damaged, or of a newer version.
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
-    recorded = read_run(path)
     journal = Journal.read(path)
     try:
+        recorded = recorded_in(journal)
         picks, y = _evaluations(journal)
         engine = recorded_engine(journal, arms)
         differing = went_on(engine, journal)

@@ -340,11 +340,16 @@ def read_run(path: str | Path) -> Recorded:
     """
     journal = Journal.read(path)
     try:
-        _check_about(journal, _READ)
-        evaluations = evaluations_of(journal)
-        history = History(tuple(history_rows(journal.rows(), evaluations)), run_info(journal.about))
+        return recorded_in(journal)
     finally:
         journal.close()
+
+
+def recorded_in(journal: Journal) -> Recorded:
+    """Return what an open journal says of its run. Errors: :func:`read_run`."""
+    _check_about(journal, _READ)
+    evaluations = evaluations_of(journal)
+    history = History(tuple(history_rows(journal.rows(), evaluations)), run_info(journal.about))
     good = int(np.isfinite(evaluations.values).sum())
     failed, before = int(evaluations.known.sum()) - good, len(evaluations.picks) - evaluations.asked
     return Recorded(journal.about, history, evaluations.asked, good, failed, before)

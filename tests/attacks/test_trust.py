@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparse_bo.core.diagnostics import leave_one_out, trend
+from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs import AskTell, audit_run
 from tests.cli.builders import QUICK, invoke
@@ -90,6 +91,21 @@ def test_an_audit_of_a_run_that_goes_on_disturbs_nobody(tmp_path):
     assert found.failing.failed == sum(t % 17 == 5 for t in range(120))
     assert found.differing == []
     assert found.repeated
+
+
+def test_an_audit_of_a_run_that_goes_on_is_of_one_moment(tmp_path, monkeypatch):
+    """It read the journal twice: one count had what the other lacked."""
+    path, read = tmp_path / "run.db", Journal.read
+    with AskTell(arms(), RandomSearch(batch_size=9), seed=1, storage=path) as loop:
+        loop.ask()
+
+        def read_after_another(path):
+            loop.fail(loop.pending[:1])
+            return read(path)
+
+        monkeypatch.setattr(Journal, "read", read_after_another)
+        found = audit_run(path)
+    assert found.recorded.failed == found.failing.failed > 0
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.02])
