@@ -29,8 +29,8 @@ def chosen_policy(domain: Domain, *, goal: Goal = "best", budget: int | None = N
     On a box: :class:`sparse_bo.policies.TrustRegion` with the goal, as many points out at a time as there are workers (at
     least 4) and an initial design of at most a third of the budget. Where every evaluation counts that holds for any number of
     inputs: regret per evaluation over 300 evaluations of 13 problems (seeds 5 and 6) is lower than BBKB's by 7 to 195 % of the
-    problem's range on 9 of them, the same on Hartmann-3, and higher by 1 % on Griewank-6, 4 % on Hartmann-6 and 7 % on draws of a
-    GP over 4 inputs (13 seeds; the same over 1,000 evaluations of seeds 0 to 4).
+    problem's range on 9 of them, the same on Hartmann-3, and higher by 1 % on Griewank-6, 4 % on Hartmann-6 and 7 % on draws
+    of a GP over 4 inputs (13 seeds; the same over 1,000 evaluations of seeds 0 to 4).
 
     Args:
         domain: Where is searched.
