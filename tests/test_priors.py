@@ -315,8 +315,8 @@ def picks_of(function, kind: str = "arms", **kwargs) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["arms", "box"])
 @pytest.mark.parametrize(("a", "b"), [(1e30, 0.0), (1e-22, 0.0), (1e-40, 0.0), (1e25, 1e25), (2.0, 1e3)])
 def test_picks_follow_the_units(kind: str, a: float, b: float):
-    expected = picks_of(bowl, kind, goal="cumulative")  # on a box the policy that learns its prior here
-    np.testing.assert_allclose(picks_of(lambda X: a * bowl(X) + b, kind, goal="cumulative"), expected, atol=1e-2)
+    expected = picks_of(bowl, kind, policy=BBKB())  # the policy that learns its prior here
+    np.testing.assert_allclose(picks_of(lambda X: a * bowl(X) + b, kind, policy=BBKB()), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["arms", "box"])

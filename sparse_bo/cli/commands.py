@@ -35,13 +35,14 @@ from sparse_bo.evaluations.workers import Workers
 from sparse_bo.journal.files import remove
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, Policy, TrustRegion
+from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.reports.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
-from sparse_bo.runs.choice import Goal, chosen_policy
+from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
@@ -159,7 +160,7 @@ def _check_there(storage: Path) -> None:
 
 def _translated(settings: RunSettings) -> dict[str, Any]:
     """Return the options that stand for fields without a text form."""
-    return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names}
+    return {name: getattr(settings, name) for names in OPTIONS_OF.values() for name in names if name != "goal"}
 
 
 def _policy(
@@ -169,6 +170,8 @@ def _policy(
     given = {**options, **_translated(settings)}
     check_choice("goal", settings.goal, get_args(Goal))
     if settings.policy is not None:
+        if settings.policy == TrustRegion().name:
+            given["goal"] = settings.goal
         return make_policy(settings.policy, given, problem=name, budget=budget, preset=settings.preset), ""
     where, count = problem.domain, None if workers is None else workers.count
     domain = check_domain(**where)

@@ -26,8 +26,10 @@ OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "covar_module": ("kernel", "lengthscale", "outputscale"),
     "dictionary": ("dictionary", "dictionary_size"),
     "sweep_dtype": ("precision",),
+    "goal": ("goal",),
 }
-"""Fields of policies that have no text form -> the options that stand for them, translated by :mod:`sparse_bo.cli.presets`."""
+"""Fields of policies that have no text form -> the options that stand for them, translated by :mod:`sparse_bo.cli.presets`; and
+``goal``, which is the run's option, and decides what policy it is."""
 RUN, ARMS, PROBLEM, OWN = "Run", "Arms", "Built-in problem", "Your own problem"
 PLAN, POLICY, MODEL, OTHER = "Plan", "Policy", "Model", "Other"
 TEXT_COLUMN = 28

@@ -48,7 +48,9 @@ class PolicySettings:
     ] = PRESETS[0]
     goal: Annotated[
         str,
-        option(POLICY, "best: the best point at the end counts (default); cumulative: every evaluation, bbkb on a box too."),
+        option(
+            POLICY, "best: the best point at the end counts (default); cumulative: every evaluation; for trust-region, too."
+        ),
     ] = "best"
     dictionary: Annotated[
         str | None,

@@ -37,7 +37,10 @@ RENAMED: Mapping[str, Mapping[str, str]] = {policy: {"fit": "fitter"} for policy
 Description = Any
 """What ``json`` takes."""
 
-ADDED: Mapping[str, Mapping[str, Description]] = {policy: {"learning": "map"} for policy in _WITH_SURROGATES}
+ADDED: Mapping[str, Mapping[str, Description]] = {
+    **{policy: {"learning": "map"} for policy in _WITH_SURROGATES},
+    "TrustRegion": {"goal": "best"},
+}
 """Fields by class that older journals lack, with what was done before there was a choice: ``{class: {name: value}}``."""
 
 REPLACED: Mapping[str, Mapping[str, Description]] = {"sweep_dtype": {"tf32": {"dtype": "torch.float32"}}}

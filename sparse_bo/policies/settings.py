@@ -13,6 +13,8 @@ from sparse_bo.core.chunking import default_memory_bytes
 from sparse_bo.priors import Prior
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
 
+Goal = Literal["best", "cumulative"]
+"""``"best"``: the best point at the end, whatever was evaluated on the way. ``"cumulative"``: every evaluation counts."""
 LEAST, MOST = 1e-30, 1e30
 """Of a regularization (y²): beyond them λ, or what is divided by it, leaves the range of numbers on the way to a posterior."""
 

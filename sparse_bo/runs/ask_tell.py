@@ -26,7 +26,8 @@ from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State
-from sparse_bo.runs.choice import Goal, chosen_policy
+from sparse_bo.policies.settings import Goal
+from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.given import check_budget, check_notes, check_seed, checked_initial
 from sparse_bo.runs.history import History, HistoryRow
@@ -59,8 +60,8 @@ class AskTell:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`, on a box
-            :class:`sparse_bo.policies.TrustRegion`, or BBKB there too if ``goal="cumulative"``; all of it learned. The
-            choice is logged, is :attr:`policy`, and its reason is ``about["why"]``.
+            :class:`sparse_bo.policies.TrustRegion` with the goal; all of it learned. The choice is logged, is :attr:`policy`,
+            and its reason is ``about["why"]``.
         goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
             evaluation counts. Has no effect on a policy that is given.
         budget: Evaluations that are planned, for the same choice; ``None``: not known.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.policies import BBKB, Policy, TrustRegion
 from sparse_bo.policies.region.mechanism import SMALLEST_BATCH
+from sparse_bo.policies.settings import Goal
 from sparse_bo.validation import check_choice, check_count
 
-Goal = Literal["best", "cumulative"]
-"""``"best"``: the best point at the end, whatever was evaluated on the way. ``"cumulative"``: every evaluation counts."""
 DESIGN_SHARE = 3
 """The initial design is at most the budget divided by this."""
 
@@ -27,9 +26,11 @@ def chosen_policy(domain: Domain, *, goal: Goal = "best", budget: int | None = N
     """Return the policy that a run without one takes.
 
     Over arms: :class:`sparse_bo.BBKB` with everything learned; it sweeps every arm, and its regret is bounded for either goal.
-    On a box with ``goal="cumulative"``: the same, for it goes on evaluating what is known to be good. On a box with
-    ``goal="best"``: :class:`sparse_bo.policies.TrustRegion`, as many points out at a time as there are workers (at least 4) and
-    an initial design of at most a third of the budget.
+    On a box: :class:`sparse_bo.policies.TrustRegion` with the goal, as many points out at a time as there are workers (at
+    least 4) and an initial design of at most a third of the budget. Where every evaluation counts that holds for any number of
+    inputs: regret per evaluation over 300 evaluations of 13 problems (seeds 5 and 6) is lower than BBKB's by 7 to 195 % of the
+    problem's range on 9 of them, the same on Hartmann-3, and higher by 1 % on Griewank-6, 4 % on Hartmann-6 and 7 % on draws
+    of a GP over 4 inputs (13 seeds; the same over 1,000 evaluations of seeds 0 to 4).
 
     Args:
         domain: Where is searched.
@@ -48,9 +49,8 @@ def chosen_policy(domain: Domain, *, goal: Goal = "best", budget: int | None = N
         check_count("workers", workers)
     if not isinstance(domain, Box):
         return Choice(BBKB(), "every arm can be swept, and its regret is bounded")
-    if goal == "cumulative":
-        return Choice(BBKB(), "on a box where every evaluation counts, it goes on evaluating what is known to be good")
-    policy, reasons = TrustRegion(), [f"on a box of {domain.dims} inputs where the best point counts"]
+    counts = "the best point" if goal == "best" else "every evaluation"
+    policy, reasons = TrustRegion(goal=goal), [f"on a box of {domain.dims} inputs where {counts} counts"]
     if workers is not None and workers > SMALLEST_BATCH:
         policy = replace(policy, batch_size=workers)
         reasons.append(f"batches for {workers} workers")

@@ -14,8 +14,8 @@ from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy
+from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
-from sparse_bo.runs.choice import Goal
 from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice
@@ -56,9 +56,9 @@ def maximize(
             the nearest found that may.
         budget: Evaluations to make, those of a resumed run included.
         policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: over arms :class:`sparse_bo.BBKB`; on a box
-            :class:`sparse_bo.policies.TrustRegion`, with batches as large as there are workers (at least 4) and an initial
-            design of at most a third of the budget; on a box with ``goal="cumulative"`` BBKB. Everything is learned: no further
-            setting is needed. The choice and its reason are logged, and stand in ``result.history.info``.
+            :class:`sparse_bo.policies.TrustRegion` with the goal, batches as large as there are workers (at least 4) and an
+            initial design of at most a third of the budget. Everything is learned: no further setting is needed. The choice
+            and its reason are logged, and stand in ``result.history.info``.
         goal: ``"best"``: the best point at the end counts, whatever was evaluated on the way. ``"cumulative"``: every
             evaluation counts, as in an experiment on patients or customers. Has no
             effect on a policy that is given, or a run that is resumed.

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sparse_bo import History
+from sparse_bo import AskTell, History, TrustRegion
 from sparse_bo.cli.app import main
 from sparse_bo.cli.names import POLICIES
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
@@ -43,11 +43,13 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert done.exit_code == 0, done.output
     assert "policy trust-region: on a box of 2 inputs where the best point counts" in done.output
     assert "a third of the budget of 7" in done.output
-    done = invoke(*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6", "--out", str(tmp_path), "--quiet")
-    assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == [
-        f"eggholder2-{name}-seed1.jsonl" for name in ("bbkb", "trust-region")
-    ]
+    counted = [*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6", "--out", str(tmp_path)]
+    for named, journal in (([], "chosen.db"), (["--policy", "trust-region"], "named.db")):
+        done = invoke(*counted, *named, "--storage", str(tmp_path / journal))
+        assert done.exit_code == 0, done.output
+        assert ("2 inputs where every evaluation counts" in done.output) is not bool(named)
+        with AskTell.resume(tmp_path / journal) as loop:
+            assert loop.policy == TrustRegion(goal="cumulative", initial_design=6)
     assert "goal to be one of" in invoke(*ON_A_BOX, "--goal", "worst").output
 
 

@@ -12,11 +12,14 @@ from sparse_bo.runs import chosen_policy
 from tests.builders import arms, unit_box, waves
 
 
-def test_arms_get_bbkb_and_boxes_a_trust_region_unless_every_evaluation_counts():
+def test_arms_get_bbkb_and_boxes_a_trust_region_that_knows_what_counts():
     for goal in ("best", "cumulative"):
         assert isinstance(chosen_policy(Arms(arms()), goal=goal).policy, BBKB)
-    assert isinstance(chosen_policy(Box(unit_box()), goal="best").policy, TrustRegion)
-    assert isinstance(chosen_policy(Box(unit_box()), goal="cumulative").policy, BBKB)
+    assert chosen_policy(Box(unit_box()), goal="best").policy == TrustRegion()
+    for dims in (1, 6, 20):
+        chosen = chosen_policy(Box(unit_box(dims)), goal="cumulative")
+        assert chosen.policy == TrustRegion(goal="cumulative")
+        assert f"{dims} inputs where every evaluation counts" in chosen.why
 
 
 def test_workers_decide_the_batch_and_a_small_budget_the_design():
@@ -29,6 +32,9 @@ def test_workers_decide_the_batch_and_a_small_budget_the_design():
     assert small.policy == TrustRegion(initial_design=10)
     assert "budget of 30" in small.why
     assert chosen_policy(here, budget=0).policy.initial_design == 1
+    counted = chosen_policy(here, goal="cumulative", budget=30, workers=64)
+    assert counted.policy == TrustRegion(goal="cumulative", batch_size=64)  # its design is smaller: 10
+    assert chosen_policy(here, goal="cumulative", budget=27).policy.initial_design == 9
 
 
 def test_what_does_not_fit_is_refused():
@@ -45,7 +51,7 @@ def test_the_choice_is_logged_recorded_and_survives_a_resume(tmp_path, caplog):
         result = maximize(waves, bounds=unit_box(), budget=12, seed=0, storage=tmp_path / "run.db")
     why = result.history.info["why"]
     assert "2 inputs" in why
-    assert f"chose TrustRegion(batch_size=None, initial_design=4, anywhere=None): {why}" in caplog.text
+    assert f"chose TrustRegion(batch_size=None, initial_design=4, anywhere=None, goal='best'): {why}" in caplog.text
     with AskTell.resume(tmp_path / "run.db") as loop:
         assert loop.policy == TrustRegion(initial_design=4)
         assert loop.about["why"] == why

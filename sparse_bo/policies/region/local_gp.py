@@ -102,14 +102,20 @@ class LocalGP:
         return self.learned.scale * (self.correlation(U, U) - features.T @ features)
 
 
-def local_gp(X: Tensor, y: Tensor, learned: Learned) -> LocalGP:
+def local_gp(X: Tensor, y: Tensor, learned: Learned, *, counts: Tensor | None = None) -> LocalGP:
     """Return the posterior after ``y`` (``n``, warped) at ``X`` (``n x d``, unit cube). O(n³).
+
+    Args:
+        X: Points.
+        y: Observations, or means of some.
+        learned: Hyper-parameters.
+        counts: ``n``: of how many observations each is the mean; ``None``: of one.
 
     Raises:
         ValueError: If the kernel matrix is not finite.
     """
     K = learned.correlation(X, X)
-    K.diagonal().add_(learned.noise)
+    K.diagonal().add_(learned.noise if counts is None else learned.noise / counts.to(K))
     factor = safe_cholesky(K).factor
     weights = torch.cholesky_solve((y - learned.mean).unsqueeze(-1), factor).squeeze(-1)
     return LocalGP(X, learned, factor, weights)

@@ -19,11 +19,13 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.hills import but_hills, on_hills, surprising
 from sparse_bo.policies.region.local_gp import LocalGP
-from sparse_bo.policies.region.region import Region, first_region, moved
+from sparse_bo.policies.region.region import Region, first_region, moved, rose
 from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds, Pool
+from sparse_bo.policies.region.settling import due_looks, paced
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
+from sparse_bo.policies.region.worth import HORIZON, Worth
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 
@@ -42,19 +44,24 @@ class RegionSearch(Mechanism[RegionState]):
         design_size: Quasi-random points before the first model.
         batch_size: Points per batch; ``None``: grows with the data.
         anywhere: Share of the picks that are made in the whole box while the region is smaller.
+        cumulative: Whether every evaluation counts, not the best point at the end.
     """
 
     box: Box
     design_size: int
     batch_size: int | None
     anywhere: float
+    cumulative: bool
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0))
+        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merged=self.cumulative)
 
     def ask(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then maximisers of expected improvement.
+
+        Where every evaluation counts, they are maximisers of :class:`.worth.Worth`, and the best point again where nothing is
+        worth more or the search has settled.
 
         Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
         reached. Draws one integer for the design; else one uniform number a pick, and the candidates of each search.
@@ -70,33 +77,21 @@ class RegionSearch(Mechanism[RegionState]):
             return Wait(1 - room)
         again = self._again(state, pending)[:max_q]
         q = min(max_q, room) - len(again)
-        with one_thread():
-            U = self._picks(state, state.fitted, state.region, q, pending=torch.cat([pending, again]), generator=generator)
-        return Proposal(torch.cat([again, self.box.from_unit(U).clamp(self.box.lower, self.box.upper)]))
+        picked = self._counting if self.cumulative else self._searched
+        return Proposal(torch.cat([again, picked(state, q, pending=torch.cat([pending, again]), generator=generator)]))
 
     def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
         watch, after = Stopwatch(), told(state, picks, y)
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        X = self.box.to_unit(after.X)
+        X, places = self.box.to_unit(after.X), after.places
         region = state.region or first_region(int(after.y.argmax()), dims=self.box.dims)
         with watch.phase("learn"):
-            known = bool(exact(X, after.y))
-            fitted = fitted_region(X, after.y, centre=X[region.centre], before=state.fitted, exact=known)
+            known, fresh = bool(exact(X, after.y)), bool((places.rows >= state.pulls).any())
+            fitted = fitted_region(X, places, centre=X[region.centre], before=state.fitted, exact=known, fresh=fresh)
         with watch.phase("fit"), one_thread():
-            region = moved(
-                region,
-                rows=fitted.rows,
-                own=_own(region, fitted, X),
-                means=fitted.warp(after.y[fitted.rows]) if known else fitted.gp.means(X[fitted.rows]),
-                newest=state.pulls if state.fitted is not None else after.pulls,
-                total=after.pulls,
-                dims=self.box.dims,
-                noise=0.0 if known else fitted.noise,
-                surprised=surprising(fitted.gp),
-                returned=bool(on_hills(fitted.gp, X[[region.centre]], X[list(region.ended)]).any()),
-            )
+            region = self._moved(state, replace(after, fitted=fitted, region=region), picks, exact=known)
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
     def fail(self, state: RegionState, picks: Tensor) -> RegionState:
@@ -114,7 +109,7 @@ class RegionSearch(Mechanism[RegionState]):
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         arrays = on_device(frozen, self.box.device)
-        state = RegionState(self.box, **thaw_points(RegionState, arrays))
+        state = RegionState(self.box, **thaw_points(RegionState, arrays), merged=self.cumulative)
         region, fitted = part_of(arrays, "region"), part_of(arrays, "fitted")
         if not region:
             return state
@@ -125,7 +120,47 @@ class RegionSearch(Mechanism[RegionState]):
     def _refitted(self, state: RegionState, parts: Mapping[str, Any]) -> FittedRegion:
         learned = Learned(**part_of(parts, "learned"))
         return refitted_region(
-            self.box.to_unit(state.X), state.y, learned=learned, kind=parts["warp"], **thaw_fields(FittedRegion, parts)
+            self.box.to_unit(state.X), state.places, learned=learned, kind=parts["warp"], **thaw_fields(FittedRegion, parts)
+        )
+
+    def _moved(self, before: RegionState, after: RegionState, picks: Tensor, *, exact: bool) -> Region:
+        """Return the region after a batch.
+
+        Args:
+            before: Before the batch.
+            after: With its results, and the model of them.
+            picks: ``q x d`` of the batch.
+            exact: Whether the objective is known to have no noise.
+        """
+        region, fitted, rows = after.region, after.fitted, after.places.rows
+        assert region is not None
+        assert fitted is not None
+        X, designed = self.box.to_unit(after.X), before.fitted is None
+        means = fitted.warp(after.places.values[fitted.rows]) if exact else fitted.gp.means(X[fitted.rows])
+        noise, newest = 0.0 if exact else fitted.noise, after.pulls if designed else before.pulls
+        next_one = moved(
+            region,
+            rows=fitted.rows,
+            own=_own(region, fitted, X),
+            means=means,
+            newest=newest,
+            total=after.pulls,
+            dims=self.box.dims,
+            noise=noise,
+            surprised=surprising(fitted.gp),
+            returned=bool(on_hills(fitted.gp, X[[region.centre]], X[list(region.ended)]).any()),
+            scouted=int((rows >= region.start).sum()),
+        )
+        if not self.cumulative or designed:
+            return next_one
+        new = fitted.rows >= newest
+        return paced(
+            region,
+            next_one,
+            rose=bool(new.any()) and rose(new, ~new, means=means, noise=noise),
+            idle=len(rows) == len(before.places.rows) < before.pulls,
+            looks=int((picks != before.X[before.best_row]).any(dim=-1).sum()),
+            total=after.pulls,
         )
 
     def _again(self, state: RegionState, pending: Tensor) -> Tensor:
@@ -141,6 +176,37 @@ class RegionSearch(Mechanism[RegionState]):
         """Return how many points may be out at a time."""
         return max(SMALLEST_BATCH, pulls // GROWTH) if self.batch_size is None else self.batch_size
 
+    def _counting(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` picks where every evaluation counts: what pays, or what may be looked at; else the best point.
+
+        Where evaluations have failed near the best point, the others are searched for as if only the best counted.
+        """
+        assert state.fitted is not None
+        assert state.region is not None
+        best = state.X[state.best_row].unsqueeze(0)
+        if state.region.settled:
+            elsewhere = int((pending != best).any(dim=-1).sum())
+            due = min(due_looks(state.region, total=state.pulls + len(pending) + q, out=elsewhere), q)
+            picks = self._searched(state, due, pending=pending, generator=generator) if due else best[:0]
+        else:
+            picks = self._searched(state, q, pending=pending, generator=generator, paying=True)
+        left = q - len(picks)
+        refuse, _ = self._failures(state, state.fitted.gp)
+        if left and refuse is not None and bool(refuse(self.box.to_unit(best))):
+            more = self._searched(state, left, pending=torch.cat([pending, picks]), generator=generator)
+            return torch.cat([picks, more])
+        return torch.cat([picks, best.expand(left, -1)])
+
+    def _searched(
+        self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator, paying: bool = False
+    ) -> Tensor:
+        """Return ``q x d`` maximisers of expected improvement, or at most so many of what they are worth, while that pays."""
+        assert state.fitted is not None
+        assert state.region is not None
+        with one_thread():
+            U = self._picks(state, state.fitted, state.region, q, pending=pending, generator=generator, paying=paying)
+        return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
+
     def _picks(
         self,
         state: RegionState,
@@ -150,16 +216,23 @@ class RegionSearch(Mechanism[RegionState]):
         *,
         pending: Tensor,
         generator: torch.Generator,
+        paying: bool,
     ) -> Tensor:
-        """Return ``q x d`` picks in the unit cube."""
+        """Return ``q x d`` picks in the unit cube; fewer if they are to pay and no other does."""
         refuse, failed = self._failures(state, fitted.gp)
         out = self.box.to_unit(pending)
         gp = fitted.gp.conditioned(torch.cat([out, failed]))
         pools = self._pools(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
+        if paying:
+            highest = torch.cat([fitted.gp.means(fitted.gp.X), fitted.gp.means(out)]).max()
+            worth = Worth(fitted.warp, highest, HORIZON * state.pulls)
+            pools = [replace(pool, best=float(highest), worth=worth) for pool in pools]
         picks: list[Tensor] = []
         for _ in range(q):
             aside = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < self.anywhere
             u = _next(gp, pools[1:] if aside else pools, picked=len(picks))
+            if u is None:
+                break
             picks.append(u)
             at = gp.moments(u)
             pools = [pool.after(gp, u, at) for pool in pools]
@@ -228,10 +301,16 @@ def _own(region: Region, fitted: FittedRegion, X: Tensor) -> Tensor:
     return own
 
 
-def _next(gp: LocalGP, pools: Sequence[Pool], *, picked: int) -> Tensor:
-    """Return the pick (``1 x d``) of the first pool whose pick is not known yet, else a quasi-random point of the last."""
+def _next(gp: LocalGP, pools: Sequence[Pool], *, picked: int) -> Tensor | None:
+    """Return the pick (``1 x d``) of the first pool whose pick pays and is not known yet.
+
+    If there is none, it is a quasi-random point of the last; ``None`` where picks are to pay.
+    """
     for pool in pools:
         u = search.pick(gp, pool)
-        if not search.known(gp, gp.moments(u), best=pool.best, picked=picked):
+        at = gp.moments(u)
+        if pool.pays(at) and not search.known(gp, at, best=pool.best, picked=picked):
             return u
+    if pools[-1].worth is not None:
+        return None
     return pools[-1].U[picked % len(pools[-1].U)].unsqueeze(0)

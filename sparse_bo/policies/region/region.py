@@ -57,6 +57,10 @@ class Region:
     """Rows of the maxima that they resolved, one for each hill."""
     avoiding: bool = field(default=False, metadata=kept_since(False))
     """Whether it stays off their hills: when the region before it ended the best value was a surprise to the model."""
+    settled: int = field(default=0, metadata=kept_since(0))
+    """Where every evaluation counts: evaluations when the search settled on the best point; 0: it goes on."""
+    looks: int = field(default=0, metadata=kept_since(0))
+    """Evaluations of other points since it settled."""
 
     @property
     def avoided(self) -> Sequence[int]:
@@ -99,6 +103,7 @@ def moved(
     noise: float,
     surprised: bool = False,
     returned: bool = False,
+    scouted: int | None = None,
 ) -> Region:
     """Return the region after a batch (Eriksson et al. 2019, §2, on posterior means instead of observations).
 
@@ -116,9 +121,10 @@ def moved(
         noise: Standard deviation of an observation in the same units.
         surprised: Whether the best value is a surprise to the model: the next region stays off the hills of ended maxima.
         returned: Whether the region's centre is on the hill of an ended maximum.
+        scouted: Points evaluated since the region began, each counted once; ``None``: all are distinct.
     """
     if region.scouting:
-        scouted = total - region.start
+        scouted = total - region.start if scouted is None else scouted
         if scouted >= LAST_SCOUT * scouts(dims):
             region, own = replace(region, avoiding=False), rows >= region.start
         if scouted < scouts(dims) or not bool(own.any()):
@@ -142,11 +148,16 @@ def moved(
     return replace(region, centre=int(rows[best]))
 
 
+def rose(new: Tensor, old: Tensor, *, means: Tensor, noise: float) -> bool:
+    """Return whether there is progress (:data:`PROGRESS`) from old to new points (``n`` truth values each, some true)."""
+    rise = float(means.masked_fill(~new, -torch.inf).max() - means[old].max())
+    return rise > PROGRESS + PROGRESS_NOISE * noise
+
+
 def _resized(region: Region, *, new: Tensor, own: Tensor, means: Tensor, dims: int, noise: float) -> Region:
     if not bool(new.any()) or not bool((own & ~new).any()):
         return region
-    rise = float(means.masked_fill(~(own & new), -torch.inf).max() - means[own & ~new].max())
-    if rise > PROGRESS + PROGRESS_NOISE * noise:
+    if rose(own & new, own & ~new, means=means, noise=noise):
         hits = region.hits + 1
         if hits < HITS:
             return replace(region, hits=hits, misses=0)

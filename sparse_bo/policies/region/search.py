@@ -14,6 +14,7 @@ from sparse_bo.core.improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.region.local_gp import LocalGP, Moments
 from sparse_bo.policies.region.region import FEW_DIMS
+from sparse_bo.policies.region.worth import Worth
 
 CANDIDATES = 800
 """Points of a search at which the acquisition function is computed before the best of them are climbed from."""
@@ -70,6 +71,8 @@ class Pool:
     """Of an observation, where a repeated point has shown some noise: improvement that it would hide counts for less."""
     refuse: Refusal | None = None
     """Which points to leave alone."""
+    worth: Worth | None = None
+    """What points are picked by where every evaluation counts; ``None``: by the expected improvement alone."""
     centre: Tensor | None = None
     """``d``: in more than :data:`FEW_DIMS` dimensions, climbs keep the coordinates that a candidate shares with it."""
 
@@ -91,8 +94,13 @@ class Pool:
         return replace(self, moments=Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best=best)
 
     def gain(self, mean: Tensor, variance: Tensor) -> LogImprovement:
-        """Return the logarithm of what observing points with such moments improves, in expectation."""
-        return log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
+        """Return the logarithm of what observing points with such moments improves, in expectation; or what it is worth."""
+        gain = log_augmented_improvement(mean, variance, self.best, noise_variance=self.noise_variance)
+        return gain if self.worth is None else self.worth(mean, gain)
+
+    def pays(self, at: Moments) -> bool:
+        """Return whether observing a point (the moments of one) is worth more than the best point is."""
+        return self.worth is None or float(self.gain(at.mean, at.variance).value) > 0.0
 
 
 def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -165,7 +173,7 @@ def pool_of(
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return Pool(U, bounds, gp.moments(U), best, noise_variance, refuse, centre)
+    return Pool(U, bounds, gp.moments(U), best, noise_variance, refuse, centre=centre)
 
 
 def pick(gp: LocalGP, pool: Pool) -> Tensor:

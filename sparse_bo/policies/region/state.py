@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.region.region import Region
-from sparse_bo.policies.region.repeats import exact
+from sparse_bo.policies.region.repeats import Places, every_evaluation, exact, places
 from sparse_bo.policies.region.surrogate import FittedRegion, RegionModel
 from sparse_bo.policies.states import Report
 
@@ -25,6 +26,13 @@ class RegionState(BoxState):
     """Where it searches; ``None`` before the initial design is complete."""
     fitted: FittedRegion | None = None
     """What it knows there; ``None`` before the initial design is complete."""
+    merged: bool = False
+    """Whether the model knows repeated evaluations of a point as one."""
+
+    @cached_property
+    def places(self) -> Places:
+        """The evaluations as the model knows them, or some of them."""
+        return places(self.X, self.y) if self.merged else every_evaluation(self.y)
 
     @property
     def model(self) -> RegionModel | None:
@@ -42,8 +50,8 @@ class RegionState(BoxState):
         report = replace(self, fitted=None)._observed()
         if fitted is None:
             return report
+        best = self.best_row
         if exact(self.X, self.y):
-            best = int(self.y.argmax())
             return replace(
                 report,
                 best_x=self.X[best],
@@ -51,19 +59,27 @@ class RegionState(BoxState):
                 best_sd=0.0,
                 dictionary_size=len(fitted.rows),
             )
-        trusted = self.y.argsort(descending=True, stable=True)[: max(LEAST_TRUSTED, int(TRUSTED * len(self.y)))]
-        rows = fitted.rows[torch.isin(fitted.rows, trusted)]
-        U = self.box.to_unit(self.X[rows])
-        best = int(fitted.gp.means(U).argmax())
-        mean, variance, _ = fitted.gp.moments(U[best : best + 1])
+        mean, variance, _ = fitted.gp.moments(self.box.to_unit(self.X[best : best + 1]))
         low, middle, high = fitted.warp.inverse(torch.cat([mean - variance.sqrt(), mean, mean + variance.sqrt()])).tolist()
         return replace(
             report,
-            best_x=self.X[rows[best]],
+            best_x=self.X[best],
             best_mean=middle,
             best_sd=0.5 * (high - low),
             dictionary_size=len(fitted.rows),
         )
+
+    @property
+    def best_row(self) -> int:
+        """Row of the point that :meth:`report` recommends; of a state with a model."""
+        assert self.fitted is not None
+        if exact(self.X, self.y):
+            return int(self.y.argmax())
+        rows = self.places.rows
+        highest = self.places.values[rows].argsort(descending=True, stable=True)
+        trusted = rows[highest[: max(LEAST_TRUSTED, int(TRUSTED * len(rows)))]]
+        known = self.fitted.rows[torch.isin(self.fitted.rows, trusted)]
+        return int(known[self.fitted.gp.means(self.box.to_unit(self.X[known])).argmax()])
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: of warped results, which the GP predicts."""

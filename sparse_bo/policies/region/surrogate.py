@@ -19,6 +19,7 @@ from sparse_bo.core.stationary import RADIAL
 from sparse_bo.domains import Box
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.region.local_gp import LocalGP, local_gp
+from sparse_bo.policies.region.repeats import Places
 from sparse_bo.policies.region.warping import Warp, warp, warps
 
 KNOWN = 400
@@ -94,56 +95,68 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     return torch.cat([first, rest[:near], spread]).sort().values
 
 
-def fitted_region(X: Tensor, y: Tensor, *, centre: Tensor, before: FittedRegion | None, exact: bool = False) -> FittedRegion:
+def fitted_region(
+    X: Tensor, places: Places, *, centre: Tensor, before: FittedRegion | None, exact: bool = False, fresh: bool = True
+) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`KNOWN`.
 
     Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping).
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
-        y: ``n``, finite.
+        places: What is to be known of their observations, which are finite.
         centre: ``d``, of the region.
         before: The model before; learning starts from its hyper-parameters.
         exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
+        fresh: Whether there are points that the model before did not know: else its hyper-parameters stay.
     """
     noise = EXACT_NOISE if exact else NOISES[1]
-    rows = known_rows(X, y, centre=centre, lengthscales=None if before is None else before.learned.reach, most=KNOWN)
-    U, v = X[rows], y[rows]
+    at, n = places.rows, len(places.rows)
     ell = None if before is None else before.learned.reach
-    part = known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)
+    rows = at[known_rows(X[at], places.values[at], centre=centre, lengthscales=ell, most=KNOWN)]
+    U, v, counts = X[rows], places.values[rows], places.counts[rows]
+    known = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
+    if not exact:
+        known = torch.cat([known, places.again[torch.isin(places.first[places.again], known)]])
+    V, y = X[known], places.y[known]
     with one_thread():
-        kept = None if before is None or len(y) >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
+        kept = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and kept is not None:
-            learned = learn(
-                U[part],
-                kept(v[part]),
-                kernel=before.learned.kernel,
-                start=before.learned,
-                max_steps=STEPS,
-                largest_noise=noise,
-            )
-            return FittedRegion(gp=local_gp(U, kept(v), learned), warp=kept, rows=rows, chosen_at=before.chosen_at)
-        chosen, learned = _chosen(U[part], v, part, start=None if before is None else before.learned, noise=noise)
-        return FittedRegion(gp=local_gp(U, chosen(v), learned), warp=chosen, rows=rows, chosen_at=len(y))
+            learned = before.learned
+            if fresh:
+                learned = learn(V, kept(y), kernel=learned.kernel, start=learned, max_steps=STEPS, largest_noise=noise)
+            gp = local_gp(U, kept(v), learned, counts=counts)
+            return FittedRegion(gp=gp, warp=kept, rows=rows, chosen_at=before.chosen_at)
+        chosen, learned = _chosen(V, y, v, start=None if before is None else before.learned, noise=noise)
+        return FittedRegion(gp=local_gp(U, chosen(v), learned, counts=counts), warp=chosen, rows=rows, chosen_at=n)
 
 
-def refitted_region(X: Tensor, y: Tensor, *, learned: Learned, kind: str, rows: Tensor, chosen_at: int) -> FittedRegion:
+def refitted_region(X: Tensor, places: Places, *, learned: Learned, kind: str, rows: Tensor, chosen_at: int) -> FittedRegion:
     """Return the model with known hyper-parameters, to rounding as it was. O(n³)."""
-    again = warp(kind, y[rows])
+    v = places.values[rows]
+    again = warp(kind, v)
     if again is None:
         raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
     with one_thread():
-        gp = local_gp(X[rows], again(y[rows]), learned)
+        gp = local_gp(X[rows], again(v), learned, counts=places.counts[rows])
     return FittedRegion(gp=gp, warp=again, rows=rows, chosen_at=chosen_at)
 
 
-def _chosen(U: Tensor, v: Tensor, part: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
-    """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
+def _chosen(U: Tensor, y: Tensor, v: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
+    """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones.
+
+    Args:
+        U: ``n x d`` points that hyper-parameters are learned from.
+        y: ``n`` observations there.
+        v: Observations that warpings are made for.
+        start: Where to start.
+        noise: Largest noise.
+    """
     best: tuple[float, Warp, Learned] | None = None
     steps = FIRST_STEPS if start is None else CHOICE_STEPS
 
     def better(candidate: Warp, kernel: str) -> tuple[float, Warp, Learned]:
-        t, slope = candidate(v[part]), float(candidate.log_slope(v[part]).sum())
+        t, slope = candidate(y), float(candidate.log_slope(y).sum())
         learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise, anew=True)
         found = learned.evidence + slope, candidate, learned
         return found if best is None or found[0] > best[0] else best

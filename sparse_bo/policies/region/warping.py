@@ -47,6 +47,12 @@ class Warp:
         z = b if self.kind == "plain" else torch.sinh(b) if self.kind == "asinh" else -torch.expm1(-b)
         return z * self.width + self.origin
 
+    def inverse_slope(self, t: Tensor) -> Tensor:
+        """Return ``dy/dt`` at warped observations, elementwise."""
+        b = t * self.spread + self.shift
+        bend = torch.ones_like(b) if self.kind == "plain" else torch.cosh(b) if self.kind == "asinh" else torch.exp(-b)
+        return bend * (self.width * self.spread)
+
     def log_slope(self, y: Tensor) -> Tensor:
         """Return ``log dt/dy``, elementwise."""
         z = self._distances(y)
