@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparse_bo.core import normal_equations
-from sparse_bo.core.normal_equations import from_lower, lower_gram, whitened_gram, whitening_error
+from sparse_bo.core.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
 
 
 def rows(*shape):
@@ -13,16 +13,20 @@ def rows(*shape):
 
 @pytest.mark.parametrize("m", [1, 5, 300])
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_lower_blocks_are_the_product(m, batch, monkeypatch):
+def test_lower_blocks_are_the_product_and_are_added(m, batch, monkeypatch):
     monkeypatch.setattr(normal_equations, "SMALLEST_BLOCK", 2)
-    S = rows(*batch, m, 7)
-    torch.testing.assert_close(from_lower(lower_gram(S)), S @ S.mT)
+    S, gram = rows(*batch, m, 7), torch.zeros(*batch, m, m, dtype=torch.float64)
+    for part in (S[..., :3], S[..., 3:]):
+        add_lower_gram(gram, part)
+    torch.testing.assert_close(from_lower(gram), S @ S.mT)
 
 
 def test_beyond_the_blocks_nothing_is_computed(monkeypatch):
     monkeypatch.setattr(normal_equations, "SMALLEST_BLOCK", 2)
     monkeypatch.setattr(normal_equations, "GRAM_BLOCKS", 2)
-    assert not bool(lower_gram(rows(4, 6))[:2, 2:].any())
+    gram = torch.zeros(4, 4, dtype=torch.float64)
+    add_lower_gram(gram, rows(4, 6))
+    assert not bool(gram[:2, 2:].any())
 
 
 @pytest.mark.parametrize("conditioned", [1.0, 1e4])

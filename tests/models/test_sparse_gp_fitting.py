@@ -14,6 +14,7 @@ from sparse_bo.models.sparse_gp import fitting
 from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp import neighbourhoods as points
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
+from sparse_bo.models.sparse_gp.leverage_sampling import planned_size
 
 N = 80
 
@@ -86,13 +87,14 @@ def test_the_last_steps_are_taken_on_neighbourhoods(monkeypatch):
     monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
     monkeypatch.setattr(points, "WORK_SHARE", 1.0)
     monkeypatch.setattr(points, "NEIGHBOURHOODS", (1, 4))
+    monkeypatch.setattr(points, "PARTS", 2)
     X, Y = data()
-    model = SparseGP(X, Y)
+    model = SparseGP(X, Y, max_dictionary=59)
     sizes = likelihoods(monkeypatch, model)
     assert set(sizes) == {20, 40, (2 + 4) * 20}
     assert sizes[-1] == 120
     assert sizes.count(120) <= 10
-    again = fitted(SparseGP(X, Y))
+    again = fitted(SparseGP(X, Y, max_dictionary=59))
     for ours, same in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, same)
     whole = SparseGP(X, Y, fit="exact")
@@ -135,10 +137,11 @@ def test_kernels_without_a_closed_form_learn_from_neighbourhoods_too(outputs, mo
     monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
     monkeypatch.setattr(points, "WORK_SHARE", 2.0 * outputs)
     monkeypatch.setattr(points, "NEIGHBOURHOODS", (1, 4))
+    monkeypatch.setattr(points, "PARTS", 2)
     X, Y = data(outputs=outputs)
     batch = torch.Size([outputs] if outputs > 1 else [])
     kernel = ScaleKernel(RQKernel(batch_shape=batch), batch_shape=batch).double()
-    sizes = likelihoods(monkeypatch, SparseGP(X, Y, covar_module=kernel))
+    sizes = likelihoods(monkeypatch, SparseGP(X, Y, covar_module=kernel, max_dictionary=59))
     assert set(sizes) == {20, 40, (2 + 4) * 20}
     assert sizes[-1] == 120
 
@@ -165,18 +168,17 @@ def test_distances_by_a_kernel_are_variances_of_differences_whatever_its_diagona
 def test_points_of_the_last_steps_follow_the_work():
     generator = torch.Generator().manual_seed(0)
     X, rows = torch.rand(8_000, 3, generator=generator, dtype=torch.float64), torch.arange(1040)
-    few, some, many = (
-        points.last_groups(rows, X[:n], min(n, 4096), batch=1, generator=generator) for n in (4_000, 5_000, 8_000)
-    )
-    assert few is None
-    assert some.shape == (2 + 40, 520)
-    assert many.shape == (2 + 62, 520)
-    assert torch.equal(many[:2].flatten().sort().values, rows)
-    assert points.last_groups(rows, X[:5_000], 4096, batch=2, generator=generator) is None  # half of the work for each
-    assert all(int(half.amax() - half.amin()) > 1000 for half in many[:2])  # of rows 0 to 1,039
-    for group in many[2:4]:  # a ball: nothing outside is nearer to its centre than all of it
+    sizes = {n: planned_size(n, 1) for n in (4_096, 8_000)} | {5_000: 1_000}
+    exact, some, many = (points.last_groups(rows, X[:n], sizes[n], batch=1, generator=generator) for n in (4_096, 5_000, 8_000))
+    assert exact is None
+    assert some.shape == (4 + 52, 260)
+    assert many.shape == (4 + 248, 260)
+    assert torch.equal(many[:4].flatten().sort().values, rows)
+    assert points.last_groups(rows, X[:5_000], 1_000, batch=2, generator=generator) is None  # half of the work for each
+    assert all(int(part.amax() - part.amin()) > 1000 for part in many[:4])  # of rows 0 to 1,039
+    for group in many[4:6]:  # a ball: nothing outside is nearer to its centre than all of it
         spread = torch.cdist(X[group], X[group]).amax(dim=-1)
-        assert len(group.unique()) == 520
+        assert len(group.unique()) == 260
         assert float(spread.min()) < 0.5 * float(torch.cdist(X[:200], X[:200]).amax())
 
 
@@ -184,12 +186,12 @@ def test_neighbourhoods_are_no_denser_than_the_dictionary_can_tell(monkeypatch):
     monkeypatch.setattr(points, "WORK_SHARE", 1e9)
     Z, rows = torch.linspace(0, 1, 2000, dtype=torch.float64).unsqueeze(-1), torch.arange(0, 2000, 50)
     widths = []
-    for m in (2000, 20):
+    for m in (1999, 20):
         groups = points.last_groups(rows, Z, m, batch=1, generator=torch.Generator().manual_seed(0))
-        widths.append(float((Z[groups[2:]].amax(dim=1) - Z[groups[2:]].amin(dim=1)).median()))
-    assert widths[0] == pytest.approx(20 / 2000, rel=0.1)
-    assert widths[1] == pytest.approx(20 / (8 * 20), rel=0.25)
-    assert points.last_groups(rows, Z, 2, batch=1, generator=torch.Generator()) is None
+        widths.append(float((Z[groups[4:]].amax(dim=1) - Z[groups[4:]].amin(dim=1)).median()))
+    assert widths[0] == pytest.approx(10 / 2000, rel=0.15)
+    assert widths[1] == pytest.approx(10 / (8 * 20), rel=0.25)
+    assert points.last_groups(rows, Z, 1, batch=1, generator=torch.Generator()) is None
 
 
 @pytest.mark.parametrize("kernel", [RBFKernel, RQKernel])

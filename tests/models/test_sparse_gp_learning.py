@@ -5,6 +5,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 
@@ -18,6 +19,7 @@ from sparse_bo.core.woodbury import (
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp import row_sums
+from sparse_bo.models.sparse_gp.representation import kernel_block, kernel_matrix
 from tests.models.sparse_problems import CONFIGURATIONS, N, data, log_density, noise_of, pair
 
 ROWS = torch.tensor([2, 11, 25])
@@ -219,3 +221,10 @@ def test_every_configuration_has_one_objective_per_hyper_parameter_set():
             continue
         _, model = pair(configuration, dictionary=ROWS, fit="vfe")
         assert likelihood(model).shape == model._aug_batch_shape
+
+
+@pytest.mark.parametrize("kernel", [ScaleKernel(RBFKernel(ard_num_dims=2)), MaternKernel(nu=2.5), RQKernel()])
+def test_a_block_is_the_kernel_matrix_but_for_the_last_digit(kernel):
+    X, Y = (torch.rand(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (30, 40))
+    kernel = kernel.double()
+    torch.testing.assert_close(kernel_block(kernel, X, Y), kernel_matrix(kernel, X, Y), rtol=1e-12, atol=1e-13)

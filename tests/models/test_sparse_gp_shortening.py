@@ -125,7 +125,7 @@ def test_a_fit_asks_where_the_dictionary_can_hold_the_data(cap, asked, monkeypat
 def test_neighbourhoods_are_those_of_the_inputs_that_the_kernel_sees():
     X, Y = data()
     bounds = torch.tensor([[0.0, 0.0], [1000.0, 1.0]], dtype=torch.float64)
-    plain = SparseGP(X, Y).train()
-    scaled = SparseGP(X * bounds[1], Y, input_transform=Normalize(2, bounds=bounds)).train()
+    plain = SparseGP(X, Y, max_dictionary=59).train()
+    scaled = SparseGP(X * bounds[1], Y, input_transform=Normalize(2, bounds=bounds), max_dictionary=59).train()
     groups = [model._last_groups(model._fit_rows()) for model in (plain, scaled)]
     assert torch.equal(*groups)

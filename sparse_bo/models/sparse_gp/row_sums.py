@@ -13,11 +13,11 @@ from torch import Tensor
 from sparse_bo.core import dtc
 from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.core.normal_equations import from_lower, lower_gram, whitened_gram, whitening_error
+from sparse_bo.core.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
 from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.core.woodbury import LowRankSums, low_rank_sums, sum_blocks
-from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix
 
 MANY_ROWS = 4096
 """Rows beyond which the data are summed the fast way; up to so many, results keep their last digits."""
@@ -177,14 +177,16 @@ class _Data:
         Args:
             whiten: ``False``: with ``K_DX`` in place of ``Zᵀ``, for both to be whitened together.
         """
-        parts: list[Tensor] = []
+        gram, projected = None, torch.zeros((), dtype=torch.float64, device=self.X.device)
         for some in sweep(self.points, self.X):
             S = self._scaled(some)
             S = self.factor.features(S).mT if whiten else S
             outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
-            block = [lower_gram(S), S @ outcomes.unsqueeze(-1)]
-            parts = [total.add_(part) for total, part in zip(parts, block, strict=True)] if parts else block
-        return from_lower(parts[0]), parts[1].squeeze(-1)
+            if gram is None:
+                gram = S.new_zeros(*S.shape[:-1], S.shape[-2])
+            add_lower_gram(gram, S)
+            projected = projected + (S @ outcomes.unsqueeze(-1)).squeeze(-1)
+        return from_lower(gram), projected
 
     def can_be_whitened_together(self) -> bool:
         """Return whether that loses little (:data:`WHITENED_ONCE`) and spares work; the same on all processes."""
@@ -230,5 +232,6 @@ class _Data:
     def _scaled(self, some: slice | Tensor) -> Tensor:
         """Return ``K_DX N^(−½)`` of some rows, ``batch_shape x m x rows``."""
         X = self.X[..., some, :].double()
-        K_DX = kernel_matrix(self.kernel, self.points.double(), X).double()
-        return K_DX * self.noise[..., some].double().rsqrt().unsqueeze(-2)
+        K_DX = kernel_block(self.kernel, self.points.double(), X).double()
+        scale = self.noise[..., some].double().rsqrt().unsqueeze(-2)
+        return K_DX.mul_(scale) if scale.shape[:-2] == K_DX.shape[:-2] else K_DX * scale
