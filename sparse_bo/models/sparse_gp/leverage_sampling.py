@@ -28,8 +28,8 @@ MAX_DICTIONARY = 4096
 GROWTH = 2896, 20_000, 0.14
 """Beyond, at most ``m₀ (n/n₀)^g`` points: 2,385 at n = 5,000, 3,627 at 10⁵. The posterior costs n m², a value of an acquisition
 function m², and a loop waits for both. At n = 20,000 these 2,896 points, with the same hyper-parameters, have an RMSE 7 % above
-that of 4,096 on Hartmann-6, 5 % in d = 20 and 1 % on Cadata, for less than half of the posterior's time; a candidate costs 0.3 to
-3.1 times one at n = 1,000, with 4,096 points up to 5.9 times. ``max_dictionary=4096`` has the other end of that bargain."""
+that of 4,096 on Hartmann-6, 5 % in d = 20 and 1 % on Cadata, for less than half of the posterior's time; a candidate costs 0.3
+to 3.1 times one at n = 1,000, with 4,096 points up to 5.9 times. ``max_dictionary=4096`` has the other end of that bargain."""
 
 NEED = 0.5
 """The default dictionary ends where what it leaves unexplained of the variance of a point is, on average over the data, at most
@@ -40,8 +40,8 @@ variance falls with n. Beside 4,096 points, on one sample each (RMSE; NLPD of ob
 - Hartmann-6, n = 5,000, 2,896 points: +1.2 %, +0.004; generated d = 20: +1.3 %, +0.006; Cadata: +0.1 %, +0.002.
   With 2,048: +5.7 %, +0.025; +4.8 %, +0.017; +0.8 %, +0.008.
 - n = 20,000: 2,896 points lose 7 % on Hartmann-6, 5 % in d = 20 and 2,048 lose 16 % and 14 %: all that :data:`GROWTH` allows
-  are kept, and at n = 10⁵, where 2,048 lose 57 %. Other points for them (k-means centres, pivots at random or greedy) leave up to 27 % less
-  unexplained, and no smaller an error.
+  are kept, and at n = 10⁵, where 2,048 lose 57 %. Other points for them (k-means centres, pivots at random or greedy) leave up
+  to 27 % less unexplained, and no smaller an error.
 - Hartmann-3, n = 20,000: 362 points leave 0.03 noise variances unexplained, three times what observations leave; the mean
   squared z is 0.69, and 0.95 with 512, whose RMSE is 1.6 % lower."""
 

@@ -23,12 +23,12 @@ Distances = Callable[[Tensor, Tensor], Tensor]
 """From ``n x d`` points and one (``d``) to how far they are from it (``n``), in any increasing measure."""
 
 PARTS = 4
-"""The random points are so many terms of the likelihood, and a neighbourhood is as large as one. At n = 10⁵, 62 neighbourhoods of
-520 rows leave the geometric mean of Hartmann-6's lengthscales a sample's scatter of ± 4 % (0.356 to 0.385, six draws), 248 of
-260 rows ± 1 % (0.362 to 0.370, three) in the same time; and 4 % is a factor of two of the mean squared z."""
+"""The random points are so many terms of the likelihood, and a neighbourhood is as large as one. At n = 10⁵ the geometric mean
+of Hartmann-6's lengthscales comes out between 0.356 and 0.385 (six draws) from 62 neighbourhoods of 520 rows, between 0.362 and
+0.370 (three) from 248 of 260 rows in the same time; and 4 % of it is a factor of two of the mean squared z."""
 WORK_SHARE = 1 / 5
-"""``Σ s³`` of the groups of points over ``n m²``, at most: their handful of likelihoods then takes about the time of the posterior,
-or less."""
+"""``Σ s³`` of the groups of points over ``n m²``, at most: their handful of likelihoods then takes about the time of the
+posterior, or less."""
 BY_AUTOGRAD = 0.5
 """Share of that work where derivatives come from autograd, a group at a time: they cost two to three times as much."""
 NEIGHBOURHOODS = (48, 248)
@@ -66,8 +66,8 @@ def last_groups(
 ) -> Tensor | None:
     """Return the rows of the last steps, ``g x s``; ``None``: they are not worth it. O(m d) a group.
 
-    They are the :data:`PARTS` of ``rows``, and as many neighbourhoods of that size as work allows; none where the dictionary holds
-    every row. With 1,040 rows and the default dictionary: none up to n = 4,096, all 248 neighbourhoods beyond.
+    They are the :data:`PARTS` of ``rows``, and as many neighbourhoods of that size as work allows; none where the dictionary
+    holds every row. With 1,040 rows and the default dictionary: none up to n = 4,096, all 248 neighbourhoods beyond.
 
     Args:
         rows: What was learned from before, ascending.

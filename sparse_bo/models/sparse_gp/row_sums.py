@@ -177,12 +177,12 @@ class _Data:
         Args:
             whiten: ``False``: with ``K_DX`` in place of ``Zᵀ``, for both to be whitened together.
         """
-        gram, projected = None, torch.zeros((), dtype=torch.float64, device=self.X.device)
+        gram = projected = torch.zeros((), dtype=torch.float64, device=self.X.device)
         for some in sweep(self.points, self.X):
             S = self._scaled(some)
             S = self.factor.features(S).mT if whiten else S
             outcomes = self.residuals[..., some].double() * self.noise[..., some].double().rsqrt()
-            if gram is None:
+            if not gram.dim():
                 gram = S.new_zeros(*S.shape[:-1], S.shape[-2])
             add_lower_gram(gram, S)
             projected = projected + (S @ outcomes.unsqueeze(-1)).squeeze(-1)
