@@ -245,7 +245,7 @@ def test_a_run_ends_whatever_its_callback_asks(callback, executor):
         ({"why": object()}, "notes that json can write"),
         ({(1, 2): "why"}, "notes that json can write"),
     ],
-    ids=str,
+    ids=["a list", "a text", "an object", "a key"],
 )
 def test_notes_that_no_journal_can_keep_are_named_before_there_is_one(notes, message, tmp_path):
     with pytest.raises(TypeError, match=message):
