@@ -5,7 +5,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
-from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import ConstantKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 
@@ -228,3 +228,30 @@ def test_a_block_is_the_kernel_matrix_but_for_the_last_digit(kernel):
     X, Y = (torch.rand(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (30, 40))
     kernel = kernel.double()
     torch.testing.assert_close(kernel_block(kernel, X, Y), kernel_matrix(kernel, X, Y), rtol=1e-12, atol=1e-13)
+
+
+class KeptKernel(RBFKernel):
+    """It returns the same tensor to whoever asks."""
+
+    def forward(self, x1, x2, **params):
+        if not hasattr(self, "kept"):
+            self.kept = super().forward(x1, x2, **params).detach()
+        return self.kept
+
+
+@pytest.mark.parametrize("kernel", [KeptKernel, ConstantKernel])
+def test_a_block_may_be_written_into(kernel):
+    kernel, X = kernel().double(), torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = kernel_matrix(kernel, X, X).clone()
+    kernel_block(kernel, X, X).detach().mul_(2.0)
+    assert torch.equal(kernel_matrix(kernel, X, X), before)
+
+
+def test_a_constant_kernel_sums_many_rows(monkeypatch):
+    X = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Y = X[:, :1] + 1.0
+    means = []
+    for many in (1000, 10):
+        monkeypatch.setattr(row_sums, "MANY_ROWS", many)
+        means.append(SparseGP(X, Y, covar_module=ConstantKernel().double(), max_dictionary=12).eval().posterior(X).mean)
+    torch.testing.assert_close(*means)

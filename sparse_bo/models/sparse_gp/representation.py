@@ -48,21 +48,20 @@ def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
         return kernel.matrix(X, Y)
     if X.device.type != "cpu":
         # A few launches where GPyTorch makes dozens; on the CPU it is faster too, but other in the last digit.
-        return kernel_block(kernel, X, Y)
-    return _by_gpytorch(kernel, X, Y)
+        K = differentiable_cross(kernel, X, Y)
+        if K is not None:
+            return K
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return kernel(X, Y).to_dense()
 
 
 def kernel_block(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
-    """Return what :func:`kernel_matrix` does but for the last digit, on the CPU in a fraction of the time. O(q m d)."""
-    if isinstance(kernel, ForwardKernel):
-        return kernel.matrix(X, Y)
-    K = differentiable_cross(kernel, X, Y)
-    return _by_gpytorch(kernel, X, Y) if K is None else K
+    """Return what :func:`kernel_matrix` does but for the last digit, on the CPU in a fraction of the time. O(q m d).
 
-
-def _by_gpytorch(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor:
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        return kernel(X, Y).to_dense()
+    It may be written into: what a kernel returns itself may be kept by it, or be one number expanded, and is copied.
+    """
+    K = None if isinstance(kernel, ForwardKernel) else differentiable_cross(kernel, X, Y)
+    return kernel_matrix(kernel, X, Y).clone() if K is None else K
 
 
 def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
