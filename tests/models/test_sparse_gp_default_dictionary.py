@@ -6,6 +6,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
+from gpytorch.kernels import MaternKernel
 
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.models import SparseGP
@@ -106,6 +107,26 @@ def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
     torch.testing.assert_close(found[2], found[0], rtol=1e-7, atol=1e-9)
     assert not torch.equal(found[1][0], found[2][0])  # two ways
+
+
+def test_round_off_of_sums_whitened_at_the_end_leaves_a_posterior(monkeypatch):
+    """It made eigenvalues of a sum of squares negative, in directions of which the data say nothing: there was no root."""
+    generator = torch.Generator().manual_seed(1)
+    X = torch.rand(1200, 2, generator=generator, dtype=torch.float64)
+    Y = torch.sin(3.0 * X).sum(dim=-1, keepdim=True)
+    found = []
+    for allowed in (0.0, 0.3):
+        monkeypatch.setattr(row_sums, "WHITENED_ONCE", allowed)
+        monkeypatch.setattr(row_sums, "MANY_ROWS", 0)
+        model = SparseGP(X, Y, covar_module=MaternKernel(nu=2.5), dictionary=torch.arange(250))
+        model.covar_module.lengthscale, model.likelihood.noise = 0.5, 0.1
+        model.eval()
+        with torch.no_grad():
+            posterior = model.posterior(X[:50])
+            found.append((posterior.mean, posterior.variance))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=0)
+    assert not torch.equal(found[0][0], found[1][0])  # two ways
 
 
 @pytest.mark.parametrize("dictionary", [None, points(3), UniformSampler(size=3)])
