@@ -99,6 +99,18 @@ def test_the_law_is_exact_on_variances_at_pivots_and_in_blocks(configuration, ob
     assert float((law - exact).abs().max()) > 1e-6  # the rest is what pivots explain, so the test above says something
 
 
+def test_as_many_points_as_models_have_their_own_variances(monkeypatch):
+    batch = torch.Size([2])
+    kernels = [ScaleKernel(MaternKernel(batch_shape=batch), batch_shape=batch) for _ in range(2)]
+    for kernel in kernels:
+        kernel.outputscale = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    exact, sparse = (cls(**data(batch=(2,)), covar_module=k) for cls, k in zip((SingleTaskGP, SparseGP), kernels, strict=True))
+    X = points(10)
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    monkeypatch.setattr(process, "CHUNK", 4)  # the last two points are as many as models
+    torch.testing.assert_close(sparse.posterior(X).variance, exact.posterior(X).variance, **TIGHT)
+
+
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch of two outputs"])
 def test_a_root_solves_what_it_multiplies(configuration, few_pivots):
     root = operator_of(pair(configuration, dictionary=ROWS)[1].posterior(points(Q))).root_decomposition().root
