@@ -391,7 +391,7 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
 
 def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
-    form = dtc.one_product(state)
+    form = dtc.one_product(state, relative=True)
     batch_shape = form.root.shape[:-2]
     dictionary = points.expand(batch_shape + points.shape[-2:])
     alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
