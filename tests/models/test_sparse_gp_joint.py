@@ -534,6 +534,24 @@ def test_a_kernel_that_loses_digits_has_samples_all_the_same(many):
         torch.testing.assert_close(law @ law.mT, operator.to_dense(), rtol=0, atol=1e-3 * float(operator.diagonal().max()))
 
 
+@pytest.mark.parametrize("noise", [1e-1, 1e-4, 1e-6])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_pivots_leave_of_a_smooth_function_may_be_round_off(noise, outputs, monkeypatch):
+    monkeypatch.setattr(covariance, "LARGE_Q", 100)
+    monkeypatch.setattr(pivots, "PIVOTS", 90)
+    X = points(300)
+    Y = torch.stack([torch.sin(2 * X.sum(dim=-1)), torch.cos(X[:, 0])][:outputs], dim=-1)
+    model = SparseGP(X, Y, torch.full_like(Y, noise), dictionary=torch.arange(60))
+    model.covar_module.lengthscale = 5.0
+    with torch.no_grad():
+        posterior = model.posterior(X)
+        law = matrix(operator_of(posterior).root_decomposition().root, 300).square().sum(dim=-1)
+        torch.testing.assert_close(law, operator_of(posterior).diagonal(), rtol=1e-2, atol=0)
+        base = model._cache().kept.base
+        again = torch.cat([X, X[base.pivots[:16]]])  # points that the pivots say everything of
+        assert operator_of(model.posterior(again)).root_decomposition().root.shape[-1] == 316
+
+
 def test_a_matrix_that_is_no_covariance_has_no_root():
     g = torch.Generator().manual_seed(0)
     A = torch.randn(2, 6, 6, generator=g, dtype=torch.float64)
