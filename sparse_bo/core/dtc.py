@@ -208,7 +208,7 @@ def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covar
 def one_product_error(state: DTC) -> float:
     """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
 
-    It is absolute, so an input that has been observed c times, whose variance is about ``noise/c``, loses
+    By default it is absolute, so an input that has been observed c times, whose variance is about ``noise/c``, loses
     ``error · c · k(x,x)/noise`` of it: who reads variances off this form compares the two
     (:func:`sparse_bo.arms.moments.evaluator`). The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of
     size 1 that are known to ``eps · κ(B)``.
@@ -216,16 +216,23 @@ def one_product_error(state: DTC) -> float:
     return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace
 
 
-def one_product(state: DTC) -> OneProduct:
+def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
     """Rewrite the posterior so that a sweep over arms is one matrix product (algorithms §1). O(m r² + r³).
 
     ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up, ``R = P U``; ``α = P w``. With
-    ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, which is
-    added to its diagonal: variances come out lower by that times k(x,x), at most.
+    ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, and so
+    much is added to what may be 0.
+
+    Args:
+        state: The posterior.
+        relative: Whether to add that times ``B⁻¹``: variances come out lower by that share of themselves, at most, and
+            covariances stay positive semi-definite. Default: times the identity, and variances come out lower by that times
+            k(x,x), at most, which is for who compares the two.
     """
     eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
     inverse_root = triangular_inverse(state.gram_cholesky)
-    shrinkage = (1.0 + one_product_error(state)) * eye - inverse_root.mT @ inverse_root
+    error, inverse = one_product_error(state), inverse_root.mT @ inverse_root
+    shrinkage = eye - max(1.0 - error, 0.0) * inverse if relative else (1.0 + error) * eye - inverse
     upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
     columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
     return OneProduct(columns, inverse_root, state.prior_mean, state.factor.triangular)

@@ -136,7 +136,8 @@ def test_any_function_knows_all_points_before_a_pick_and_is_left_as_it_was(make,
         X, values = optimize_batch(model, **options, max_q=2, X_pending=given)
         assert torch.equal(function(probe), before)
         oracle.set_X_pending(torch.cat([part for part in (own, given, X[:1]) if part is not None]))
-        assert float(oracle(X[1:])) == pytest.approx(float(values[1]), abs=1e-9)
+        # A repeated pick makes the joint covariance singular: whether BoTorch adds 1e-8 to it is up to round-off.
+        assert float(oracle(X[1:])) == pytest.approx(float(values[1]), abs=1e-5)
 
 
 @pytest.mark.parametrize(

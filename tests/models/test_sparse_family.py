@@ -204,6 +204,21 @@ def test_leave_one_out_is_that_of_refits(case):
         torch.testing.assert_close(variances[i, 0], K[i, i] - Q[i, kept] @ C @ Q[kept, i] + noise[i], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_leave_one_out_has_a_row_for_each_observation(case):
+    _, sparse = pair(case, dictionary=ROWS)
+    means, variances, targets = sparse._left_out(True)
+    results, outputs = sparse.leave_one_out(untransform=False), sparse.num_outputs
+    for found, expected in (
+        (results.posterior.mean, means.unsqueeze(-1)),
+        (results.posterior.variance, variances.unsqueeze(-1)),
+        (results.observed_Y, targets[:, None, None]),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert sparse.leave_one_out().posterior.mean.shape == targets[:, None, None].shape
+    assert sparse.num_outputs == outputs
+
+
 def outcome(model, options, at):
     """Return the posterior mean, or the class of what was raised."""
     try:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel
 
 from sparse_bo.dictionary import UniformSampler
@@ -148,3 +149,23 @@ def test_of_equal_races_the_first_inputs_win(monkeypatch):
     monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 60)
     monkeypatch.setattr(leverage_sampling, "race_weights", lambda leverages: torch.full_like(leverages, 5e-324))  # all are −∞
     assert made(0.05, max_dictionary=60).dictionary.indices.tolist() == list(range(60))
+
+
+def unchanged(model):
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"dictionary": UniformSampler(size=40)}], ids=["default", "sampler"])
+@pytest.mark.parametrize("converted", [unchanged, lambda model: model.float().double()], ids=["made", "converted"])
+def test_repeats_count_once_however_outputs_hold_their_inputs(options, converted):
+    X = points(40).repeat(4, 1)
+    Y = torch.stack([torch.sin(20 * X).sum(dim=-1), torch.cos(20 * X).sum(dim=-1)], dim=-1)
+    model = converted(SparseGP(X, Y, input_transform=Normalize(2), max_dictionary=40, **options))
+    model.covar_module.lengthscale = 0.1
+    assert model.dictionary.points.shape == (40, 2)
+    assert len(torch.unique(model.dictionary.points, dim=0)) == 40
+
+
+def test_the_points_of_a_batch_of_several_outputs_are_one_set_per_batch_element():
+    model = SparseGP(**data(batch=(3,), outputs=2), dictionary=torch.arange(4))
+    assert model.dictionary.points.shape == (3, 4, 2)

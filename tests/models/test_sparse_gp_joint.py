@@ -99,6 +99,18 @@ def test_the_law_is_exact_on_variances_at_pivots_and_in_blocks(configuration, ob
     assert float((law - exact).abs().max()) > 1e-6  # the rest is what pivots explain, so the test above says something
 
 
+def test_as_many_points_as_models_have_their_own_variances(monkeypatch):
+    batch = torch.Size([2])
+    kernels = [ScaleKernel(MaternKernel(batch_shape=batch), batch_shape=batch) for _ in range(2)]
+    for kernel in kernels:
+        kernel.outputscale = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    exact, sparse = (cls(**data(batch=(2,)), covar_module=k) for cls, k in zip((SingleTaskGP, SparseGP), kernels, strict=True))
+    X = points(10)
+    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    monkeypatch.setattr(process, "CHUNK", 4)  # the last two points are as many as models
+    torch.testing.assert_close(sparse.posterior(X).variance, exact.posterior(X).variance, **TIGHT)
+
+
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch of two outputs"])
 def test_a_root_solves_what_it_multiplies(configuration, few_pivots):
     root = operator_of(pair(configuration, dictionary=ROWS)[1].posterior(points(Q))).root_decomposition().root
@@ -520,6 +532,24 @@ def test_a_kernel_that_loses_digits_has_samples_all_the_same(many):
             root = operator.root_decomposition().root
         law = matrix(root, 100)
         torch.testing.assert_close(law @ law.mT, operator.to_dense(), rtol=0, atol=1e-3 * float(operator.diagonal().max()))
+
+
+@pytest.mark.parametrize("noise", [1e-1, 1e-4, 1e-6])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_pivots_leave_of_a_smooth_function_may_be_round_off(noise, outputs, monkeypatch):
+    monkeypatch.setattr(covariance, "LARGE_Q", 100)
+    monkeypatch.setattr(pivots, "PIVOTS", 90)
+    X = points(300)
+    Y = torch.stack([torch.sin(2 * X.sum(dim=-1)), torch.cos(X[:, 0])][:outputs], dim=-1)
+    model = SparseGP(X, Y, torch.full_like(Y, noise), dictionary=torch.arange(60))
+    model.covar_module.lengthscale = 5.0
+    with torch.no_grad():
+        posterior = model.posterior(X)
+        law = matrix(operator_of(posterior).root_decomposition().root, 300).square().sum(dim=-1)
+        torch.testing.assert_close(law, operator_of(posterior).diagonal(), rtol=1e-2, atol=0)
+        base = model._cache().kept.base
+        again = torch.cat([X, X[base.pivots[:16]]])  # points that the pivots say everything of
+        assert operator_of(model.posterior(again)).root_decomposition().root.shape[-1] == 316
 
 
 def test_a_matrix_that_is_no_covariance_has_no_root():

@@ -129,3 +129,11 @@ def test_neighbourhoods_are_those_of_the_inputs_that_the_kernel_sees():
     scaled = SparseGP(X * bounds[1], Y, input_transform=Normalize(2, bounds=bounds), max_dictionary=59).train()
     groups = [model._last_groups(model._fit_rows()) for model in (plain, scaled)]
     assert torch.equal(*groups)
+
+
+@pytest.mark.usefixtures("with_neighbourhoods")
+def test_several_outputs_have_neighbourhoods_with_and_without_an_input_transform():
+    X, Y = data()
+    options = {"train_X": X, "train_Y": torch.cat([Y, -Y], dim=-1), "max_dictionary": 59}
+    models = [SparseGP(**options, input_transform=transform).train() for transform in (None, Normalize(2))]
+    assert all(model._last_groups(model._fit_rows()) is not None for model in models)

@@ -11,6 +11,7 @@ from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import prior_mode
 
@@ -345,3 +346,22 @@ def test_the_noise_of_new_observations_is_the_one_that_is_given():
     n = len(X)
     weights = torch.linalg.solve(K[:n, :n] + torch.diag(noise), y - fantasy.mean_module(X))
     torch.testing.assert_close(fantasy(T).mean, fantasy.mean_module(T) + K[n:, :n] @ weights, rtol=0, atol=1e-8)
+
+
+def test_variances_of_small_noise_are_theirs_and_joint_ones_are_covariances():
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(400, 2, generator=g, dtype=torch.float64)
+    Y = torch.sin(4 * X.sum(dim=-1, keepdim=True))
+    rows, noise = torch.arange(60), 1e-6
+    options = {"outcome_transform": None, "covar_module": MaternKernel(nu=2.5)}
+    model = SparseGP(X, Y, torch.full_like(Y, noise), dictionary=rows, **options)
+    k = lambda A, B: model.covar_module(A, B).to_dense().detach()  # noqa: E731
+    P = torch.linalg.inv(torch.linalg.cholesky(k(X[rows], X[rows])))
+    T = points(50)
+    F, H = P @ k(X[rows], X), P @ k(X[rows], T)
+    expected = k(T, T) - H.T @ H + H.T @ torch.linalg.solve(torch.eye(60, dtype=torch.float64) + F @ F.T / noise, H)
+    posterior = model.posterior(T)
+    assert expected.diagonal().min() < 1e-6  # of variances that are known to 1e-6, nothing would be left
+    torch.testing.assert_close(posterior.variance.squeeze(-1), expected.diagonal(), rtol=1e-4, atol=0)
+    values = torch.linalg.eigvalsh(posterior.distribution.covariance_matrix.detach())
+    assert values[0] > 0.5 * torch.linalg.eigvalsh(expected)[0] > 0

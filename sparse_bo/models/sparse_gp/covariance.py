@@ -23,7 +23,7 @@ from torch import Tensor
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp.factor import JointRoot, Root, root_of
+from sparse_bo.models.sparse_gp.factor import JointRoot, Root
 from sparse_bo.models.sparse_gp.pivots import Partition, partition
 from sparse_bo.models.sparse_gp.process import (
     AnyProcess,
@@ -31,7 +31,6 @@ from sparse_bo.models.sparse_gp.process import (
     Entries,
     between,
     joint_parts,
-    lifted,
     shared_product,
     solved_rows,
 )
@@ -315,7 +314,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         entries = self._tail(slice(s, self.X.shape[-2]))
         coefficients = solved_rows(self.base.parts.pivots, entries[..., self.base.pivots])
         left = entries[..., s:] - coefficients @ coefficients.mT
-        return coefficients, root_of(lifted(left))
+        return coefficients, self.base.parts.root_of_rest(left)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""

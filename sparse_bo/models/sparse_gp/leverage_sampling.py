@@ -89,9 +89,11 @@ class Distinct(NamedTuple):
 
 
 def data_points(X: Tensor) -> Tensor:
-    """Return ``X`` without the batch dimensions (of outputs) that repeat one data set."""
-    while X.dim() > 2 and (X.shape[0] == 1 or X.stride(0) == 0):
-        X = X[0]
+    """Return ``X`` without the batch dimensions (of outputs) that repeat one data set, be it as copies. O(size)."""
+    for dim in reversed(range(X.dim() - 2)):
+        first = X.select(dim, 0)
+        if X.stride(dim) == 0 or torch.equal(X, first.unsqueeze(dim).expand_as(X)):
+            X = first
     return X
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.cross_validation import CVResults
 from botorch.models import MultiTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms.input import InputTransform
@@ -57,6 +58,7 @@ class SparseMultiTaskGP(DictionaryPosterior, MultiTaskGP):  # type: ignore[misc]
     """
 
     _prior_of_modules = False  # BoTorch's forward maps task values to indices, and takes each task's mean
+    _num_outputs: int
 
     def __init__(
         self,
@@ -127,3 +129,20 @@ class SparseMultiTaskGP(DictionaryPosterior, MultiTaskGP):  # type: ignore[misc]
         """
         fantasy: SparseMultiTaskGP = GPyTorchModel.condition_on_observations(self, X, Y, **kwargs)
         return fantasy
+
+    def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> CVResults:
+        """Predict every observation, at its own task, from all others, as :meth:`sparse_bo.SparseGP.leave_one_out` does.
+
+        Args:
+            observation_noise: As in :meth:`sparse_bo.SparseGP.leave_one_out`.
+            untransform: As in :meth:`sparse_bo.SparseGP.leave_one_out`.
+
+        Returns:
+            ``posterior`` and ``observed_Y`` of shape ``n x 1 x 1``, however many output tasks there are.
+        """
+        tasks = self._num_outputs
+        self._num_outputs = 1  # each row is of one task; BoTorch would look for a column per output task
+        try:
+            return super().leave_one_out(observation_noise=observation_noise, untransform=untransform)
+        finally:
+            self._num_outputs = tasks

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.core.chunking import row_slices
 from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.factor import SAFE, JointRoot, Parts, root_of
+from sparse_bo.models.sparse_gp.factor import ROUNDED, SAFE, JointRoot, Parts, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.triangle import times_turned_root
@@ -203,6 +203,16 @@ class Entries:
             block = self.scale[..., rows].unsqueeze(-1) * block * self.scale[..., others].unsqueeze(-2)
         return block.sum(dim=-3) if self.summed else block
 
+    def floor(self, rows: Tensor, root: Tensor, columns: tuple[Tensor, ...]) -> float:
+        """Return what is added to variances that ``rows``, of this root and these columns, leave of others."""
+        with torch.no_grad():
+            variances = root.square().sum(dim=-1)
+            explained = _total([column.square().sum(dim=-1) for column in columns])
+            explained = explained if self.scale is None else explained * self.scale[..., rows].square()
+            prior = variances + (explained.sum(dim=-2) if self.summed else explained)
+            eps = torch.finfo(root.dtype).eps
+            return float(torch.maximum(max(SAFE, 16.0 * eps) * variances.amax(), ROUNDED * eps * prior.amax()))
+
 
 def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tensor, ...]]:
     """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
@@ -218,8 +228,7 @@ def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tenso
     top, rest = chosen.order[:p], chosen.order[p:]
     columns = entries.columns(top)
     pivots = root_of(entries.between(top, top, columns, columns))
-    share = max(SAFE, 16.0 * torch.finfo(pivots.dtype).eps)
-    least = share * float(pivots.detach().square().sum(dim=-1).amax())
+    bare = Parts(chosen.order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0], entries.floor(top, pivots, columns))
     explained, blocks = [], []
     for group in row_slices(len(rest), chunk=max(CHUNK // size, 1) * size):
         here = entries.columns(rest[group])
@@ -229,17 +238,10 @@ def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tenso
         for part in row_slices(cross.shape[-2], chunk=size):
             rows, own = rest[group][part], tuple(column[..., part, :] for column in here)
             left = entries.between(rows, rows, own, own) - A[..., part, :] @ A[..., part, :].mT
-            blocks.append(
-                _filled(root_of(lifted(left) + least * torch.eye(len(rows), dtype=left.dtype, device=left.device)), size)
-            )
+            blocks.append(_filled(bare.root_of_rest(left), size))
     if not blocks:
-        return Parts(chosen.order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0]), columns
-    return Parts(chosen.order, pivots, torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3)), columns
-
-
-def lifted(covariance: Tensor) -> Tensor:
-    """Return the covariance with its diagonal at least 0."""
-    return covariance + torch.diag_embed((-covariance.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0))
+        return bare, columns
+    return replace(bare, others=torch.cat(explained, dim=-2), blocks=torch.stack(blocks, dim=-3)), columns
 
 
 def _filled(block: Tensor, size: int) -> Tensor:

@@ -68,6 +68,8 @@ def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
     """Return ``k(x, x)``, ``batch_shape x q``, with gradients. O(q d)."""
     if isinstance(kernel, ForwardKernel):
         return kernel.diagonal(X)
+    # GPyTorch takes the diagonals of a batch for a matrix where batch and points are as many, and points have no batch.
+    X = X[(None,) * max(len(kernel.batch_shape) + 2 - X.dim(), 0)]
     if X.shape[-2] > CATEGORICAL_ROWS and any(isinstance(part, CategoricalKernel) for part in kernel.modules()):
         parts = [kernel(X[..., rows, :], diag=True) for rows in row_slices(X.shape[-2], chunk=CATEGORICAL_ROWS)]
         return torch.cat(parts, dim=-1)
@@ -389,7 +391,7 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
 
 def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
-    form = dtc.one_product(state)
+    form = dtc.one_product(state, relative=True)
     batch_shape = form.root.shape[:-2]
     dictionary = points.expand(batch_shape + points.shape[-2:])
     alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
