@@ -18,6 +18,7 @@ from sparse_bo.errors import (
     ObjectiveError,
     RankError,
     RunInterrupted,
+    StorageError,
 )
 from sparse_bo.evaluations.answers import FAILED, answers_of
 from sparse_bo.evaluations.batch import Batch, tickets_of
@@ -187,8 +188,16 @@ class AskTell:
     def __enter__(self) -> AskTell:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the journal. What the block has raised comes out in any case, with a note if the journal cannot be closed."""
+        try:
+            self.close()
+        except StorageError as failure:
+            if error is None:
+                raise
+            note = f"Nor could the journal be closed, which close() tries again: {failure}"
+            logger.warning("%s", note)  # nobody sees the notes of a SystemExit
+            error.add_note(note)
 
     @property
     def state(self) -> State:
