@@ -149,6 +149,8 @@ class Dispatch:
     _attempts: dict[int, int] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _seconds: float | None = None
+    _newest: int = -1
+    """The last ticket that is known here."""
 
     def run(self) -> None:
         """Evaluate what is out, then ask and evaluate until the end.
@@ -162,7 +164,7 @@ class Dispatch:
         pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed)
         try:
             if self.loop.pending:
-                self._queue.append(self.loop.reissue())
+                self._take(self.loop.reissue())
             while True:
                 while self._more(pool):
                     self._start(pool)
@@ -191,8 +193,22 @@ class Dispatch:
             if idle:
                 raise
             return False
-        self._queue.append(batch)
+        self._take(batch)
         return True
+
+    def _take(self, batch: Batch) -> None:
+        """Let a batch wait for workers."""
+        self._queue.append(batch)
+        self._newest = max(self._newest, *batch.tickets)
+
+    def _told(self) -> None:
+        """Say that something was told; what who listens asks for before the end, and does not tell, is evaluated here too."""
+        asked = self.loop.asked
+        self.progress.told()
+        if asked < self.end and self.loop.asked > asked:
+            new = [ticket for ticket in self.loop.pending if ticket > self._newest]
+            if new:
+                self._take(self.loop.reissue(new))
 
     def _waiting(self) -> int:
         return sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
@@ -287,7 +303,7 @@ class Dispatch:
         self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
         self.progress.evaluated(seconds)
         self.loop.tell(task.batch.tickets, values)
-        self.progress.told()
+        self._told()
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
         """Try a chunk again one by one, and one evaluation as often as allowed; then drop it or raise."""
@@ -300,7 +316,7 @@ class Dispatch:
             self._queue.append(batch)
         elif self.workers.on_error == "drop":
             self.loop.fail([ticket])
-            self.progress.told()
+            self._told()
         else:
             raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
 

@@ -324,7 +324,8 @@ class AskTell:
                 ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
             workers: Evaluations at a time; default: as many as the executor has workers.
             callback: Called with the loop and the new history row after each update of the state. It may ask and tell too,
-                which counts towards the budget; once that is spent, what it asks stays out.
+                which counts towards the budget: what it asks for and does not tell is evaluated here, or, once the budget is
+                spent, stays out.
 
         Raises:
             ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -235,6 +236,26 @@ def test_a_run_ends_whatever_its_callback_asks(callback, executor):
         assert sum(row.batch_size for row in result.history.rows) >= 10
     assert rows == list(result.history.rows[: len(rows)])
     assert len(rows) >= len(result.history.rows) - 1  # without the one that the callback has added at the end
+
+
+@pytest.mark.parametrize("chosen", [policy(), RandomSearch(batch_size=3)], ids=["BBKB", "random"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_callback_asks_for_is_evaluated_here_or_on_workers(asynchronous, chosen):
+    """On workers it stayed out for ever: a policy that waits for results ended the run with `PendingBatchError`."""
+
+    def asking(loop, row):
+        if row.round % 2 and loop.asked < 28:
+            with suppress(PendingBatchError):
+                loop.ask(2)
+
+    run = {"arms": arms(), "policy": chosen, "budget": 30, "callback": asking}
+    here, workers = (
+        maximize(lambda X: X.sum(-1), **run, executor=executor)
+        for executor in (None, Workers(executor="threads", count=2, asynchronous=asynchronous))
+    )
+    assert sum(row.batch_size for row in workers.history.rows) == 30
+    if not asynchronous:
+        assert workers.history.indices == here.history.indices
 
 
 @pytest.mark.parametrize(
