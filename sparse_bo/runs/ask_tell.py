@@ -118,8 +118,12 @@ class AskTell:
             recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if observed is not None:
-            self._engine.take(self._engine.observed(*observed))
-            recorder.updated(self._engine)
+            try:
+                self._engine.take(self._engine.observed(*observed))
+                recorder.updated(self._engine)
+            except BaseException:
+                recorder.release()
+                raise
 
     @classmethod
     def resume(

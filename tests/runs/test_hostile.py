@@ -20,6 +20,7 @@ from sparse_bo.errors import (
 )
 from sparse_bo.evaluations import Batch, PlainBatch
 from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.engine import Engine
 from tests.journal.runs import arms, policy
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -87,6 +88,20 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
         again.run(lambda X: X.sum(-1), 1)
     with pytest.raises(StorageError, match="gone on with elsewhere"):
         error.loop.run(lambda X: X.sum(-1), 1)
+
+
+def test_a_journal_is_free_if_observations_from_before_the_run_are_not_taken_in(tmp_path, monkeypatch):
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    run = {"arms": arms(), "policy": policy(), "budget": 4, "initial": ([3, 3, 8], [1.0, 2.0, 3.0])}
+    monkeypatch.setattr(Engine, "observed", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
+    result = maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db", resume=True)
+    assert kept.tb  # as a notebook keeps it
+    assert result.history.indices == maximize(lambda X: X.sum(-1), **run).history.indices
 
 
 @pytest.mark.parametrize(("stop", "raised"), [(OSError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
