@@ -121,9 +121,10 @@ class Recorder:
             by_ask: Whether an ask took them in while others are out: that is an event of its own. An update by the last
                 result that was out follows from the event before it.
         """
-        journal = self.journal
-        if journal is None or not by_ask:
+        if self._journal is None or not by_ask:
             return
+        journal = self.journal
+        assert journal is not None
         before = journal.last
         try:
             journal.queue(Event("update"))
@@ -135,10 +136,12 @@ class Recorder:
     def updated(self, engine: Engine) -> None:
         """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.
 
+        One that is released stays so.
+
         Args:
             engine: Right after an update.
         """
-        journal = self.journal
+        journal = self._journal
         if journal is None:
             return
         self._queue_rows(engine)
@@ -201,7 +204,7 @@ class Recorder:
 
     def _queue_rows(self, engine: Engine) -> None:
         """Queue what is not queued yet: also rows that an error kept from it before."""
-        assert self.journal is not None
+        assert self._journal is not None
         while self._rows < len(engine.rows):
-            self.journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
+            self._journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
             self._rows += 1

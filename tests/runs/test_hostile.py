@@ -21,6 +21,7 @@ from sparse_bo.errors import (
 from sparse_bo.evaluations import Batch, PlainBatch
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, policy
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -102,6 +103,31 @@ def test_a_journal_is_free_if_observations_from_before_the_run_are_not_taken_in(
     result = maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db", resume=True)
     assert kept.tb  # as a notebook keeps it
     assert result.history.indices == maximize(lambda X: X.sum(-1), **run).history.indices
+
+
+def test_a_result_leaves_a_released_journal_free(tmp_path, monkeypatch):
+    """Making up for an update that Ctrl-C had cut short opened the journal again, and the next call was refused."""
+    calls, folded = [], Engine.folded
+
+    def interrupted(engine):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return folded(engine)
+
+    run = {"arms": arms(), "policy": policy(), "budget": 12, "seed": 1}
+    reference = maximize(lambda X: X.sum(-1), **run).history.column("values")
+    monkeypatch.setattr(Engine, "folded", interrupted)
+    with pytest.raises(RunInterrupted) as kept:
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
+    loop = kept.value.loop
+    assert len(loop.result().history.rows) == 3
+    with AskTell.resume(tmp_path / "run.db") as resumed:
+        assert resumed.history.column("values") == reference[:3]
+    loop.run(lambda X: X.sum(-1), 12 - loop.asked)
+    loop.close()
+    assert loop.history.column("values") == reference
+    assert read_run(tmp_path / "run.db").history.column("values") == reference
 
 
 @pytest.mark.parametrize(("stop", "raised"), [(OSError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
