@@ -193,6 +193,37 @@ def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
     assert caught.value.loop.pending == [0, 1]
 
 
+@pytest.mark.parametrize("ends", [OSError, KeyboardInterrupt])
+def test_what_has_finished_when_a_callback_or_ctrl_c_ends_the_run_is_told(ends):
+    """Tickets 1 to 3 have finished when the first row is shown, which comes of the ask for ticket 3."""
+    go, futures = threading.Event(), []
+
+    def objective(batch):
+        if batch.tickets[0] in (1, 2):
+            go.wait()
+        return [1.0]
+
+    class Together(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(super().submit(fn, *args, **kwargs))
+            if len(futures) == 4:
+                go.set()
+            if len(futures) in (1, 4):
+                wait(futures)
+            return futures[-1]
+
+    def callback(loop, row):
+        raise ends
+
+    with Together(3) as pool:
+        how = {"executor": Workers(executor=pool, chunk=1, asynchronous=True), "policy": RandomSearch(batch_size=1)}
+        with pytest.raises(ends) as caught:
+            maximize(objective, arms=arms(), budget=12, call_with="batch", callback=callback, **how)
+    assert caught.value.loop.asked == 4
+    assert caught.value.loop.pending == []
+    assert caught.value.result.state.pulls == 4
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
