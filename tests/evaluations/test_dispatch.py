@@ -440,6 +440,20 @@ def test_bad_settings_are_named(settings, error, message):
         Workers(**settings)
 
 
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_a_timeout_does_not_count_for_evaluations_that_wait_for_a_worker(kind, tmp_path):
+    """Those that the executor had not begun when their time was over were dropped as failed."""
+    message = "at most 2 evaluations at a time, as many as the .* has workers, got 8"
+    with kind(2) as pool:
+        with pytest.raises(ValueError, match=message):
+            Workers(executor=pool, timeout=1.0, count=8)
+        with pytest.raises(ValueError, match=message):
+            run(flaky.smooth, executor=Workers(executor=pool, timeout=1.0), workers=8, storage=tmp_path / "run.db")
+        assert not list(tmp_path.iterdir())
+        assert Workers(executor=pool, count=8).count == 8
+        assert Workers(executor=pool, count=2, timeout=1.0).count == 2
+
+
 def test_workers_without_an_executor_is_named():
     with pytest.raises(ValueError, match="workers=4 needs executor="):
         run(flaky.smooth, workers=4)
