@@ -32,6 +32,7 @@ from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.given import check_policy
 from sparse_bo.runs.ordinary import with_gradients
 from sparse_bo.validation import check_count
 
@@ -71,8 +72,8 @@ class SparseBOSampler(BaseSampler):
     def __init__(
         self, *, policy: Policy | None = None, seed: int | None = None, independent_sampler: BaseSampler | None = None
     ) -> None:
-        if policy is not None and (isinstance(policy, type) or not isinstance(policy, Policy)):
-            raise TypeError(f"expected a policy such as sparse_bo.TrustRegion(), got {policy!r}")
+        if policy is not None:
+            check_policy(policy)
         if seed is not None:
             seed = check_count("seed", seed, minimum=0)
         self._policy, self._independent = policy, independent_sampler or RandomSampler(seed=seed)

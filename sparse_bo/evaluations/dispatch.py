@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -12,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
 from sparse_bo.errors import PendingBatchError
+from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, evaluate_remotely
 from sparse_bo.evaluations.workers import Workers
 from sparse_bo.validation import check_callable, check_choice
+
+logger = logging.getLogger(__name__)
 
 TASK_SECONDS = 0.05
 """Short evaluations are sent in chunks that take about as long as this, so that sending them costs little beside."""
@@ -149,20 +153,24 @@ class Dispatch:
     _attempts: dict[int, int] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _seconds: float | None = None
+    _newest: int = -1
+    """The last ticket that is known here."""
 
     def run(self) -> None:
         """Evaluate what is out, then ask and evaluate until the end.
 
         Raises:
-            EvaluationFailed: If an evaluation fails for good and that is to end the run; what has finished is told.
+            EvaluationFailed: If an evaluation fails for good and that is to end the run.
             TypeError: If the objective cannot be sent to the workers; nothing is asked then.
+
+        Whatever ends it, a callback or Ctrl-C too: what has finished is told.
         """
         workers, evaluate = self.workers, self.evaluate
         timed = workers.timeout is not None
         pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed)
         try:
             if self.loop.pending:
-                self._queue.append(self.loop.reissue())
+                self._take(self.loop.reissue())
             while True:
                 while self._more(pool):
                     self._start(pool)
@@ -170,6 +178,9 @@ class Dispatch:
                     return
                 self._start(pool)
                 self._collect(pool)
+        except BaseException:
+            self._tell_finished()
+            raise
         finally:
             for future in self._tasks:
                 future.cancel()
@@ -191,8 +202,22 @@ class Dispatch:
             if idle:
                 raise
             return False
-        self._queue.append(batch)
+        self._take(batch)
         return True
+
+    def _take(self, batch: Batch) -> None:
+        """Let a batch wait for workers."""
+        self._queue.append(batch)
+        self._newest = max(self._newest, *batch.tickets)
+
+    def _told(self) -> None:
+        """Say that something was told; what who listens asks for before the end, and does not tell, is evaluated here too."""
+        asked = self.loop.asked
+        self.progress.told()
+        if asked < self.end and self.loop.asked > asked:
+            new = [ticket for ticket in self.loop.pending if ticket > self._newest]
+            if new:
+                self._take(self.loop.reissue(new))
 
     def _waiting(self) -> int:
         return sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
@@ -249,17 +274,11 @@ class Dispatch:
         finished = [task for task in self._tasks.values() if task.future.done()]
         broken = [task for task in finished if _lost_worker(task.future)]
         for task in finished:
-            del self._tasks[task.future]
-        failure: EvaluationFailed | None = None
-        for task in finished:
             if task not in broken:
-                try:
-                    self._settle(task)
-                except EvaluationFailed as error:  # it ends the run once all that has finished is told
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+                self._settle(task)
         if broken:
+            for task in broken:
+                del self._tasks[task.future]
             self._after_a_death(pool, broken)
         self._after_timeouts(pool)
 
@@ -277,17 +296,35 @@ class Dispatch:
 
     def _settle(self, task: _Task) -> None:
         error = CancelledError() if task.future.cancelled() else task.future.exception()
+        if error is None:
+            seconds = self._tell(task)
+            each = seconds / len(task.batch)
+            self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
+            self._told()
+            return
+        del self._tasks[task.future]
         if isinstance(error, KeyboardInterrupt):
             raise error
-        if error is not None:  # SystemExit of a thread included
-            self._failed(task.batch, error)
-            return
+        self._failed(task.batch, error)  # SystemExit of a thread included
+
+    def _tell(self, task: _Task) -> float:
+        """Tell the results of a task, which is over then; return the seconds that it took."""
         values, seconds = task.future.result()
-        each = seconds / len(task.batch)
-        self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
         self.progress.evaluated(seconds)
         self.loop.tell(task.batch.tickets, values)
-        self.progress.told()
+        del self._tasks[task.future]
+        return float(seconds)
+
+    def _tell_finished(self) -> None:
+        """Tell what has finished beside what ends the run; what cannot be told stays out."""
+        out = set(self.loop.pending)  # the end may have come right after a tell
+        for task in list(self._tasks.values()):
+            finished = task.future.done() and not task.future.cancelled() and task.future.exception() is None
+            if finished and out.issuperset(task.batch.tickets):
+                try:
+                    self._tell(task)
+                except Exception as error:  # the disk is full, for example; what ends the run is raised
+                    logger.warning("the results of tickets %s could not be told: %s", some(task.batch.tickets), error)
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
         """Try a chunk again one by one, and one evaluation as often as allowed; then drop it or raise."""
@@ -300,7 +337,7 @@ class Dispatch:
             self._queue.append(batch)
         elif self.workers.on_error == "drop":
             self.loop.fail([ticket])
-            self.progress.told()
+            self._told()
         else:
             raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
 

@@ -238,6 +238,20 @@ def check_executor(executor: Any) -> None:
         raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
 
 
+def check_at_once(executor: str | Submits, count: int) -> None:
+    """Check that an executor can make evaluations with a time limit at once: the time of one that waits would run out.
+
+    Raises:
+        ValueError: If it is one of the standard library's, and has fewer workers.
+    """
+    most = getattr(executor, "_max_workers", count) if isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor) else count
+    if count > most:
+        raise ValueError(
+            f"expected at most {most} evaluations at a time, as many as the {type(executor).__name__} has workers, got "
+            f"{count}: the timeout would run out for those that wait in it; give it more workers, or leave out the number"
+        )
+
+
 def _all_present(pool: Any, workers: int, gate: Any) -> None:
     """Wait until every worker of a new pool has done a task: until it has imported what it needs."""
     seen: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparse_bo.evaluations.pools import Submits, check_executor
+from sparse_bo.evaluations.pools import Submits, check_at_once, check_executor
 from sparse_bo.validation import check_choice, check_count, check_positive
 
 
@@ -22,14 +22,16 @@ class Workers:
             new evaluations are handed out as soon as a worker is free and the policy allows; picks depend on the order in
             which results come.
         timeout: Seconds that one evaluation may take; ``None``: any time. Workers import what they need before it counts.
-            Threads that take longer cannot be ended; they do not keep the process from ending.
+            Threads that take longer cannot be ended; they do not keep the process from ending. It counts from when the
+            executor gets the evaluation: use one that nobody else keeps busy.
         retries: How often an evaluation is tried again after it raised, timed out or lost its worker.
         on_error: Of an evaluation that still fails: ``"raise"``, or ``"drop"`` it as one that returned NaN.
         chunk: Evaluations per task; ``None``: one, or as many as take 50 ms together.
 
     Raises:
         TypeError: If a setting has the wrong kind.
-        ValueError: If it is out of range, or the executor is shut down.
+        ValueError: If it is out of range, or the executor is shut down, or has fewer workers than evaluations with a timeout
+            are to be made at a time.
         ImportError: If the executor's package is missing.
     """
 
@@ -47,6 +49,8 @@ class Workers:
             check_count("workers", self.count)
         if self.timeout is not None:
             check_positive("timeout", self.timeout)
+            if self.count is not None:
+                check_at_once(self.executor, self.count)
         check_count("retries", self.retries, minimum=0)
         check_choice("on_error", self.on_error, ("raise", "drop"))
         if self.chunk is not None:

@@ -36,6 +36,15 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from any other that there is, whatever its name; ``None`` if there is none. About 2 µs."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 def resolved(path: str | Path) -> Path:
     """Return the file that a path means, links followed: files that go with it lie beside it, not beside a link.
 

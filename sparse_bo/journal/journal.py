@@ -173,14 +173,21 @@ class Journal(Contents):
                 assert self._log is not None
                 self._log.let_go()
 
-    def goes_on(self, before: Journal) -> bool:
-        """Queue what another object for this file, let go of, had queued; return whether the file ends where that left it."""
+    def written(self) -> str:
+        """Return what tells what is in the file from what is in others: 0.3 s per million events.
+
+        Raises:
+            StorageError: If it cannot be read.
+        """
+        with self._guard, storage_errors(self.path, "read"):
+            query = "SELECT (SELECT sum(checksum) FROM about), count(*), sum(checksum) FROM events"
+            return str(self._connection.execute(query).fetchone())
+
+    def goes_on(self, before: Journal) -> None:
+        """Queue what another object for this file, let go of, had queued."""
         with self._guard:
-            written, last, queue = before._at
-            if self._settled()[0] != written:
-                return False
-            self._at = written, last, queue
-            return True
+            self._settled()
+            self._at = before._at
 
     @property
     def last(self) -> int:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.journal.files import WAIT_SECONDS, beside, connect, not_its_log, size_of, storage_errors
+from sparse_bo.journal.files import WAIT_SECONDS, beside, connect, identity_of, not_its_log, size_of, storage_errors
 from sparse_bo.journal.frames import frames_of, header_is_damaged, unread_transactions
 from sparse_bo.journal.tables import LOG_TABLE, Statement, crc, size_in_log
 
@@ -212,6 +212,7 @@ class Log:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: sqlite3.Connection, seen: Seen) -> None:
         self.path, self.connection, self.lock = path, connection, lock
+        self._file = identity_of(path)
         self._mark = seen.mark or Mark(0, 0, (seen.version,), False)
         self._bytes, self._next, self._closed = 0, 0.0, False
         self._view: sqlite3.Cursor | None = None
@@ -268,7 +269,7 @@ class Log:
         """Return how the mark is written.
 
         Raises:
-            StorageError: If the file cannot be read, or is not there any more.
+            StorageError: If the file cannot be read, is not there any more, or has another in its place.
         """
         if gone := self._gone():
             raise StorageError(gone)
@@ -306,12 +307,19 @@ class Log:
         self._next = max(self._next, start + (time.monotonic() - start) / CHECKPOINT_SHARE)
 
     def _gone(self) -> str | None:
-        """Return that the file is not there any more, if so: SQLite writes on into what nobody can open again. About 2 µs."""
+        """Return that the file is not there any more, if so: SQLite writes on into what nobody can open again."""
         with suppress(OSError):
-            if not self.path.exists():
+            found = identity_of(self.path)
+            if found is None:
                 return (
                     f"{self.path} is gone: it was deleted or moved while it was open, and nothing more is recorded in it. "
                     "Move it back with its -wal file; what was told since is in memory alone (loop.history.save(...))"
+                )
+            if found != self._file:
+                return (
+                    f"{self.path} is another file than this run has opened: one was put in its place, and nothing more is "
+                    "recorded. Move the run's own back, with its -wal file, if it was moved away; if it was overwritten, the "
+                    "run is in memory alone (loop.history.save(...))"
                 )
         return None
 

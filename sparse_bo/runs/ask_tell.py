@@ -1,4 +1,4 @@
-"""The ask/tell loop, the only mutable object of the package, and ``maximize`` on top of it."""
+"""The ask/tell loop, the only mutable object of the package."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from torch import Tensor
 from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.errors import (
-    ObjectiveError,
-    RankError,
-    RunInterrupted,
-)
+from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.answers import FAILED, answers_of
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch, EvaluationFailed, evaluation_of, run_serially
+from sparse_bo.evaluations.dispatch import Dispatch, evaluation_of, run_serially
 from sparse_bo.evaluations.pools import Submits
-from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
+from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.ends import carrying
 from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.given import check_budget, check_notes, check_seed, checked_initial
+from sparse_bo.runs.given import check_budget, check_notes, check_policy, check_seed, checked_initial
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.past import past_of
@@ -106,10 +103,7 @@ class AskTell:
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
         choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers)
-        chosen, why = (choice.policy, choice.why) if policy is None else (policy, None)
-        if isinstance(chosen, type) or not isinstance(chosen, Policy):
-            got = f"the class {chosen.__name__}; call it" if isinstance(chosen, type) else type(policy).__name__
-            raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
+        chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
@@ -124,8 +118,12 @@ class AskTell:
             recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if observed is not None:
-            self._engine.take(self._engine.observed(*observed))
-            recorder.updated(self._engine)
+            try:
+                self._engine.take(self._engine.observed(*observed))
+                recorder.updated(self._engine)
+            except BaseException:
+                recorder.release()
+                raise
 
     @classmethod
     def resume(
@@ -187,8 +185,16 @@ class AskTell:
     def __enter__(self) -> AskTell:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the journal. What the block has raised comes out in any case, with a note if the journal cannot be closed."""
+        try:
+            self.close()
+        except StorageError as failure:
+            if error is None:
+                raise
+            note = f"Nor could the journal be closed, which close() tries again: {failure}"
+            logger.warning("%s", note)  # nobody sees the notes of a SystemExit
+            error.add_note(note)
 
     @property
     def state(self) -> State:
@@ -315,7 +321,8 @@ class AskTell:
                 ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
             workers: Evaluations at a time; default: as many as the executor has workers.
             callback: Called with the loop and the new history row after each update of the state. It may ask and tell too,
-                which counts towards the budget; once that is spent, what it asks stays out.
+                which counts towards the budget: what it asks for and does not tell is evaluated here, or, once the budget is
+                spent, stays out.
 
         Raises:
             ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
@@ -329,7 +336,9 @@ class AskTell:
         attributes ``loop`` and ``result``.
         """
         if not self._ranks.leads:
-            return self._follow()
+            with carrying(self, self._so_far):
+                self._steps.follow()
+            return self.result()
         with self._ranks.leading():
             if callback is not None:
                 check_callable("callback", callback)
@@ -338,33 +347,14 @@ class AskTell:
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
             progress = Progress(self._engine, end, None if callback is None else partial(callback, self))
-            self._evaluate(evaluate, spread, end, progress)
+            with carrying(self, self._so_far):
+                self._ranks.agree("run")
+                if spread is None:
+                    run_serially(self, evaluate, end, progress)
+                else:
+                    Dispatch(self, evaluate, spread, end, progress).run()
+                self._ranks.agree("end")
         return self.result()
-
-    def _evaluate(self, evaluate: Evaluate, spread: Workers | None, end: int, progress: Progress) -> None:
-        """Make the evaluations of a run, here or on workers."""
-        try:
-            self._ranks.agree("run")
-            if spread is None:
-                run_serially(self, evaluate, end, progress)
-            else:
-                Dispatch(self, evaluate, spread, end, progress).run()
-            self._ranks.agree("end")
-        except KeyboardInterrupt as interrupt:
-            message = f"interrupted after {self.asked - len(self.pending)} evaluations; they are in .loop and .result"
-            raise RunInterrupted(message, loop=self, result=self._so_far()) from interrupt
-        except EvaluationFailed as error:
-            reason = f"the objective failed {error}"
-            message = (
-                f"{reason}. Everything told before is in .result and .loop; tell or fail the tickets in "
-                ".loop.pending, then go on with .loop.run(...)"
-            )
-            result = self._so_far()
-            raise ObjectiveError(message, loop=self, result=result, reason=reason) from error.__cause__
-        except Exception as error:
-            vars(error).update(loop=self, result=self._so_far())
-            error.add_note("Everything told before is in the attributes .loop and .result of this exception.")
-            raise
 
     def result(self) -> Result:
         """Return the best arms and the history so far; takes in what an interrupted update left."""
@@ -377,15 +367,6 @@ class AskTell:
         Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
         """
         return self._engine.certificate()
-
-    def _follow(self) -> Result:
-        """Let happen here what rank 0 lets happen in its run, to its end."""
-        try:
-            self._steps.follow()
-        except RankError as error:
-            vars(error).update(loop=self, result=self._so_far())
-            raise
-        return self.result()
 
     def _began_with(self, initial: tuple[Any, Any]) -> bool:
         """Return whether the run began with these observations."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Domain
+from sparse_bo.policies import Policy
 from sparse_bo.validation import check_count, check_finite
 
 MOST = 10**9
@@ -32,6 +33,18 @@ def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
             "or more each, so that it never comes to that end. Ask for what it can, and go on from there with another run"
         )
     return int(budget)
+
+
+def check_policy(policy: Any) -> Policy:
+    """Return a policy as it is given.
+
+    Raises:
+        TypeError: If it is none, or a policy's class.
+    """
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        got = f"the class {policy.__name__}; call it" if isinstance(policy, type) else type(policy).__name__
+        raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
+    return policy
 
 
 def check_seed(seed: int) -> int:

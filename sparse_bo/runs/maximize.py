@@ -75,7 +75,7 @@ def maximize(
         workers: Evaluations at a time; default: as many as the executor has workers.
         storage: Path of a journal: nothing told is ever lost.
         resume: Go on with the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
-        callback: Called with the loop and the new history row after each update of the state.
+        callback: Called with the loop and the new history row after each update of the state; see :meth:`AskTell.run`.
 
     Raises:
         TypeError: If an argument has the wrong kind or dtype, the policy does not work on this domain, or the objective cannot

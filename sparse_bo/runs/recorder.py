@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Recorder:
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal
-        self._released = False
+        self._released, self._left = False, ""
         self._snapshot_bytes = self._rows = 0
 
     @property
@@ -38,15 +39,20 @@ class Recorder:
         """The journal, opened again if it was released.
 
         Raises:
-            StorageError: If it cannot be opened again, or was gone on with elsewhere meanwhile.
+            StorageError: If it cannot be opened again, was gone on with elsewhere meanwhile, or is another run's.
         """
         if self._journal is not None and self._released:
             again = Journal.open(self._journal.path)
-            if not again.goes_on(self._journal):
-                again.close()
-                raise StorageError(
-                    f"{again.path} was gone on with elsewhere since this loop released it; use AskTell.resume(...) instead"
-                )
+            try:
+                if again.written() != self._left:
+                    raise StorageError(
+                        f"{again.path} was gone on with elsewhere since this loop released it, or is another run's, put "
+                        "in its place; use AskTell.resume(...) instead"
+                    )
+                again.goes_on(self._journal)
+            except BaseException:
+                again.let_go()
+                raise
             self._journal, self._released = again, False
         return self._journal
 
@@ -54,8 +60,12 @@ class Recorder:
         """Let the file go until something is to be written again; what is left to write, but cannot be, is written then."""
         if self._journal is not None and not self._released:
             try:
+                self._journal.append()
+                self._left = self._journal.written()
                 self._journal.close()
             except StorageError:
+                with suppress(StorageError):
+                    self._left = self._journal.written()
                 self._journal.let_go()  # which says so: events are in the file, the rest follows from them
             self._released = True
 
@@ -111,9 +121,10 @@ class Recorder:
             by_ask: Whether an ask took them in while others are out: that is an event of its own. An update by the last
                 result that was out follows from the event before it.
         """
-        journal = self.journal
-        if journal is None or not by_ask:
+        if self._journal is None or not by_ask:
             return
+        journal = self.journal
+        assert journal is not None
         before = journal.last
         try:
             journal.queue(Event("update"))
@@ -125,10 +136,12 @@ class Recorder:
     def updated(self, engine: Engine) -> None:
         """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.
 
+        One that is released stays so.
+
         Args:
             engine: Right after an update.
         """
-        journal = self.journal
+        journal = self._journal
         if journal is None:
             return
         self._queue_rows(engine)
@@ -191,7 +204,7 @@ class Recorder:
 
     def _queue_rows(self, engine: Engine) -> None:
         """Queue what is not queued yet: also rows that an error kept from it before."""
-        assert self.journal is not None
+        assert self._journal is not None
         while self._rows < len(engine.rows):
-            self.journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
+            self._journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
             self._rows += 1

@@ -193,6 +193,37 @@ def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
     assert caught.value.loop.pending == [0, 1]
 
 
+@pytest.mark.parametrize("ends", [OSError, KeyboardInterrupt])
+def test_what_has_finished_when_a_callback_or_ctrl_c_ends_the_run_is_told(ends):
+    """Tickets 1 to 3 have finished when the first row is shown, which comes of the ask for ticket 3."""
+    go, futures = threading.Event(), []
+
+    def objective(batch):
+        if batch.tickets[0] in (1, 2):
+            go.wait()
+        return [1.0]
+
+    class Together(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(super().submit(fn, *args, **kwargs))
+            if len(futures) == 4:
+                go.set()
+            if len(futures) in (1, 4):
+                wait(futures)
+            return futures[-1]
+
+    def callback(loop, row):
+        raise ends
+
+    with Together(3) as pool:
+        how = {"executor": Workers(executor=pool, chunk=1, asynchronous=True), "policy": RandomSearch(batch_size=1)}
+        with pytest.raises(ends) as caught:
+            maximize(objective, arms=arms(), budget=12, call_with="batch", callback=callback, **how)
+    assert caught.value.loop.asked == 4
+    assert caught.value.loop.pending == []
+    assert caught.value.result.state.pulls == 4
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
@@ -407,6 +438,20 @@ def test_a_worker_that_dies_in_the_users_own_pool_is_named(tmp_path):
 def test_bad_settings_are_named(settings, error, message):
     with pytest.raises(error, match=message):
         Workers(**settings)
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_a_timeout_does_not_count_for_evaluations_that_wait_for_a_worker(kind, tmp_path):
+    """Those that the executor had not begun when their time was over were dropped as failed."""
+    message = "at most 2 evaluations at a time, as many as the .* has workers, got 8"
+    with kind(2) as pool:
+        with pytest.raises(ValueError, match=message):
+            Workers(executor=pool, timeout=1.0, count=8)
+        with pytest.raises(ValueError, match=message):
+            run(flaky.smooth, executor=Workers(executor=pool, timeout=1.0), workers=8, storage=tmp_path / "run.db")
+        assert not list(tmp_path.iterdir())
+        assert Workers(executor=pool, count=8).count == 8
+        assert Workers(executor=pool, count=2, timeout=1.0).count == 2
 
 
 def test_workers_without_an_executor_is_named():

@@ -188,6 +188,31 @@ def test_a_run_that_a_full_disk_ends_carries_it_and_leaves_the_journal_free(row,
     assert read_run(path).history.column("values") == reference.column("values")
 
 
+class Mistake(Exception):
+    pass
+
+
+def mistaken(raises):
+    if raises:
+        raise Mistake
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_a_with_block_raises_comes_out_although_the_journal_cannot_be_closed(raises, path, caplog):
+    """The full disk's error came in its place."""
+    loop = AskTell(arms(), RandomSearch(batch_size=300), storage=path)
+    batch = loop.ask()
+    loop.tell(batch.tickets, objective(batch.X))
+    fills_the_disk_at(1)(loop, None)
+    with pytest.raises(Mistake if raises else StorageError) as kept, loop:
+        mistaken(raises)
+    assert "the disk is full" in "".join([str(kept.value), *getattr(kept.value, "__notes__", [])])
+    assert raises == ("Nor could the journal be closed" in caplog.text)
+    loop._steps.recorder.journal._connection.execute("PRAGMA max_page_count = 100000")
+    loop.close()
+    assert read_run(path).history.indices == loop.history.indices
+
+
 def objective(X):
     return X.sum(-1)
 

@@ -657,6 +657,62 @@ def test_a_journal_that_is_deleted_while_it_is_open_is_missed(path, monkeypatch,
     assert "run.db is gone" in caplog.text
 
 
+@pytest.fixture
+def other(path, tmp_path):
+    """The journal of another run, with as many events as one that has told a batch of two."""
+    other = tmp_path / "other.db"
+    with AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=other) as loop:
+        batch = loop.ask()
+        loop.tell(batch.tickets, [7.0, 8.0])
+    return other
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["moved away", "overwritten"])
+def test_a_journal_that_is_replaced_while_it_is_open_is_missed(moved, other, path, monkeypatch, caplog):
+    """As in the deleted one: what was told went nowhere, without a word."""
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sparse_bo.journal.log, "CHECKPOINT_SHARE", math.inf)
+    loop = AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=path)
+    batch = loop.ask()
+    loop.tell(batch.tickets[:1], [1.0])
+    kept, before = path.with_name("kept.db"), other.read_bytes()
+    if moved:
+        path.rename(kept)
+    other.replace(path)
+    with pytest.raises(StorageError, match=r"run.db is another file than this run has opened"):
+        loop.tell(batch.tickets[1:], [2.0])
+    assert loop.pending == batch.tickets[1:]
+    if moved:
+        kept.replace(path)
+        loop.tell(batch.tickets[1:], [2.0])
+        loop.close()
+        assert read_run(path).history.column("values") == [[1.0, 2.0]]
+    else:
+        loop.release()
+        assert "run.db is another file" in caplog.text
+        assert path.read_bytes() == before
+
+
+def test_a_journal_that_is_replaced_while_it_is_released_is_not_gone_on_with(other, path):
+    """As many events were enough: the results were added to those of another run."""
+    loop = AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=path)
+    batch = loop.ask()
+    loop.tell(batch.tickets, [1.0, 2.0])
+    loop.release()
+    kept = path.with_name("kept.db")
+    path.rename(kept)
+    shutil.copy(other, path)
+    with pytest.raises(StorageError, match="gone on with elsewhere since this loop released it, or is another run's"):
+        loop.ask()
+    with AskTell.resume(path) as resumed:  # the lock is free
+        assert resumed.history.column("values") == [[7.0, 8.0]]
+    kept.replace(path)
+    batch = loop.ask()
+    loop.tell(batch.tickets, [3.0, 4.0])
+    loop.close()
+    assert read_run(path).history.column("values") == [[1.0, 2.0], [3.0, 4.0]]
+
+
 def test_a_forked_child_writes_nothing_into_the_journal(path):
     """The child's result was in the file, and the parent took it for its own."""
     loop = AskTell(arms(), RandomSearch(batch_size=2), seed=1, storage=path)

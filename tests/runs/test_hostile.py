@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from sparse_bo.errors import (
 )
 from sparse_bo.evaluations import Batch, PlainBatch
 from sparse_bo.policies import RandomSearch
+from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, policy
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -86,6 +89,45 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
         again.run(lambda X: X.sum(-1), 1)
     with pytest.raises(StorageError, match="gone on with elsewhere"):
         error.loop.run(lambda X: X.sum(-1), 1)
+
+
+def test_a_journal_is_free_if_observations_from_before_the_run_are_not_taken_in(tmp_path, monkeypatch):
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    run = {"arms": arms(), "policy": policy(), "budget": 4, "initial": ([3, 3, 8], [1.0, 2.0, 3.0])}
+    monkeypatch.setattr(Engine, "observed", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
+    result = maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db", resume=True)
+    assert kept.tb  # as a notebook keeps it
+    assert result.history.indices == maximize(lambda X: X.sum(-1), **run).history.indices
+
+
+def test_a_result_leaves_a_released_journal_free(tmp_path, monkeypatch):
+    """Making up for an update that Ctrl-C had cut short opened the journal again, and the next call was refused."""
+    calls, folded = [], Engine.folded
+
+    def interrupted(engine):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return folded(engine)
+
+    run = {"arms": arms(), "policy": policy(), "budget": 12, "seed": 1}
+    reference = maximize(lambda X: X.sum(-1), **run).history.column("values")
+    monkeypatch.setattr(Engine, "folded", interrupted)
+    with pytest.raises(RunInterrupted) as kept:
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
+    loop = kept.value.loop
+    assert len(loop.result().history.rows) == 3
+    with AskTell.resume(tmp_path / "run.db") as resumed:
+        assert resumed.history.column("values") == reference[:3]
+    loop.run(lambda X: X.sum(-1), 12 - loop.asked)
+    loop.close()
+    assert loop.history.column("values") == reference
+    assert read_run(tmp_path / "run.db").history.column("values") == reference
 
 
 @pytest.mark.parametrize(("stop", "raised"), [(OSError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
@@ -235,6 +277,26 @@ def test_a_run_ends_whatever_its_callback_asks(callback, executor):
         assert sum(row.batch_size for row in result.history.rows) >= 10
     assert rows == list(result.history.rows[: len(rows)])
     assert len(rows) >= len(result.history.rows) - 1  # without the one that the callback has added at the end
+
+
+@pytest.mark.parametrize("chosen", [policy(), RandomSearch(batch_size=3)], ids=["BBKB", "random"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_callback_asks_for_is_evaluated_here_or_on_workers(asynchronous, chosen):
+    """On workers it stayed out for ever: a policy that waits for results ended the run with `PendingBatchError`."""
+
+    def asking(loop, row):
+        if row.round % 2 and loop.asked < 28:
+            with suppress(PendingBatchError):
+                loop.ask(2)
+
+    run = {"arms": arms(), "policy": chosen, "budget": 30, "callback": asking}
+    here, workers = (
+        maximize(lambda X: X.sum(-1), **run, executor=executor)
+        for executor in (None, Workers(executor="threads", count=2, asynchronous=asynchronous))
+    )
+    assert sum(row.batch_size for row in workers.history.rows) == 30
+    if not asynchronous:
+        assert workers.history.indices == here.history.indices
 
 
 @pytest.mark.parametrize(
