@@ -121,6 +121,22 @@ def test_without_a_continuum_no_point_is_evaluated_twice():
     assert result.best_observed_parameters == {f"x{i}": 3 for i in range(4)}
 
 
+@pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
+def test_without_a_continuum_what_fails_is_tried_ever_more_rarely():
+    """A failed point is left alone for 4 evaluations, then for 32: at most three tries of it in 36."""
+    space = Space({"a": Int(0, 8), "b": Int(0, 4)}, most_arms=0)
+    made = Counter()
+
+    def objective(point):
+        made[tuple(point.values())] += 1
+        return math.nan if point["a"] % 3 == 0 else -float((point["a"] - 3) ** 2 + (point["b"] - 3) ** 2)
+
+    maximize(objective, space=space, budget=36)
+    assert made.total() == 36
+    assert max(made.values()) <= 3
+    assert len(made) >= 24
+
+
 def test_where_everything_has_been_evaluated_repeats_are_allowed():
     space = Space({"a": Int(0, 1), "b": Choice("x", "y")}, most_arms=0)
     result = maximize(lambda point: point["a"], space=space, budget=9, policy=RandomSearch(batch_size=3))
