@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,13 +30,28 @@ def check_number(name: str, value: float) -> float:
 
     Raises:
         TypeError: If it is not a number.
-        ValueError: If it is NaN or infinite.
+        ValueError: If it is NaN, infinite or too large for float64.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"expected {name} to be a number, got {type(value).__name__} {value!r}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError(f"expected {name} below 1.8e308, got a number that float64 cannot hold") from error
+    if not math.isfinite(number):
         raise ValueError(f"expected a finite {name}, got {value!r}")
-    return float(value)
+    return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value`` (NumPy's too) as a ``bool``.
+
+    Raises:
+        TypeError: If it is neither true nor false.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"expected {name} to be True or False, got {type(value).__name__} {value!r}")
+    return bool(value)
 
 
 def check_probability(name: str, value: float, *, closed: bool = False) -> float:

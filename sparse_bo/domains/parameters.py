@@ -24,10 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.validation import check_count, check_number, check_positive
+from sparse_bo.validation import check_count, check_flag, check_number, check_positive
 
 MOST_VALUES = 2**53
 """Whole numbers and steps up to here are exact in float64."""
@@ -56,7 +57,7 @@ class Float:
         step: Distance of the values from ``low`` on; ``None``: any value.
 
     Raises:
-        TypeError: If a bound is no number.
+        TypeError: If a bound or a step is no number, or ``log`` neither true nor false.
         ValueError: If a bound is not finite, low > high, ``log`` with a bound that is not positive, or with steps; if a step is
             not positive.
     """
@@ -68,11 +69,13 @@ class Float:
 
     def __post_init__(self) -> None:
         low, high = (check_number(name, getattr(self, name)) for name in ("low", "high"))
+        _keep_plain(self, low=low, high=high, log=check_flag("log", self.log))
         _check_range(self, low, high)
         if self.step is not None:
             if self.log:
                 raise ValueError(f"expected a Float with log=True or with a step, got both: {self}; take one of them")
-            if (high - low) / check_positive("step", self.step) >= MOST_VALUES:
+            _keep_plain(self, step=check_positive("step", self.step))
+            if (high - low) / self.step >= MOST_VALUES:
                 raise ValueError(f"expected fewer than 2^53 steps, got {self}; drop step=")
 
     @property
@@ -140,7 +143,7 @@ class Int:
         step: Distance of the values from ``low`` on.
 
     Raises:
-        TypeError: If a bound is no whole number.
+        TypeError: If a bound or a step is no whole number, or ``log`` neither true nor false.
         ValueError: If low > high, ``log`` with a bound below 1, or with steps; if a step is below 1.
     """
 
@@ -150,10 +153,10 @@ class Int:
     step: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            check_count(name, getattr(self, name), minimum=-MOST_VALUES)
-        _check_range(self, self.low, self.high)
-        check_count("step", self.step)
+        low, high = (check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high"))
+        _keep_plain(self, low=low, high=high, log=check_flag("log", self.log))
+        _check_range(self, low, high)
+        _keep_plain(self, step=check_count("step", self.step))
         if self.log and self.step != 1:
             raise ValueError(f"expected an Int with log=True or with a step, got both: {self}; take one of them")
         if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
@@ -223,7 +226,7 @@ class Choice:
         ordered: Whether neighbours in the order given are alike: one column in place of one per value.
 
     Raises:
-        TypeError: If a value is of another kind.
+        TypeError: If a value is of another kind, or ``ordered`` neither true nor false.
         ValueError: If there is none, one is given twice, or one is not finite.
     """
 
@@ -233,6 +236,7 @@ class Choice:
     def __init__(self, *values: Value, ordered: bool = False) -> None:
         if not values:
             raise ValueError("expected a Choice among at least one value, got none")
+        values = tuple(map(_plain, values))
         for value in values:
             if not isinstance(value, str | int | float | bool | None):
                 hint = "; write Choice(*values)" if isinstance(value, list | tuple | set) else "; choose among names instead"
@@ -242,8 +246,7 @@ class Choice:
         repeated = [v for i, v in enumerate(values) if _place(values, v) < i]
         if repeated:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once")
-        object.__setattr__(self, "values", tuple(values))
-        object.__setattr__(self, "ordered", bool(ordered))
+        _keep_plain(self, values=values, ordered=check_flag("ordered", ordered))
 
     @property
     def count(self) -> int:
@@ -353,7 +356,19 @@ def _whole(steps: Tensor, n: int, name: str) -> Tensor:
     return _spread(k, n) if n > 1 else k[:, :0]
 
 
+def _plain(value: Any) -> Any:
+    """Return a number or text of NumPy as Python's, anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _keep_plain(parameter: Float | Int | Choice, **fields: Any) -> None:
+    """Keep fields of a frozen parameter as Python's own numbers: computed with in float64, and written into journals."""
+    for name, value in fields.items():
+        object.__setattr__(parameter, name, value)
+
+
 def _place(values: Sequence[Value], value: Any) -> int:
     """Return where a value is; −1 if nowhere. ``True`` is not 1 here, and 1.0 is not 1."""
+    value = _plain(value)
     kind = type(value)
     return next((i for i, known in enumerate(values) if type(known) is kind and known == value), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
@@ -34,6 +35,23 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
             raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
         numbers = results_of(numbers)
     return dict(zip(tickets, numbers, strict=True))
+
+
+def answer_of(value: Any) -> float:
+    """Return the result of one evaluation; a NaN stands for a failed one.
+
+    Args:
+        value: A real number, or what holds one: a tensor, an array, a list.
+
+    Raises:
+        ValueError: If it is infinite, or not one number.
+        TypeError: If it is no real number.
+    """
+    try:
+        return answers_of([0], [value])[0]
+    except (TypeError, ValueError) as error:
+        shown = reprlib.repr(value)
+        raise type(error)(f"expected one finite number (NaN marks a failed evaluation), got {shown}") from error
 
 
 def results_of(numbers: Iterable[float]) -> list[float]:

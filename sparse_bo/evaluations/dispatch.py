@@ -16,7 +16,7 @@ from sparse_bo.errors import PendingBatchError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
-from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, evaluate_remotely
+from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, PlainBatch, evaluate_remotely
 from sparse_bo.evaluations.workers import Workers
 from sparse_bo.validation import check_callable, check_choice
 
@@ -111,21 +111,49 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
     """Evaluate what is out, then ask and evaluate batch by batch until ``end`` evaluations have been asked in all.
 
     Raises:
-        EvaluationFailed: If the objective raises or returns something else than one value per evaluation; its batch is out.
+        EvaluationFailed: If the objective raises or returns something else than one value per evaluation; what has no value
+            is out.
     """
     while loop.asked < end or loop.pending:
         batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
         last = loop.asked >= end
-        start = time.perf_counter()
-        try:
-            values = evaluate(evaluate.own(batch))
-        except Exception as error:
-            raise EvaluationFailed(f"on a batch of {len(batch)} ({type(error).__name__}: {error})") from error
-        progress.evaluated(time.perf_counter() - start)
-        loop.tell(batch.tickets, values)
-        progress.told()
+        _evaluate(loop, evaluate, batch, progress)
         if last:  # what is out now, who listens to the progress has asked beyond the end
             return
+
+
+def _evaluate(loop: Asking, evaluate: Evaluate, batch: Batch, progress: Progress) -> None:
+    """Evaluate a batch and tell it: at once, or what has ended of an objective of one at a time, whatever raises then."""
+    own, q = evaluate.own(batch), len(batch)
+    rows = iter([slice(0, q)] if evaluate.vectorized else [slice(k, k + 1) for k in range(q)])
+    told = 0
+    while told < q:
+        results: dict[int, float] = {}
+        start = time.perf_counter()
+        try:
+            for row in rows:
+                results.update(zip(batch.tickets[row], _called(evaluate, own.part(row)), strict=True))
+                if time.perf_counter() - start >= TASK_SECONDS:
+                    break
+        finally:
+            if results:
+                told += len(results)
+                progress.evaluated(time.perf_counter() - start)
+                loop.tell(list(results), list(results.values()))
+                progress.told()
+
+
+def _called(evaluate: Evaluate, part: Batch | PlainBatch) -> list[float]:
+    """Return the values of some evaluations.
+
+    Raises:
+        EvaluationFailed: If the objective raises, or returns something else than one value for each.
+    """
+    try:
+        return evaluate(part)
+    except Exception as error:
+        which = f"a batch of {len(part)}" if evaluate.vectorized else f"ticket {part.tickets[0]}"
+        raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
 
 
 @dataclass(eq=False)

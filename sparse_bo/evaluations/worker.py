@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparse_bo.evaluations.answers import answers_of
+from sparse_bo.evaluations.answers import answer_of, answers_of
 
 if TYPE_CHECKING:
     from sparse_bo.evaluations.batch import Batch
@@ -93,12 +93,10 @@ class Evaluate:
             ValueError: If the number of values is wrong, or one is infinite.
             TypeError: If they are not real numbers, or the objective wants indices of a box.
         """
-        tickets = list(batch.tickets)
         if self.vectorized:
-            y = self.objective(self._argument(batch))
-        else:
-            y = [self._one(batch.part(slice(k, k + 1))) for k in range(len(batch))]
-        return list(answers_of(tickets, y).values())
+            tickets = list(batch.tickets)
+            return list(answers_of(tickets, self.objective(self._argument(batch))).values())
+        return [answer_of(self._one(batch.part(slice(k, k + 1)))) for k in range(len(batch))]
 
     def _argument(self, batch: Batch | PlainBatch) -> Any:
         if self.call_with == "batch":

@@ -68,6 +68,11 @@ class BoxState:
         correlation = box_correlation(self.box.bounds) if kernel is None else kernel_correlation(kernel)
         return refused(failures, pulls=self.pulls, succeeded=self.X, correlation=correlation)
 
+    def left_alone(self) -> Tensor:
+        """Return the points (``f x d``, in the user's units) where evaluations failed that are not to be tried again yet."""
+        failures = self.failures
+        return self.X[:0] if failures is None else failures.where[failures.backing_off(self.pulls)]
+
     def tried_once(self, picks: Tensor, *, pending: Tensor, kernel: CovarianceFunction) -> Tensor:
         """Return which of ``q`` picks (``q x d``) to make, once evaluations have failed: no place twice before it succeeds."""
         if self.failures is None:

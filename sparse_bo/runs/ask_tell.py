@@ -313,7 +313,8 @@ class AskTell:
                 tickets can seed a random objective, so that it repeats after a resume; ``"parameters"``: with dictionaries of a
                 space. Default: with dictionaries where there is a space, else with points.
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
-                number. Default: ``False`` for dictionaries, ``True`` for anything else.
+                number. Default: ``False`` for dictionaries, ``True`` for anything else. Its results are told as they come,
+                those of a twentieth of a second together.
             arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`. Tensors
                 are on the device of the arms or bounds wherever the objective runs in this process, here or on threads, and
                 on the CPU in others.

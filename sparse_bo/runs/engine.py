@@ -121,8 +121,9 @@ class Engine:
         return Ahead(self.domain, torch.cat([picks, made])).part(0, q, self.next_ticket, generator)
 
     def _seen(self, pending: Tensor) -> Tensor:
-        """Return the points that are evaluated or out, as far as the state has them."""
-        return torch.cat([self.state.X, pending]) if isinstance(self.state, BoxState) else pending
+        """Return the points that are evaluated or out, as far as the state has them; failed ones until they are tried again."""
+        state = self.state
+        return torch.cat([state.X, state.left_alone(), pending]) if isinstance(state, BoxState) else pending
 
     def mark(self) -> Mark:
         """Return where the machine stands, for :meth:`back_to`. O(1)."""

@@ -96,6 +96,11 @@ class History:
     info: Mapping[str, Any]
     """Policy, seed, size of the arm set or the bounds of the box, versions."""
 
+    def __repr__(self) -> str:
+        """Return what the run was and how long; its rows would be as many lines."""
+        asked = sum(row.batch_size for row in self.rows)
+        return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, evaluations={asked})"
+
     def column(self, name: str) -> list[Any]:
         """Return one field of every row.
 
@@ -165,7 +170,7 @@ class History:
                 rows.append(HistoryRow.of_plain(_parse(line, path, number)))
             except TypeError as error:
                 raise ValueError(f"line {number} of {path} is not a row of a history: {error}") from error
-        return History(rows, header)
+        return History(tuple(rows), header)
 
 
 def _parse(line: str, path: str | Path, number: int) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def maximize(
             not count against the budget. With a run that is resumed, those that it began with, or none.
         call_with: What the objective is called with, see :meth:`AskTell.run`.
         vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
-            Default: ``False`` for dictionaries, ``True`` for anything else.
+            Default: ``False`` for dictionaries, ``True`` for anything else. Its results are told as they come, those of a
+            twentieth of a second together.
         arrays: What points and indices are: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. If the
             objective takes those and imports no torch itself, its worker processes load none either.
         executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:

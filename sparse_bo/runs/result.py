@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SHOWN = 12
+"""Inputs of the best point that ``print`` shows."""
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """The best arms or points of a run, and how it went."""
@@ -152,11 +156,35 @@ class Result:
             write_page(path, page)
         return page
 
+    def __repr__(self) -> str:
+        """Return the best point and how many evaluations were made, in one line."""
+        rows = self.history.rows
+        best: dict[str, Any] = {"best_index": self.best_index, "best_x": _shown(self.best_x)}
+        if self.space is not None:
+            best = {"best_parameters": self.best_parameters}
+        said = {
+            "policy": self.history.info.get("policy"),
+            "evaluations": sum(row.batch_size for row in rows),
+            "failed": sum(row.failed for row in rows) or None,
+            **best,
+            "best_mean": self.best_mean,
+            "best_sd": self.best_sd,
+        }
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in said.items() if value is not None)})"
+
     def _repr_html_(self) -> str:
         """Return the best point and a table of the run, for notebooks."""
         from sparse_bo.runs.page.notebook import result_card
 
         return result_card(self)
+
+
+def _shown(x: Tensor | None) -> list[float | str] | None:
+    """Return a point for a line of text: its first inputs, and how many more there are."""
+    if x is None:
+        return None
+    shown: list[float | str] = [float(f"{value:.6g}") for value in x[:SHOWN].tolist()]
+    return shown if len(x) <= SHOWN else [*shown, f"… {len(x) - SHOWN} more"]
 
 
 def write_page(path: str | Path, page: str) -> None:

@@ -4,7 +4,9 @@ import json
 import math
 import pickle
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,6 +123,22 @@ def test_without_a_continuum_no_point_is_evaluated_twice():
     assert result.best_observed_parameters == {f"x{i}": 3 for i in range(4)}
 
 
+@pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
+def test_without_a_continuum_what_fails_is_tried_ever_more_rarely():
+    """A failed point is left alone for 4 evaluations, then for 32: at most three tries of it in 36."""
+    space = Space({"a": Int(0, 8), "b": Int(0, 4)}, most_arms=0)
+    made = Counter()
+
+    def objective(point):
+        made[tuple(point.values())] += 1
+        return math.nan if point["a"] % 3 == 0 else -float((point["a"] - 3) ** 2 + (point["b"] - 3) ** 2)
+
+    maximize(objective, space=space, budget=36)
+    assert made.total() == 36
+    assert max(made.values()) <= 3
+    assert len(made) >= 24
+
+
 def test_where_everything_has_been_evaluated_repeats_are_allowed():
     space = Space({"a": Int(0, 1), "b": Choice("x", "y")}, most_arms=0)
     result = maximize(lambda point: point["a"], space=space, budget=9, policy=RandomSearch(batch_size=3))
@@ -152,6 +170,29 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
         maximize(objective, space=other, feasible=feasible, seed=3, budget=30, storage=tmp_path / "run.db", resume=True)
     result = maximize(objective, space=space, feasible=feasible, seed=3, budget=26, storage=tmp_path / "run.db", resume=True)
     assert result.history.parameters[: len(asked)] == asked
+
+
+def test_numbers_of_numpy_are_pythons_own_in_a_space(tmp_path):
+    space = {
+        "lr": Float(np.float32(0.1), Fraction(7, 10), log=np.bool_(True)),
+        "rate": Float(np.float32(0), np.float64(1), step=np.float32(0.25)),
+        "depth": Int(np.int64(1), np.int32(9), step=np.int64(2)),
+        "kind": Choice(*np.array(["a", "b"])),
+        "width": Choice(*np.arange(3), ordered=np.bool_(True)),
+    }
+    types = []
+
+    def objective(point):
+        types.append([type(value) for value in point.values()])
+        return point["rate"]
+
+    first = ([{"lr": 0.5, "rate": 0.25, "depth": np.int64(3), "kind": "a", "width": np.int64(2)}], [0.0])
+    run = {"space": space, "initial": first, "policy": RandomSearch(batch_size=2), "storage": tmp_path / "run.db"}
+    maximize(objective, **run, budget=4)
+    result = maximize(objective, **run, budget=6, resume=True)
+    assert types == [[float, float, int, str, int]] * 6
+    asked = torch.tensor(result.history.points, dtype=torch.float64, device="cpu")
+    torch.testing.assert_close(Space(space).encode(result.history.parameters), asked, rtol=0, atol=1e-14)
 
 
 def test_initial_observations_are_dictionaries():
@@ -192,6 +233,11 @@ def test_workers_get_dictionaries():
         (lambda: Float(math.nan, 1), ValueError, "finite low"),
         (lambda: Float(-1e308, 1e308), ValueError, "finite range"),
         (lambda: Float(0, 1, step=0), ValueError, "step > 0"),
+        (lambda: Float(0, 10**400), ValueError, "high below 1.8e308"),
+        (lambda: Float(1, 2, 0.5), TypeError, "log to be True or False, got float 0.5"),
+        (lambda: Int(1, 2, log="no"), TypeError, "log to be True or False, got str 'no'"),
+        (lambda: Choice(1, 2, ordered="no"), TypeError, "ordered to be True or False"),
+        (lambda: Choice(*np.linspace(0, 1, 2), 1.0), ValueError, "1.0 more than once"),
         (lambda: Float(1, 2, log=True, step=0.5), ValueError, "got both"),
         (lambda: Float("0", 1), TypeError, "low to be a number"),
         (lambda: Int(0.5, 3), TypeError, "low to be an integer"),

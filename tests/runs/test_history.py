@@ -1,12 +1,13 @@
 """The history on disk and as a figure."""
 
 import json
+import math
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
-from sparse_bo import AskTell, History
+from sparse_bo import AskTell, History, Int, maximize
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.figures import plot_history
 
@@ -20,9 +21,21 @@ def result():
 def test_saving_and_loading_gives_the_same_history(result, tmp_path):
     result.history.save(tmp_path / "run.jsonl")
     loaded = History.load(tmp_path / "run.jsonl")
-    assert list(loaded.rows) == list(result.history.rows)
-    assert loaded.info == result.history.info
+    assert loaded == result.history
     assert list(tmp_path.iterdir()) == [tmp_path / "run.jsonl"]
+
+
+def test_a_result_is_printed_in_a_line(result):
+    found = f"best_index={result.best_index}, best_x={[float(f'{x:.6g}') for x in result.best_x.tolist()]}"
+    assert repr(result) == (
+        f"Result(policy='bbkb', evaluations=40, {found}, best_mean={result.best_mean}, best_sd={result.best_sd})"
+    )
+    assert repr(result.history) == f"History(policy='bbkb', batches={len(result.history.rows)}, evaluations=40)"
+    wide = torch.stack([torch.zeros(200), torch.ones(200)]).double()
+    assert "'… 188 more'" in repr(maximize(lambda X: X.sum(-1), bounds=wide, budget=1))
+    named = maximize(lambda point: math.nan if point["n"] else 1.0, space={"n": Int(0, 1)}, budget=2)
+    assert repr(named).startswith("Result(policy='bbkb', evaluations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0")
+    assert repr(AskTell(bounds=wide).result()) == "Result(policy='trust-region', evaluations=0)"
 
 
 def test_a_damaged_history_is_named_by_line(result, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bo import AskTell, Workers, maximize
+from sparse_bo import AskTell, Float, Workers, maximize
 from sparse_bo.errors import (
     ContradictionError,
     ObjectiveError,
@@ -147,6 +147,33 @@ def test_a_journal_is_free_after_a_failure_that_a_notebook_keeps(stop, raised, t
     before = kept.value.result.history.column("values")
     assert result.history.column("values")[: len(before)] == before
     assert sum(row.batch_size for row in result.history.rows) >= 12
+
+
+@pytest.mark.parametrize(("stop", "raised"), [(MemoryError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
+@pytest.mark.parametrize("where", [{"bounds": BOUNDS}, {"space": {"a": Float(0, 1), "b": Float(-1, 2)}}], ids=["box", "space"])
+def test_evaluations_made_one_at_a_time_are_told_as_they_end(where, stop, raised, tmp_path):
+    def objective(x):
+        calls.append(1)
+        if len(calls) == fails_at:
+            raise stop("in the middle of a batch")
+        return float(x["a"] - x["b"] ** 2) if isinstance(x, dict) else float(x[0] - x[1] ** 2)
+
+    run = {**where, "policy": RandomSearch(batch_size=4), "budget": 12, "vectorized": False}
+    calls, fails_at = [], 0
+    honest = maximize(objective, **run)
+    calls, fails_at = [], 7
+    with pytest.raises(raised) as caught:
+        maximize(objective, **run, storage=tmp_path / "run.db")
+    assert caught.value.loop.pending == [6, 7]
+    again = maximize(objective, **run, storage=tmp_path / "run.db", resume=True)
+    assert len(calls) == 13  # none is made again but the one that raised
+    assert again.history.column("values") == honest.history.column("values")
+    assert again.history.points == honest.history.points
+
+
+def test_one_result_that_is_no_number_is_shown():
+    with pytest.raises(ObjectiveError, match=r"failed on ticket 0 \(TypeError: expected one finite number .*, got None\)"):
+        maximize(lambda point: None, space={"a": Float(0, 1)}, budget=3)
 
 
 @pytest.mark.parametrize(("name", "objective", "callback"), [("objective", 3, None), ("callback", len, 3)])
