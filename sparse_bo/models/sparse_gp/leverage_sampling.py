@@ -52,9 +52,9 @@ JUDGED_BY = 1024
 """Rows of the data that it is averaged over."""
 
 PLANNED_WORK = 1.7e13
-"""``n m²`` over all batch elements: 10⁶ points with the largest dictionary. A model of so many should be better than one of a tenth
-of them: on Hartmann-6, n = 10⁶, 1,414 points (2e12) have an RMSE of 0.0350 and a NLPD of observations of -1.296, 2,048 points
-0.0273 and -1.400, 2,896 points 0.0219 and -1.459, 4,096 points 0.0157 and -1.514; n = 10⁵ 0.0183 and -1.500."""
+"""``n m²`` over all batch elements: 10⁶ points with the largest dictionary. A model of so many should be better than one of a
+tenth of them: on Hartmann-6, n = 10⁶, 1,414 points (2e12) have an RMSE of 0.0350 and a NLPD of observations of -1.296, 2,048
+points 0.0273 and -1.400, 2,896 points 0.0219 and -1.459, 4,096 points 0.0157 and -1.514; n = 10⁵ has 0.0183 and -1.500."""
 
 PLANNED_BYTES = 4 * 2**30
 """Memory for the ``m x m`` matrices of all batch elements (four of them in float64 at the peak)."""
