@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
-from sparse_bo.errors import PendingBatchError
+from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
@@ -122,10 +122,20 @@ def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress)
         except Exception as error:
             raise EvaluationFailed(f"on a batch of {len(batch)} ({type(error).__name__}: {error})") from error
         progress.evaluated(time.perf_counter() - start)
-        loop.tell(batch.tickets, values)
+        _tell(loop, batch.tickets, values)
         progress.told()
         if last:  # what is out now, who listens to the progress has asked beyond the end
             return
+
+
+def _tell(loop: Asking, tickets: list[int], values: list[float]) -> None:
+    """Tell results; of an evaluation that somebody has told already, a callback or another thread, that stays."""
+    try:
+        loop.tell(tickets, values)
+    except TicketError:
+        out = set(loop.pending)
+        left = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in out}
+        loop.tell(list(left), list(left.values()))
 
 
 @dataclass(eq=False)
@@ -311,7 +321,7 @@ class Dispatch:
         """Tell the results of a task, which is over then; return the seconds that it took."""
         values, seconds = task.future.result()
         self.progress.evaluated(seconds)
-        self.loop.tell(task.batch.tickets, values)
+        _tell(self.loop, task.batch.tickets, values)
         del self._tasks[task.future]
         return float(seconds)
 
@@ -320,7 +330,7 @@ class Dispatch:
         out = set(self.loop.pending)  # the end may have come right after a tell
         for task in list(self._tasks.values()):
             finished = task.future.done() and not task.future.cancelled() and task.future.exception() is None
-            if finished and out.issuperset(task.batch.tickets):
+            if finished and not out.isdisjoint(task.batch.tickets):
                 try:
                     self._tell(task)
                 except Exception as error:  # the disk is full, for example; what ends the run is raised
@@ -332,6 +342,8 @@ class Dispatch:
             self._queue.extendleft(batch.part(slice(k, k + 1)) for k in reversed(range(len(batch))))
             return
         (ticket,) = batch.tickets
+        if ticket not in self.loop.pending:  # somebody else has told it
+            return
         self._attempts[ticket] = self._attempts.get(ticket, 0) + 1
         if self._attempts[ticket] <= self.workers.retries:
             self._queue.append(batch)
