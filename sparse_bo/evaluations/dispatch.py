@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
-from sparse_bo.errors import PendingBatchError
+from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
@@ -139,7 +139,7 @@ def _evaluate(loop: Asking, evaluate: Evaluate, batch: Batch, progress: Progress
             if results:
                 told += len(results)
                 progress.evaluated(time.perf_counter() - start)
-                loop.tell(list(results), list(results.values()))
+                _tell(loop, list(results), list(results.values()))
                 progress.told()
 
 
@@ -154,6 +154,16 @@ def _called(evaluate: Evaluate, part: Batch | PlainBatch) -> list[float]:
     except Exception as error:
         which = f"a batch of {len(part)}" if evaluate.vectorized else f"ticket {part.tickets[0]}"
         raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
+
+
+def _tell(loop: Asking, tickets: list[int], values: list[float]) -> None:
+    """Tell results; of an evaluation that somebody has told already, a callback or another thread, that stays."""
+    try:
+        loop.tell(tickets, values)
+    except TicketError:
+        out = set(loop.pending)
+        left = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in out}
+        loop.tell(list(left), list(left.values()))
 
 
 @dataclass(eq=False)
@@ -339,7 +349,7 @@ class Dispatch:
         """Tell the results of a task, which is over then; return the seconds that it took."""
         values, seconds = task.future.result()
         self.progress.evaluated(seconds)
-        self.loop.tell(task.batch.tickets, values)
+        _tell(self.loop, task.batch.tickets, values)
         del self._tasks[task.future]
         return float(seconds)
 
@@ -348,7 +358,7 @@ class Dispatch:
         out = set(self.loop.pending)  # the end may have come right after a tell
         for task in list(self._tasks.values()):
             finished = task.future.done() and not task.future.cancelled() and task.future.exception() is None
-            if finished and out.issuperset(task.batch.tickets):
+            if finished and not out.isdisjoint(task.batch.tickets):
                 try:
                     self._tell(task)
                 except Exception as error:  # the disk is full, for example; what ends the run is raised
@@ -360,6 +370,8 @@ class Dispatch:
             self._queue.extendleft(batch.part(slice(k, k + 1)) for k in reversed(range(len(batch))))
             return
         (ticket,) = batch.tickets
+        if ticket not in self.loop.pending:  # somebody else has told it
+            return
         self._attempts[ticket] = self._attempts.get(ticket, 0) + 1
         if self._attempts[ticket] <= self.workers.retries:
             self._queue.append(batch)

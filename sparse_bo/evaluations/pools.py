@@ -143,10 +143,12 @@ class Pool:
                 gate = context.Event()
                 pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(*first, gate))
             _all_present(pool, workers, gate)
-        except (BrokenExecutor, OSError) as error:
+        except BaseException as error:  # Ctrl-C too: workers would wait at the gate for ever
             if pool is not None:
                 self._executor = pool
                 self._abandon()
+            if not isinstance(error, BrokenExecutor | OSError):
+                raise
             raise RuntimeError(
                 f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
                 "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "

@@ -323,7 +323,7 @@ class AskTell:
             workers: Evaluations at a time; default: as many as the executor has workers.
             callback: Called with the loop and the new history row after each update of the state. It may ask and tell too,
                 which counts towards the budget: what it asks for and does not tell is evaluated here, or, once the budget is
-                spent, stays out.
+                spent, stays out. Of evaluations that are being made, what it tells or fails stays.
 
         Raises:
             ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays

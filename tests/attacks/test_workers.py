@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, maximize
-from sparse_bo.errors import ObjectiveError, TicketError
+from sparse_bo.errors import ObjectiveError, RunInterrupted, TicketError
 from sparse_bo.evaluations import pools
 from sparse_bo.evaluations.threads import Threads
 from sparse_bo.policies import BBKB, RandomSearch
@@ -160,6 +160,27 @@ def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypat
     assert "Traceback" not in done.output
     assert "arms=" not in done.stderr
     assert ".loop" not in done.stderr
+
+
+@pytest.mark.parametrize("executor", ["processes", "loky"])
+def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, monkeypatch):
+    """They waited for the last of them to be started, for ever in a notebook, and for seconds at the end of a script."""
+    started = []
+
+    def interrupted(pool, workers, gate):
+        for _ in range(workers):
+            pool.submit(os.getpid)
+        started.extend(pool._processes.values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pools, "_all_present", interrupted)
+    with pytest.raises(RunInterrupted) as kept:
+        maximize(sum, arms=arms(), policy=RandomSearch(), budget=4, executor=executor, workers=2, arrays="list")
+    for process in started:
+        process.join(20.0)
+    assert started
+    assert not any(process.is_alive() for process in started)
+    assert kept.value.loop.asked == 0
 
 
 def test_an_objective_that_cannot_be_sent_leaves_no_journal_that_blocks_the_retry(tmp_path, monkeypatch):

@@ -193,6 +193,32 @@ def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
     assert caught.value.loop.pending == [0, 1]
 
 
+@pytest.mark.parametrize("spread", [None, Workers(executor="threads", count=2, chunk=2)], ids=["here", "threads"])
+def test_what_somebody_else_has_told_of_an_evaluation_stays(spread):
+    """A callback that gave up on a slow evaluation ended the run once its result came."""
+    loop = AskTell(arms(), RandomSearch(batch_size=4))
+
+    def objective(batch):
+        loop.fail(batch.tickets[:1])
+        return [1.0] * len(batch)
+
+    result = loop.run(objective, 12, call_with="batch", executor=spread)
+    assert loop.pending == []
+    values = [value for row in result.history.rows for value in row.values]
+    assert [ticket for ticket, value in enumerate(values) if value != 1.0] == list(range(0, 12, 4 if spread is None else 2))
+
+
+def test_an_evaluation_that_somebody_else_has_told_may_raise():
+    loop = AskTell(arms(), RandomSearch(batch_size=4))
+
+    def objective(batch):
+        loop.tell(batch.tickets, [2.0])
+        raise OSError
+
+    result = loop.run(objective, 12, call_with="batch", executor=Workers(executor="threads", count=2, chunk=1))
+    assert result.state.pulls == 12
+
+
 @pytest.mark.parametrize("ends", [OSError, KeyboardInterrupt])
 def test_what_has_finished_when_a_callback_or_ctrl_c_ends_the_run_is_told(ends):
     """Tickets 1 to 3 have finished when the first row is shown, which comes of the ask for ticket 3."""
