@@ -19,6 +19,8 @@ from sparse_bo.policies import BBKB, RandomSearch
 MIXED = {"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12), "kind": Choice("a", "b", "c"), "on": Choice(False, True)}
 SMALL = {"n": Int(0, 4), "kind": Choice("x", "y", "z"), "rate": Float(0, 1, step=0.25)}
 
+OK = {"lr": 0.01, "depth": 3, "kind": "a", "on": True}
+
 
 def score(point):
     assert set(point) == set(MIXED)
@@ -263,6 +265,19 @@ def test_workers_get_dictionaries():
         ),
         (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
         (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "needs space="),
+        (lambda: AskTell(space=MIXED, initial=(OK, [1.0])), TypeError, "to be a list of dictionaries with .*, got dict"),
+        (lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])), TypeError, "a list of dictionaries with .*iterator"),
+        (lambda: AskTell(space=MIXED, initial=(["lr"], [1.0])), TypeError, "got str in row 0"),
+        (
+            lambda: AskTell(space=MIXED, feasible=uneven, initial=([OK, OK | {"depth": 4}], [1.0, 2.0])),
+            ValueError,
+            "initial inputs that are feasible, got .*'depth': 4",
+        ),
+        (
+            lambda: AskTell(space=SMALL, feasible=lambda p: p["n"] == 1, initial=([{"n": 2, "kind": "x", "rate": 0}], [1.0])),
+            ValueError,
+            "initial inputs that are feasible, got .*'n': 2",
+        ),
         (lambda: Space(SMALL).encode([{"n": 1}]), ValueError, "no 'kind' in row 0"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "x", "rate": 0.1}]), ValueError, "one of its 5 steps"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "w", "rate": 0.0}]), ValueError, "one of 'x', 'y', 'z', got 'w'"),
