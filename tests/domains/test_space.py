@@ -174,6 +174,18 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
     assert result.history.parameters[: len(asked)] == asked
 
 
+def test_a_resumed_run_takes_its_space_from_the_journal_and_names_what_differs(tmp_path):
+    run = {"policy": RandomSearch(), "storage": tmp_path / "run.db"}
+    maximize(few, space=SMALL, feasible=lambda point: point["n"] > 1, budget=2, **run)
+    for feasible in (None, lambda point: point["n"] > 0):
+        with pytest.raises(ValueError, match="had another feasible= over these parameters; take another storage="):
+            maximize(few, space=SMALL, feasible=feasible, budget=4, resume=True, **run)
+    result = maximize(few, budget=4, resume=True, **run)
+    assert len(result.history.parameters) == 4
+    with pytest.raises(ValueError, match="this call asks for another one"):
+        maximize(few, bounds=torch.tensor([[0.0], [1.0]], dtype=torch.float64), budget=4, resume=True, **run)
+
+
 def test_numbers_of_numpy_are_pythons_own_in_a_space(tmp_path):
     space = {
         "lr": Float(np.float32(0.1), Fraction(7, 10), log=np.bool_(True)),
