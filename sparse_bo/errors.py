@@ -93,7 +93,7 @@ class ObjectiveError(RuntimeError):
     """The objective raised; nothing that was told before is lost.
 
     Attributes:
-        loop: The :class:`sparse_bo.AskTell`, with every observation told so far. The failed batch is still out:
+        loop: The :class:`sparse_bo.AskTell`, with every observation told so far. What has no result is still out:
             ``loop.tell`` or ``loop.fail`` its tickets, then go on with ``loop.run``.
         result: The :class:`sparse_bo.Result` of the run up to the failure.
         reason: What failed, without advice for who holds the loop.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sparse_bo.cli.names import PROBLEMS
 from sparse_bo.cli.presets import check_room, make_problem
 from sparse_bo.cli.settings import ProblemSettings
 from sparse_bo.domains.lazy import ArmSet
@@ -19,7 +20,7 @@ from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
-from sparse_bo.validation import check_positive
+from sparse_bo.validation import check_choice, check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
@@ -68,8 +69,12 @@ def described_problem(settings: ProblemSettings, *, seed: int) -> dict[str, Any]
     if settings.objective is None and settings.arms_file is None and settings.grid is None and settings.space is None:
         if settings.one_by_one:
             raise ValueError("--one-by-one is about an --objective; drop it")
+        name = check_choice("problem", "cadata" if settings.problem is None else settings.problem, PROBLEMS)
+        drawn = [f"--{option}" for option in ("arms", "dims") if getattr(settings, option) is not None]
+        if drawn and name != "gp-draw":
+            raise ValueError(f"{' and '.join(drawn)}: of --problem gp-draw, not of {name}; drop that")
         return {
-            "name": "cadata" if settings.problem is None else settings.problem,
+            "name": name,
             "scaling": scaling,
             "noise_sd": 0.1 if noise_sd is None else noise_sd,
             "arms": 10_000 if settings.arms is None else settings.arms,

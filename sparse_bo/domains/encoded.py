@@ -53,7 +53,7 @@ class SpaceArms(Arms):
         known = {tuple(row): arm for arm, row in enumerate(self.points[:].tolist())}
         found = [known.get(tuple(row)) for row in self.space.encode(where, name).tolist()]
         if None in found:
-            raise ValueError(f"expected {name} that are feasible, got {where[found.index(None)]!r}")
+            raise ValueError(_infeasible(name, where[found.index(None)]))
         return torch.tensor(found, dtype=torch.long, device=self.device)
 
     def describe(self) -> dict[str, Any]:
@@ -96,8 +96,13 @@ class SpaceBox(Box):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; takes dictionaries too."""
         if isinstance(where, Tensor):
-            return self.space.snap(super().check(name, where))
-        return self.space.encode(where, name).to(self.device)
+            picks = self.space.snap(super().check(name, where))
+        else:
+            picks = self.space.encode(where, name).to(self.device)
+        for pick in picks:
+            if not self._feasible(pick):
+                raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
+        return picks
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""
@@ -267,6 +272,10 @@ def _check_some_feasible(space: Space, feasible: Feasible | None) -> None:
         if any(is_feasible(feasible, point) for point in space.decode(candidates)):
             return
     raise ValueError(_none_feasible(space))
+
+
+def _infeasible(name: str, point: Mapping[str, Any]) -> str:
+    return f"expected {name} that are feasible, got {point!r}; leave out what feasible= refuses"
 
 
 def _none_feasible(space: Space) -> str:

@@ -97,9 +97,12 @@ class Space:
             TypeError: If a point is no mapping, or a value has the wrong kind.
             ValueError: If a name is missing or unknown, or a value out of range.
         """
+        form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
+        if isinstance(points, str) or not isinstance(points, Sequence):
+            raise TypeError(f"{form}, got {type(points).__name__}")
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
-                raise TypeError(f"expected {what} to be dictionaries with {', '.join(self.names)}, got {type(point).__name__}")
+                raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
             unknown = [name for name in point if name not in self.parameters]
             missing = [name for name, parameter in self.parameters.items() if name not in point and parameter.count != 1]
             if unknown or missing:

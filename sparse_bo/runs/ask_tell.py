@@ -196,6 +196,17 @@ class AskTell:
             logger.warning("%s", note)  # nobody sees the notes of a SystemExit
             error.add_note(note)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Refuse to be pickled or copied: two loops cannot own one run.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "an AskTell cannot be pickled or copied, as it owns its run and its journal; pickle loop.result(), or give "
+            "storage= and go on by AskTell.resume(...) in another process"
+        )
+
     @property
     def state(self) -> State:
         """Round, observations, posterior or model, dictionary and width after the last update."""

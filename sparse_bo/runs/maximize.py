@@ -154,8 +154,11 @@ def _resumed(
 
 def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int) -> str | None:
     """Return in what a recorded run differs from the one that is asked for, ``None`` if in nothing."""
-    if space != about.get("space"):
-        what = "is on no space" if "space" not in about else f"is on the space {Space.of(about['space'])}"
+    recorded = about.get("space")
+    if (space is not None or bounds is not None) and space != recorded:
+        if space is not None and recorded is not None and _values(space) == _values(recorded):
+            return "had another feasible= over these parameters"
+        what = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
         return f"{what}; this call asks for another one"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
@@ -164,3 +167,8 @@ def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[
     if bounds is not None and (bounds.tolist() != about["bounds"] or str(bounds.dtype) != about["dtype"]):
         return f"has bounds {about['bounds']} of {about['dtype']}; this call asks for others, of {bounds.dtype}"
     return None
+
+
+def _values(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a space without that of what is feasible in it."""
+    return {name: part for name, part in space.items() if name not in ("feasible", "restricted")}

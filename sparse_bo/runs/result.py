@@ -126,9 +126,10 @@ class Result:
             best_possible: Highest true value, where it is known: draw the gap to it instead of the best value.
 
         Raises:
-            ValueError: If the run has no batches.
+            ValueError: If the run has no batches, or has not as many evaluations as ``regret`` has numbers.
             OSError: If the file cannot be written.
         """
+        self._check_regret(regret)
         from sparse_bo.runs.figures import plot_history  # matplotlib is slow to import
 
         figure = plot_history(self.history, regret=regret, best_possible=best_possible)
@@ -147,14 +148,21 @@ class Result:
             regret: Of every evaluation in order, where the truth is known.
 
         Raises:
+            ValueError: If the run has not as many evaluations as ``regret`` has numbers.
             OSError: If the file cannot be written.
         """
+        self._check_regret(regret)
         from sparse_bo.runs.page import facts_of_result, run_page
 
         page = run_page(facts_of_result(self, regret=regret))
         if path is not None:
             write_page(path, page)
         return page
+
+    def _check_regret(self, regret: Sequence[float] | None) -> None:
+        evaluations = sum(row.batch_size for row in self.history.rows)
+        if regret is not None and len(regret) != evaluations:
+            raise ValueError(f"expected the regret of every evaluation, {evaluations} numbers, got {len(regret)}")
 
     def __repr__(self) -> str:
         """Return the best point and how many evaluations were made, in one line."""

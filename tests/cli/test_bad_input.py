@@ -21,6 +21,8 @@ from tests.cli.builders import QUICK, invoke
         (["--ratio-threshold", "0.5"], "ratio_threshold >= 1"),
         (["--noise-sd", "-1"], "noise_sd >= 0"),
         (["--problem", "gp-draw", "--standardize"], "lives in the unit cube"),
+        (["--problem", "levy20", "--arms", "30", "--dims", "2"], "--arms and --dims: of --problem gp-draw, not of levy20"),
+        (["--dims", "2"], "--dims: of --problem gp-draw, not of abalone"),
         (["--problem", "levy20", "--standardize"], "in its own box; drop the scaling"),
         (["--problem", "levy20", "--policy", "epsilon-greedy"], "chooses among arms, got a box"),
         (["--problem", "levy20", "--policy", "qff-ts"], "takes boxes of d <= 3, got d = 20"),

@@ -19,6 +19,8 @@ from sparse_bo.policies import BBKB, RandomSearch
 MIXED = {"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12), "kind": Choice("a", "b", "c"), "on": Choice(False, True)}
 SMALL = {"n": Int(0, 4), "kind": Choice("x", "y", "z"), "rate": Float(0, 1, step=0.25)}
 
+OK = {"lr": 0.01, "depth": 3, "kind": "a", "on": True}
+
 
 def score(point):
     assert set(point) == set(MIXED)
@@ -172,6 +174,18 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
     assert result.history.parameters[: len(asked)] == asked
 
 
+def test_a_resumed_run_takes_its_space_from_the_journal_and_names_what_differs(tmp_path):
+    run = {"policy": RandomSearch(), "storage": tmp_path / "run.db"}
+    maximize(few, space=SMALL, feasible=lambda point: point["n"] > 1, budget=2, **run)
+    for feasible in (None, lambda point: point["n"] > 0):
+        with pytest.raises(ValueError, match="had another feasible= over these parameters; take another storage="):
+            maximize(few, space=SMALL, feasible=feasible, budget=4, resume=True, **run)
+    result = maximize(few, budget=4, resume=True, **run)
+    assert len(result.history.parameters) == 4
+    with pytest.raises(ValueError, match="this call asks for another one"):
+        maximize(few, bounds=torch.tensor([[0.0], [1.0]], dtype=torch.float64), budget=4, resume=True, **run)
+
+
 def test_numbers_of_numpy_are_pythons_own_in_a_space(tmp_path):
     space = {
         "lr": Float(np.float32(0.1), Fraction(7, 10), log=np.bool_(True)),
@@ -263,6 +277,19 @@ def test_workers_get_dictionaries():
         ),
         (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
         (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "needs space="),
+        (lambda: AskTell(space=MIXED, initial=(OK, [1.0])), TypeError, "to be a list of dictionaries with .*, got dict"),
+        (lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])), TypeError, "a list of dictionaries with .*iterator"),
+        (lambda: AskTell(space=MIXED, initial=(["lr"], [1.0])), TypeError, "got str in row 0"),
+        (
+            lambda: AskTell(space=MIXED, feasible=uneven, initial=([OK, OK | {"depth": 4}], [1.0, 2.0])),
+            ValueError,
+            "initial inputs that are feasible, got .*'depth': 4",
+        ),
+        (
+            lambda: AskTell(space=SMALL, feasible=lambda p: p["n"] == 1, initial=([{"n": 2, "kind": "x", "rate": 0}], [1.0])),
+            ValueError,
+            "initial inputs that are feasible, got .*'n': 2",
+        ),
         (lambda: Space(SMALL).encode([{"n": 1}]), ValueError, "no 'kind' in row 0"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "x", "rate": 0.1}]), ValueError, "one of its 5 steps"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "w", "rate": 0.0}]), ValueError, "one of 'x', 'y', 'z', got 'w'"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from sparse_bo import AskTell, History, Int, maximize
+from sparse_bo import AskTell, History, Int, Result, maximize
 from sparse_bo.policies import RandomSearch
 from sparse_bo.runs.figures import plot_history
 
@@ -36,6 +36,13 @@ def test_a_result_is_printed_in_a_line(result):
     named = maximize(lambda point: math.nan if point["n"] else 1.0, space={"n": Int(0, 1)}, budget=2)
     assert repr(named).startswith("Result(policy='bbkb', evaluations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0")
     assert repr(AskTell(bounds=wide).result()) == "Result(policy='trust-region', evaluations=0)"
+
+
+@pytest.mark.parametrize("regret", [[], [0.1] * 39, torch.zeros(41)], ids=["none", "one too few", "one too many"])
+@pytest.mark.parametrize("drawn", [Result.plot, Result.report])
+def test_the_regret_of_other_evaluations_is_refused(result, drawn, regret):
+    with pytest.raises(ValueError, match=f"regret of every evaluation, 40 numbers, got {len(regret)}"):
+        drawn(result, regret=regret)
 
 
 def test_a_damaged_history_is_named_by_line(result, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from contextlib import suppress
@@ -169,6 +170,12 @@ def test_evaluations_made_one_at_a_time_are_told_as_they_end(where, stop, raised
     assert len(calls) == 13  # none is made again but the one that raised
     assert again.history.column("values") == honest.history.column("values")
     assert again.history.points == honest.history.points
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loop_cannot_be_copied_and_says_so(copied):
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied, .*AskTell\.resume"):
+        copied(AskTell(bounds=BOUNDS))
 
 
 def test_one_result_that_is_no_number_is_shown():
