@@ -140,17 +140,18 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 
 class Kept:
-    """The rows that the posterior was last asked for again and again; a copy or a pickle starts without."""
+    """What was made for lazy posteriors; a copy or a pickle starts without."""
 
     def __init__(self) -> None:
-        self.base: Any = None
+        self.base: Any = None  # the rows that the posterior was last asked for again and again
+        self.kernel: Any = None  # the prior covariance, as it was when the posterior was made
 
     def put(self, base: Any) -> None:
         """Keep a :class:`~sparse_bo.models.sparse_gp.process.Base` in place of the last."""
         self.base = base
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"base": None}
+        return {"base": None, "kernel": None}
 
 
 @dataclass(frozen=True, eq=False)
