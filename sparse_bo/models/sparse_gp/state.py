@@ -168,6 +168,10 @@ class PosteriorCache:
     grown: Grown | None = None
     """What it takes to grow by further rows, of a model that was made with ``previous``; a copy starts without."""
 
+    def carries_graph(self) -> bool:
+        """Return whether parameters are in the graph of the posterior; of a fantasy it is that of its points."""
+        return self.representation.extension is None and self.representation.alpha.requires_grad
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
         state = {part.name: getattr(self, part.name) for part in fields(self)}
