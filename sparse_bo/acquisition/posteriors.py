@@ -247,7 +247,7 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
 
     Raises:
         ValueError: If ``in_batch="fixed"`` and the model has no dictionary, or the model's observations have no noise.
-        UnsupportedError: If the model has several outputs or a batch shape.
+        UnsupportedError: If the model has several outputs or a batch shape, or makes several inputs of a point.
     """
     batch_shape = tuple(model.batch_shape or ())  # None for some deterministic models
     if model.num_outputs != 1 or batch_shape:
@@ -258,6 +258,11 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
     if in_batch == "fixed" and not isinstance(model, DictionaryPosterior):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")
     model.eval()
+    if (rows := model.transform_inputs(like[:1]).shape[-2]) != 1:
+        raise UnsupportedError(
+            f"expected a model of points, got one whose input transform makes {rows} inputs of each; use optimize_acqf with an "
+            "objective of them (a risk measure, an expectation)"
+        )
     closed = _closed_form(model, in_batch)
     if closed is None and in_batch == "fixed":
         raise ValueError(

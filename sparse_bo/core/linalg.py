@@ -52,6 +52,9 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
 
 _JITTERS = 5
 """That are tried, each a hundred times the one before."""
+_LARGEST_JITTER = 1e-2
+"""Of the largest entry of the diagonal: in float32 the last of them would be a thousand times as large as the matrix."""
+_PRECISE = ", and use torch.float64"
 
 
 def safe_cholesky(A: Tensor) -> JitteredCholesky:
@@ -73,14 +76,17 @@ def safe_cholesky(A: Tensor) -> JitteredCholesky:
     if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
     unit, jitter = round_off(A), 0.0
+    most = unit * _LARGEST_JITTER / (A.shape[-1] * torch.finfo(A.dtype).eps)
     for attempt in range(_JITTERS):
         jitter = unit * 10.0 ** (2 * attempt + 1)
+        if jitter > most:
+            break
         jittered = try_cholesky(A, jitter=jitter)
         if jittered is not None:
             return JitteredCholesky(jittered, jitter)
     raise ValueError(
-        f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {jitter:.1e}; "
-        "check that the kernel is positive definite and that inputs are finite"
+        f"a matrix of shape {tuple(A.shape)} is not positive semi-definite even with jitter {min(jitter, most):.1e}; "
+        f"check that the kernel is positive definite and that inputs are finite{'' if A.dtype == torch.float64 else _PRECISE}"
     )
 
 

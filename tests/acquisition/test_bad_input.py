@@ -8,6 +8,7 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.models import SingleTaskGP, SingleTaskVariationalGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Log
+from botorch.models.transforms.input import InputPerturbation
 
 from sparse_bo import SparseGP, optimize_batch
 from tests.acquisition.dense import BOUNDS, Ordinary, build, data, grid
@@ -112,6 +113,15 @@ def test_several_outputs_and_batches_are_refused(kind):
         optimize_batch(kind(X, torch.cat([Y, Y], dim=-1)), BOUNDS)
     with pytest.raises(UnsupportedError, match=r"batch shape \(3,\)"):
         optimize_batch(kind(X.expand(3, -1, -1), Y.expand(3, -1, -1)), BOUNDS)
+
+
+@pytest.mark.parametrize("domain", [{"bounds": BOUNDS}, {"choices": grid(3)}], ids=["box", "choices"])
+@pytest.mark.parametrize("cls", [SparseGP, SingleTaskGP])
+def test_a_model_that_makes_several_inputs_of_a_point_is_refused(cls, domain):
+    X, Y = data()
+    perturbed = InputPerturbation(torch.tensor([[0.0, 0.0], [0.05, 0.05]], dtype=torch.float64))
+    with pytest.raises(UnsupportedError, match="makes 2 inputs of each"):
+        optimize_batch(cls(X, Y, input_transform=perturbed), **domain)
 
 
 def test_the_fixed_update_needs_a_dictionary():

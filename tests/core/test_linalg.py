@@ -101,3 +101,12 @@ def test_a_nan_beside_the_diagonal_is_no_error_of_lapack(device: torch.device) -
     A[0, 1] = A[1, 0] = torch.nan
     with pytest.raises(ValueError, match="finite kernel matrix"):
         nystrom_factor(A)
+
+
+def test_jitter_as_large_as_the_matrix_is_no_jitter(device: torch.device) -> None:
+    A = torch.eye(300, dtype=torch.float32, device=device)
+    A[0, 1] = A[1, 0] = 1.2  # an eigenvalue of -0.2
+    with pytest.raises(ValueError, match=r"jitter 1.0e-02; .* torch.float64$"):
+        safe_cholesky(A)
+    with pytest.raises(ValueError, match=r"finite$"):
+        safe_cholesky(A.double())

@@ -552,6 +552,27 @@ def test_what_pivots_leave_of_a_smooth_function_may_be_round_off(noise, outputs,
         assert operator_of(model.posterior(again)).root_decomposition().root.shape[-1] == 316
 
 
+class OwnForward(SparseGP):
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), 2.0 * self.covar_module(x))
+
+
+@pytest.mark.parametrize("cls", [SparseGP, OwnForward])
+def test_a_lazy_posterior_is_of_the_parameters_it_was_made_with(cls, many):
+    model = cls(**data(), dictionary=ROWS)
+    expected = cls(**data(), dictionary=ROWS).posterior(points(Q))
+    posterior = model.posterior(points(Q))
+    with torch.no_grad():
+        model.covar_module.lengthscale = 0.1
+        model.mean_module.constant = 3.0
+    torch.testing.assert_close(posterior.variance, expected.variance, **TIGHT)
+    some = [operator_of(which)[..., 2:5, :].to_dense() for which in (posterior, expected)]
+    torch.testing.assert_close(*some, **TIGHT)
+    posterior.variance.sum().backward()
+    assert bool((model.covar_module.raw_lengthscale.grad != 0.0).any())
+    assert not torch.allclose(model.posterior(points(Q)).variance, expected.variance)
+
+
 def test_a_matrix_that_is_no_covariance_has_no_root():
     g = torch.Generator().manual_seed(0)
     A = torch.randn(2, 6, 6, generator=g, dtype=torch.float64)

@@ -365,3 +365,18 @@ def test_variances_of_small_noise_are_theirs_and_joint_ones_are_covariances():
     torch.testing.assert_close(posterior.variance.squeeze(-1), expected.diagonal(), rtol=1e-4, atol=0)
     values = torch.linalg.eigvalsh(posterior.distribution.covariance_matrix.detach())
     assert values[0] > 0.5 * torch.linalg.eigvalsh(expected)[0] > 0
+
+
+@pytest.mark.parametrize("rows", [None, torch.arange(8)], ids=["exact", "sparse"])
+def test_a_graph_of_parameters_is_that_of_its_call(rows):
+    model = SparseGP(**data(), dictionary=rows)
+    with settings.propagate_grads(True):
+        through = model.posterior(points(3)).mean.sum()
+    for _ in range(2):  # the graph of the first call is not walked twice
+        X = points(3).requires_grad_()
+        model.posterior(X).mean.sum().backward()
+        assert bool((X.grad != 0.0).any())
+    assert not model.representation().root.requires_grad
+    model.zero_grad()
+    through.backward()
+    assert bool((model.likelihood.noise_covar.raw_noise.grad != 0.0).any())

@@ -20,10 +20,12 @@ from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.deferred import HELD_BYTES, DeferredCovariance, PointCovariance
+from sparse_bo.models.sparse_gp.fantasies import copy_with
 from sparse_bo.models.sparse_gp.leading import begins_with, constant_rows, shared_rows
 from sparse_bo.models.sparse_gp.outcomes import lazy_posterior, transformed, untransformed
+from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.process import CHUNK, Base, Process
-from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.state import check_width
 
 KEPT_BYTES = 2**28
@@ -96,7 +98,9 @@ class JointPosterior:
     def _joint(self: Any, X: Tensor, base: Base | None) -> MultivariateNormal:
         """Return the lazy posterior at ``X`` (``… x q x d``, transformed, with output dimension) that begins with ``base``."""
         cache = self._cache()
-        process = Process(self.prior_kernel, cache.representation)
+        if cache.kept.kernel is None:
+            cache.kept.kernel = _as_it_is(self)
+        process = Process(cache.kept.kernel, cache.representation)
         start = 0 if base is None else base.rows
         means = [self._mean_at(X[..., start + rows.start : start + rows.stop, :]) for rows in _chunks(X.shape[-2] - start)]
         batch_shape = broadcast_shapes(X.shape[:-2], *(mean.shape[:-1] for mean in means))
@@ -136,6 +140,21 @@ class JointPosterior:
         with torch.no_grad():
             columns = self._cache().representation.project(self.prior_kernel, X).columns
             return Base(X.clone(), self._mean_at(X), columns)
+
+
+def _as_it_is(model: Any) -> PriorKernel:
+    """Return a copy of a model's prior covariance, which a lazy posterior may read when the model has other parameters.
+
+    The copy's parameters are nodes of the graph, so that gradients reach the model's.
+    """
+    with torch.enable_grad():
+        values = [(parameter, parameter.clone()) for parameter in model.parameters()]
+    kernel = model.prior_kernel
+    if not isinstance(kernel, ForwardKernel):
+        return copy_with(kernel, values)
+    data = (model._stored_inputs, model._stored_targets, model.__dict__.get("_stored_originals"), model.likelihood)
+    shared = [(part, part) for part in data]
+    return ForwardKernel(copy_with(model, [*values, *shared, (model.prediction_strategy, None)]), like=kernel.like)
 
 
 def _chunks(rows: int) -> list[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gpytorch
@@ -211,6 +212,9 @@ class DictionaryPosterior(
         if cache is None or not cache.stamp.matches(*made_from):
             with torch.set_grad_enabled(torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off()):
                 cache = self._computed(Stamp(*made_from))
+            self.prediction_strategy = cache
+        elif gpytorch.settings.detach_test_caches.on() and cache.carries_graph():  # of a call with propagate_grads
+            cache = replace(cache, representation=cache.representation.map(torch.Tensor.detach))
             self.prediction_strategy = cache
         return cache
 

@@ -140,17 +140,18 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 
 class Kept:
-    """The rows that the posterior was last asked for again and again; a copy or a pickle starts without."""
+    """What was made for lazy posteriors; a copy or a pickle starts without."""
 
     def __init__(self) -> None:
-        self.base: Any = None
+        self.base: Any = None  # the rows that the posterior was last asked for again and again
+        self.kernel: Any = None  # the prior covariance, as it was when the posterior was made
 
     def put(self, base: Any) -> None:
         """Keep a :class:`~sparse_bo.models.sparse_gp.process.Base` in place of the last."""
         self.base = base
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"base": None}
+        return {"base": None, "kernel": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +167,10 @@ class PosteriorCache:
     kept: Kept = field(default_factory=Kept)
     grown: Grown | None = None
     """What it takes to grow by further rows, of a model that was made with ``previous``; a copy starts without."""
+
+    def carries_graph(self) -> bool:
+        """Return whether parameters are in the graph of the posterior; of a fantasy it is that of its points."""
+        return self.representation.extension is None and self.representation.alpha.requires_grad
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
