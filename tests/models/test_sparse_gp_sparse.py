@@ -380,3 +380,10 @@ def test_a_graph_of_parameters_is_that_of_its_call(rows):
     model.zero_grad()
     through.backward()
     assert bool((model.likelihood.noise_covar.raw_noise.grad != 0.0).any())
+
+
+def test_a_fantasy_copies_no_inputs_of_the_data():
+    model = SparseGP(**CONFIGURATIONS["normalized inputs"]())
+    model.posterior(points(2))
+    fantasy = model.get_fantasy_model(points(2), points(2)[:, 0])
+    assert fantasy.__dict__["_stored_originals"] is model.__dict__["_stored_originals"]

@@ -122,7 +122,8 @@ class ProcessConditioning:
         inputs_below, targets_below = self._stored_inputs, self._stored_targets
         new_inputs = Appended(inputs_below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
         new_targets = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
-        data = [(inputs_below, new_inputs), (targets_below, new_targets)]
+        originals = self.__dict__.get("_stored_originals")
+        data = [(inputs_below, new_inputs), (targets_below, new_targets), (originals, originals)]
         fantasy = copy_with(self, [*data, (self.likelihood, likelihood), (self.prediction_strategy, None)])
         fantasy._dictionary_rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(inputs_below)])
         fantasy._dictionary_points = cache.points
