@@ -98,8 +98,8 @@ class History:
 
     def __repr__(self) -> str:
         """Return what the run was and how long; its rows would be as many lines."""
-        asked = sum(row.batch_size for row in self.rows)
-        return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, evaluations={asked})"
+        observed = sum(row.batch_size for row in self.rows)
+        return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, observations={observed})"
 
     def column(self, name: str) -> list[Any]:
         """Return one field of every row.

@@ -165,14 +165,14 @@ class Result:
             raise ValueError(f"expected the regret of every evaluation, {evaluations} numbers, got {len(regret)}")
 
     def __repr__(self) -> str:
-        """Return the best point and how many evaluations were made, in one line."""
+        """Return the best point and how many observations there are, those before the run included, in one line."""
         rows = self.history.rows
         best: dict[str, Any] = {"best_index": self.best_index, "best_x": _shown(self.best_x)}
         if self.space is not None:
             best = {"best_parameters": self.best_parameters}
         said = {
             "policy": self.history.info.get("policy"),
-            "evaluations": sum(row.batch_size for row in rows),
+            "observations": sum(row.batch_size for row in rows),
             "failed": sum(row.failed for row in rows) or None,
             **best,
             "best_mean": self.best_mean,

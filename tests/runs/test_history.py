@@ -28,14 +28,14 @@ def test_saving_and_loading_gives_the_same_history(result, tmp_path):
 def test_a_result_is_printed_in_a_line(result):
     found = f"best_index={result.best_index}, best_x={[float(f'{x:.6g}') for x in result.best_x.tolist()]}"
     assert repr(result) == (
-        f"Result(policy='bbkb', evaluations=40, {found}, best_mean={result.best_mean}, best_sd={result.best_sd})"
+        f"Result(policy='bbkb', observations=40, {found}, best_mean={result.best_mean}, best_sd={result.best_sd})"
     )
-    assert repr(result.history) == f"History(policy='bbkb', batches={len(result.history.rows)}, evaluations=40)"
+    assert repr(result.history) == f"History(policy='bbkb', batches={len(result.history.rows)}, observations=40)"
     wide = torch.stack([torch.zeros(200), torch.ones(200)]).double()
     assert "'… 188 more'" in repr(maximize(lambda X: X.sum(-1), bounds=wide, budget=1))
     named = maximize(lambda point: math.nan if point["n"] else 1.0, space={"n": Int(0, 1)}, budget=2)
-    assert repr(named).startswith("Result(policy='bbkb', evaluations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0")
-    assert repr(AskTell(bounds=wide).result()) == "Result(policy='trust-region', evaluations=0)"
+    assert repr(named).startswith("Result(policy='bbkb', observations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0")
+    assert repr(AskTell(bounds=wide).result()) == "Result(policy='trust-region', observations=0)"
 
 
 @pytest.mark.parametrize("regret", [[], [0.1] * 39, torch.zeros(41)], ids=["none", "one too few", "one too many"])
