@@ -10,14 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse_bo.core.linalg import try_cholesky
-
 GRAM_BLOCKS = 16
 """Blocks of rows of a symmetric product; each is computed up to its diagonal: 17/32 of the work is left."""
 SMALLEST_BLOCK = 128
 """Thinner blocks cost calls."""
-SHARES = (0.0, *(0.5**power for power in range(10, -1, -1)))
-"""Of the bound on what round-off does: what is added to a diagonal, the least that helps."""
 ITERATIONS = 12
 """Of the power method: the norm comes out a few per cent low at most, and the bound it goes into is a hundredfold too large."""
 
@@ -42,24 +38,6 @@ def whitened_gram(L: Tensor, A: Tensor) -> Tensor:
     half = torch.linalg.solve_triangular(L, A, upper=False)
     whole = torch.linalg.solve_triangular(L, half.mT, upper=False)
     return 0.5 * (whole + whole.mT)
-
-
-def semi_definite(G: Tensor, error: float) -> Tensor:
-    """Return a whitened sum as the sum of squares that it was before round-off: ``G + δ I`` with no negative eigenvalue.
-
-    Directions that the data say nearly nothing of have eigenvalues near 0, which round-off can make negative; a root of the
-    posterior's ``I − (I + G)⁻¹`` does not exist then. O(m³).
-
-    Args:
-        G: ``… x m x m`` symmetric.
-        error: A bound on what round-off has done to its eigenvalues; δ is one of :data:`SHARES` of it.
-    """
-    for share in SHARES[:-1]:
-        if try_cholesky(G, jitter=share * error) is not None:
-            break
-    else:
-        share = SHARES[-1]
-    return G if share == 0.0 else G + share * error * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
 
 
 def whitening_error(L: Tensor, trace: Tensor) -> float:
