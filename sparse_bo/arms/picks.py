@@ -129,6 +129,7 @@ def greedy_picks(
             if top != top:
                 best = _score(means, leverage, scores)
                 top = scores.item(best)
+            best = int((scores >= top - unit).argmax())  # BLAS rounds otherwise where its vectors end: equal arms differ
             if spent > allowance or allowance <= 0.0:
                 ended = True
                 break
