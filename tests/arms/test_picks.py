@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from sparse_bo.arms import picks
 from sparse_bo.arms.picks import GreedyPicks, greedy_picks, resolution
 
 
@@ -97,6 +98,19 @@ def test_round_off_does_not_break_a_tie() -> None:
     means = np.array([0.3, 0.3 + 1e-16, 0.3 - 1e-16])
     got = _pick((means, np.eye(3) * 1e-9, np.zeros(3)), width=0.0 + 1e-9, max_picks=1)
     assert got.positions == [0]
+
+
+def test_an_update_that_rounds_some_arms_otherwise_breaks_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As BLAS does where its vectors end, on some processors."""
+    update = picks.dger
+
+    def rounding_otherwise(alpha, x, y, incx, incy, a, *rest):
+        update(alpha, x, y, incx, incy, a, *rest)
+        a[3:] = np.nextafter(a[3:], np.inf)
+
+    monkeypatch.setattr(picks, "dger", rounding_otherwise)
+    got = _pick((np.zeros(5), np.full((5, 5), 0.5), np.zeros(5)), max_picks=6)
+    assert got.positions == [0] * 6
 
 
 def test_arguments_are_left_as_they_were() -> None:
