@@ -147,7 +147,9 @@ def fit_dtc_among(
         gram, projected = rows.summed(partial(data.normal_sums, whiten=False))
         whitened = whitened_gram(data.factor.matrix, gram)
         # Of directions that the data say nearly nothing of, round-off makes eigenvalues negative: no sum of squares has them.
-        if try_cholesky(whitened, jitter=0.0) is not None:
+        # Summed, so that processes on unlike processors agree.
+        (failed,) = rows.summed(lambda: [gram.new_tensor(float(try_cholesky(whitened, jitter=0.0) is None))])
+        if not bool(failed):
             return data.refined(data.posterior(whitened, data.whitened_vector(projected)))
     return data.posterior(*rows.summed(data.normal_sums))
 
