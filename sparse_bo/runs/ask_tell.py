@@ -17,8 +17,9 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
 from sparse_bo.evaluations.answers import FAILED, answers_of
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch, evaluation_of, run_serially
+from sparse_bo.evaluations.dispatch import Dispatch
 from sparse_bo.evaluations.pools import Submits
+from sparse_bo.evaluations.serial import evaluation_of, run_serially
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.policies import Policy, State

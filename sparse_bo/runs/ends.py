@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparse_bo.errors import ObjectiveError, RunInterrupted
-from sparse_bo.evaluations.dispatch import Asking, EvaluationFailed
+from sparse_bo.evaluations.serial import Asking, EvaluationFailed
 from sparse_bo.runs.result import Result
 
 
