@@ -1,5 +1,6 @@
 """Benchmarks run in their smallest form, resume, and name the code they ran; the committed pages are what the records give."""
 
+import dataclasses
 import importlib
 import json
 import re
@@ -176,6 +177,16 @@ def test_two_devices_have_a_section_each(tmp_path: Path) -> None:
     text, pictures = pages.render(experiment("bkb_figures"), [record, {**record, "device": "another"}])
     assert text.count("\n## ") == 3
     assert [picture.name for picture in pictures] == ["bkb_fig1", "bkb_fig1--2"]
+
+
+def test_what_does_not_depend_on_the_device_has_one_section(tmp_path: Path) -> None:
+    pages = importlib.import_module("harness.pages")
+    (record,) = run("bkb_figures", tmp_path)
+    pooled = dataclasses.replace(experiment("bkb_figures"), pooled=True)
+    text, pictures = pages.render(pooled, [record, {**record, "device": "another", "date": "2999-01-01T00:00:00+00:00"}])
+    assert f"\n## another and {record['device']}\n" in text
+    assert text.count("\n## ") == 2
+    assert [picture.name for picture in pictures] == ["bkb_fig1"]
 
 
 def git(folder: Path, *words: str) -> str:

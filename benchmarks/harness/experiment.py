@@ -87,7 +87,7 @@ class Experiment:
         about: What a reader needs to understand the page, in Markdown; no results, these come from the records.
         jobs: From the parsed command line to the jobs, always in the same order. The line has ``seeds`` (a range), ``device``,
             ``folder`` (where records go), ``form``, and what ``options`` name.
-        page: From the records of one device to what the page shows.
+        page: From the records of one device (of all, if ``pooled``) to what the page shows.
         headline: From the same records to the figure of the overview.
         options: By name, what else can be chosen.
         seeds: How many, in each form.
@@ -97,6 +97,7 @@ class Experiment:
         ignored: Warnings that are not shown.
         records: Name of the file of the records, if it is not the experiment's.
         upgrade: From a record as an older version wrote it to one with all fields.
+        pooled: Whether the page is of the records of all devices together, as what they tell does not depend on the device.
     """
 
     script: str
@@ -114,6 +115,7 @@ class Experiment:
     ignored: tuple[type[Warning], ...] = ()
     records: str | None = None
     upgrade: Callable[[Record], Record] = dict
+    pooled: bool = False
 
     @property
     def name(self) -> str:

@@ -25,13 +25,13 @@ def render(experiment: Experiment, records: list[Record]) -> tuple[str, list[Pic
         " · ".join([f"`python benchmarks/{experiment.name}.py`", *where, "[all benchmarks](../README.md)"]),
         experiment.about.strip(),
     ]
-    for device in devices(records):
-        blocks += [f"## {device}", *experiment.page([r for r in records if r["device"] == device])]
+    for title, shown in _sections(experiment, records).items():
+        blocks += [f"## {title}", *experiment.page(shown)]
     blocks += ["## Records", provenance(records)] if records else ["**Nothing recorded yet.**"]
     named, pictures = [], list[Picture]()
     for block in blocks:
         if isinstance(block, Picture):
-            same = sum(shown.name.partition("--")[0] == block.name for shown in pictures)  # two devices may show the same
+            same = sum(other.name.partition("--")[0] == block.name for other in pictures)  # two devices may show the same
             pictures.append(replace(block, name=f"{block.name}--{same + 1}") if same else block)
         named.append(pictures[-1] if isinstance(block, Picture) else block)
     return "\n\n".join(map(_markdown, named)) + "\n", pictures
@@ -55,7 +55,7 @@ def overview(experiments: Iterable[Experiment], folder: Path) -> str:
     rows = []
     for experiment in experiments:
         records = experiment.read(folder)
-        first = [r for r in records if r["device"] == _shown_first(records)]
+        first = [r for r in records if experiment.pooled or r["device"] == _shown_first(records)]
         headline = experiment.headline(first) if first else "nothing recorded yet"
         command, page = f"`python benchmarks/{experiment.name}.py`", f"[page](results/{experiment.name}.md)"
         rows.append((experiment.question, command, headline, page))
@@ -73,6 +73,14 @@ def with_overview(text: str, table: str) -> str:
     if not (found and closed):
         raise ValueError(f"expected the lines {BEGIN!r} and {END!r} in benchmarks/README.md; put them back around its table")
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def _sections(experiment: Experiment, records: list[Record]) -> dict[str, list[Record]]:
+    """Return a page's sections by their title: one of each device, or one of all."""
+    named = devices(records)
+    if experiment.pooled and named:
+        return {" and ".join(named): records}
+    return {device: [r for r in records if r["device"] == device] for device in named}
 
 
 def devices(records: list[Record]) -> list[str]:

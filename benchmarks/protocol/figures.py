@@ -10,7 +10,7 @@ from harness.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, plain_
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .summary import Record, Runs, at_checkpoints, at_seconds, of, shown
+from .summary import Record, Runs, at_checkpoints, at_seconds, of, seconds, shown
 from .trace import checkpoints
 
 __all__ = ["FIELDS", "draw", "draw_all"]
@@ -61,9 +61,10 @@ def draw(runs: Runs, field: str) -> Figure:
         left, right = panels[k // columns, 2 * (k % columns) : 2 * (k % columns) + 2]
         for method in methods:
             if found := of(runs, problem, method):
-                at, over_evaluations, over_seconds = _curves(found, field)
-                handles |= _band(left, at, over_evaluations, look(method, methods))
-                _band(right, *over_seconds, look(method, methods))
+                style = look(method, methods)
+                handles |= _band(left, *_over_evaluations(found, field), style)
+                if timed := [r for r in found if r["cpu_seconds"] is not None]:
+                    _band(right, *_over_seconds(timed, field), style)
         left.set(title=problem, xlabel="evaluations", yscale="log")
         right.set(xlabel="processor seconds", xscale="log", yscale="log")
         right.sharey(left)
@@ -74,13 +75,17 @@ def draw(runs: Runs, field: str) -> Figure:
     return figure
 
 
-def _curves(found: Sequence[Record], field: str) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Return checkpoints, the runs at them, and a grid of seconds with the runs on it."""
+def _over_evaluations(found: Sequence[Record], field: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return checkpoints, and the runs at them."""
+    curves = np.array([_drawn(r, field, at_checkpoints(r, field)) for r in found])
+    return np.array(checkpoints(found[0]["budget"])), curves
+
+
+def _over_seconds(found: Sequence[Record], field: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a grid of processor seconds, and the runs on it."""
     last = max(r["cpu_seconds"][-1] for r in found)
-    seconds = np.geomspace(max(min(r["cpu_seconds"][0] for r in found), 1e-4 * last, 1e-4), max(last, 2e-4), 80)
-    on_checkpoints = np.array([_drawn(r, field, at_checkpoints(r, field)) for r in found])
-    on_seconds = np.array([_drawn(r, field, at_seconds(r, field, seconds)) for r in found])
-    return np.array(checkpoints(found[0]["budget"])), on_checkpoints, (seconds, on_seconds)
+    grid = np.geomspace(max(min(r["cpu_seconds"][0] for r in found), 1e-4 * last, 1e-4), max(last, 2e-4), 80)
+    return grid, np.array([_drawn(r, field, at_seconds(r, field, grid)) for r in found])
 
 
 def _drawn(record: Record, field: str, values: np.ndarray) -> np.ndarray:
@@ -117,10 +122,13 @@ def draw_all(by_budget: Sequence[tuple[int, Runs]]) -> Figure:
             gaps = _mean_gap(runs, problems, method, lambda r: at_checkpoints(r, "recommended"))
             known = ~np.isnan(gaps)
             handles |= {method: above.plot(np.array(checkpoints(budget))[known], gaps[known], **style)[0]}
-            seconds = float(np.mean([np.median([r["cpu_seconds_in_all"] for r in of(runs, p, method)]) for p in problems]))
+            spent = [seconds(of(runs, problem, method)) for problem in problems]
+            if None in spent:
+                continue  # its time is not known everywhere
+            where = max(float(np.mean(np.array(spent, dtype=float))), 1e-2)
             ends = _mean_gap(runs, problems, method, lambda r: np.array(r["recommended"][-1:], dtype=float))
-            below.plot(max(seconds, 1e-2), ends[0], marker="o", ms=9, color=style["color"], label=method)
-            below.annotate(method, (max(seconds, 1e-2), ends[0]), xytext=(7, 4), textcoords="offset points", fontsize=9)
+            below.plot(where, ends[0], marker="o", ms=9, color=style["color"], label=method)
+            below.annotate(method, (where, ends[0]), xytext=(7, 4), textcoords="offset points", fontsize=9)
         above.set(title=f"{len(problems)} boxes, {budget:,} evaluations", xlabel="evaluations", yscale="log")
         below.set(xlabel="processor seconds of a run", xscale="log", yscale="log")
         for panel in (above, below):

@@ -23,7 +23,9 @@ __all__ = [
     "of",
     "quartiles",
     "reported",
+    "seconds",
     "shown",
+    "timed_on_one",
 ]
 
 Record = dict[str, Any]
@@ -49,6 +51,21 @@ def reported(records: Iterable[Record]) -> list[Record]:
     """Return the records of the reported seeds; all where there are none of these."""
     found = list(records)
     return [r for r in found if r["seed"] in REPORTED] or found
+
+
+def timed_on_one(records: Sequence[Record]) -> list[Record]:
+    """Return the records, those of other devices than the one with most of them without their seconds.
+
+    What a run finds does not depend on the device; seconds of two devices cannot be compared.
+    """
+    clock = max(devices := [r["device"] for r in records], key=devices.count, default=None)
+    return [r if r["device"] == clock else {**r, "cpu_seconds": None, "cpu_seconds_in_all": None} for r in records]
+
+
+def seconds(found: Iterable[Record]) -> float | None:
+    """Return the median of the processor seconds that are known; ``None`` where there are none."""
+    known = [r["cpu_seconds_in_all"] for r in found if r["cpu_seconds_in_all"] is not None]
+    return quartiles(known)[1] if known else None
 
 
 def of(runs: Runs, problem: str, method: str) -> list[Record]:
