@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
-from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.choice import MOST_EVALUATIONS, chosen_policy
 from sparse_bo.runs.given import check_policy
 from sparse_bo.runs.ordinary import with_gradients
 from sparse_bo.validation import check_count
@@ -58,7 +58,7 @@ class SparseBOSampler(BaseSampler):
 
     Args:
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: :class:`sparse_bo.TrustRegion`; where there are at most 20,000
-            combinations and no continuum, :class:`sparse_bo.BBKB` over all of them.
+            combinations and no continuum, :class:`sparse_bo.policies.ExpectedImprovement` over all of them.
         seed: Of everything random; ``None``: another one each time.
         independent_sampler: For parameters that cannot be sampled together; default :class:`optuna.samplers.RandomSampler`.
 
@@ -175,7 +175,7 @@ class _Search:
         self.study, self.distributions, self.generator = study, dict(search_space), generator
         self.space = Space({name: _parameter(name, kind) for name, kind in search_space.items()})
         self.domain = space_domain(self.space)
-        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain).policy).on(self.domain)
+        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain, budget=MOST_EVALUATIONS).policy).on(self.domain)
         self.state: State = self.mechanism.init()
         self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.queue: list[Tensor] = []

@@ -15,6 +15,8 @@ from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.posterior.greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
+from sparse_bo.policies.region.arm_state import ImprovementState
+from sparse_bo.policies.region.improvement import ExpectedImprovement
 from sparse_bo.policies.region.policy import TrustRegion
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.states import Report, State
@@ -40,7 +42,9 @@ __all__ = [
     "BoxState",
     "EliminationState",
     "EpsilonGreedy",
+    "ExpectedImprovement",
     "HeSBO",
+    "ImprovementState",
     "Mechanism",
     "MiniMETA",
     "Policy",

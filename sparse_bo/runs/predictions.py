@@ -18,6 +18,7 @@ from sparse_bo.journal import Journal
 from sparse_bo.policies import BanditState, Mechanism, Proposal, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.protocol import Frozen
+from sparse_bo.policies.region.arm_state import ImprovementState
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.recorder import Recorder
@@ -57,9 +58,9 @@ def said_of(state: State, picks: Tensor) -> Said | None:
         variance = posterior.leverages_at(picks) * posterior.prior.regularization
         return Said(posterior.means_at(picks).double(), variance.clamp_min(0.0).sqrt())
     if isinstance(state, RegionState) and state.fitted is not None:
-        at, bend = state.fitted.gp.moments(state.box.to_unit(picks)), state.fitted.warp.inverse
-        spread = at.variance.sqrt()
-        return Said(bend(at.mean), 0.5 * (bend(at.mean + spread) - bend(at.mean - spread)))
+        return Said(*state.fitted.medians(state.box.to_unit(picks)))
+    if isinstance(state, ImprovementState) and state.surrogate is not None:
+        return Said(*state.surrogate.medians(state.unit[picks]))
     if isinstance(state, BoxState) and state.model is not None:
         mean, variance = state.predicted(picks)
         return Said(mean.detach().flatten(), variance.detach().flatten().clamp_min(0.0).sqrt())

@@ -309,7 +309,7 @@ def _next(gp: LocalGP, pools: Sequence[Pool], *, picked: int) -> Tensor | None:
     for pool in pools:
         u = search.pick(gp, pool)
         at = gp.moments(u)
-        if pool.pays(at) and not search.known(gp, at, best=pool.best, picked=picked):
+        if pool.pays(at) and not bool(search.known(gp, at, best=pool.best, picked=picked)):
             return u
     if pools[-1].worth is not None:
         return None

@@ -191,8 +191,8 @@ def pick(gp: LocalGP, pool: Pool) -> Tensor:
     return U[int(pool.gain(mean, variance).value.argmax())].unsqueeze(0)
 
 
-def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> bool:
-    """Return whether a point (the moments of one) is known well enough: see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
+def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> Tensor:
+    """Return which of ``N`` points are known well enough (``N``): see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
 
     A point whose mean is above the best by more than that is not: only what has been evaluated is recommended.
 
@@ -206,7 +206,7 @@ def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) 
     of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
     resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
     enough = max(of_noise, resolution**2)
-    return bool(at.variance < enough) and float(at.mean) < best + math.sqrt(enough)
+    return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
 
 
 def _climbed(gp: LocalGP, U: Tensor, pool: Pool, *, free: Tensor) -> Tensor:
