@@ -5,16 +5,54 @@ import logging
 import pytest
 import torch
 
-from sparse_bo import BBKB, AskTell, TrustRegion, maximize
+from sparse_bo import BBKB, AskTell, ProductGrid, TrustRegion, maximize
 from sparse_bo.domains import Arms, Box
-from sparse_bo.policies import RandomSearch
+from sparse_bo.domains.sharded import ShardedArms
+from sparse_bo.policies import ExpectedImprovement, RandomSearch
 from sparse_bo.runs import chosen_policy
+from sparse_bo.sharding.alone import Alone
 from tests.builders import arms, unit_box, waves
 
 
-def test_arms_get_bbkb_and_boxes_a_trust_region_that_knows_what_counts():
-    for goal in ("best", "cumulative"):
-        assert isinstance(chosen_policy(Arms(arms()), goal=goal).policy, BBKB)
+def test_few_arms_of_which_the_best_counts_get_expected_improvement():
+    here = Arms(arms(100, 3))
+    chosen = chosen_policy(here, budget=300)
+    assert chosen.policy == ExpectedImprovement()
+    assert "the best one counts" in chosen.why
+    assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64)
+    assert chosen_policy(here, budget=12).policy == ExpectedImprovement(initial_design=4)
+    grid = ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2)
+    assert chosen_policy(Arms(grid), budget=250).policy == ExpectedImprovement()
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        (arms(100, 3), {"goal": "cumulative", "budget": 300}),
+        (arms(100, 3), {"goal": "best"}),  # nobody knows how long it goes on
+        (arms(100, 3), {"budget": 2_001}),
+        (arms(100, 3), {"budget": 300, "certified": True}),
+        (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}),
+        (
+            ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2 + [torch.ones(1, dtype=torch.float64)] * 249),
+            {"budget": 9},
+        ),
+        (ShardedArms(arms(100, 3), group=Alone()), {"budget": 300}),
+    ],
+    ids=["cumulative", "no budget", "budget", "certified", "arms", "numbers", "shards"],
+)
+def test_other_arms_get_bbkb(where, how):
+    assert isinstance(chosen_policy(Arms(where), **how).policy, BBKB)
+
+
+def test_a_run_that_is_certified_has_a_certificate():
+    loop = AskTell(arms(), budget=30, certify_every=1)
+    batch = loop.ask(12)
+    loop.tell(batch.tickets, waves(batch.X))
+    assert loop.certificate() is not None
+
+
+def test_boxes_get_a_trust_region_that_knows_what_counts():
     assert chosen_policy(Box(unit_box()), goal="best").policy == TrustRegion()
     for dims in (1, 6, 20):
         chosen = chosen_policy(Box(unit_box(dims)), goal="cumulative")

@@ -147,8 +147,8 @@ class ArmSearch(Mechanism[ImprovementState]):
     def _improving(self, state: ImprovementState, q: int, *, given: Tensor) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on ``given`` ones and those before.
 
-        What is known well enough already (:func:`.search.known`) is left out as long as there are other arms, then what has
-        been evaluated.
+        What is known well enough (:func:`.search.known`; unless repeats have shown noise, all that has been evaluated) is left
+        out as long as there are other arms, then what has been evaluated.
         """
         arms, fitted, unit = torch.arange(len(self.arms), device=self.domain.device), state.surrogate, state.unit
         assert fitted is not None
@@ -164,7 +164,8 @@ class ArmSearch(Mechanism[ImprovementState]):
         seen = torch.isin(arms, torch.cat([state.told, given]))
         picks: list[Tensor] = []
         for _ in range(q):
-            place = _next(pool, search.known(gp, pool.moments, best=pool.best, picked=len(picks)), seen)
+            known = search.known(gp, pool.moments, best=pool.best, picked=len(picks))
+            place = _next(pool, known if noisy else known | seen, seen)
             seen = seen | (place == torch.arange(len(arms), device=arms.device))
             picks.append(arms[place].unsqueeze(0))
             u = pool.U[place].unsqueeze(0)

@@ -18,9 +18,9 @@ class ExpectedImprovement:
 
     Model, kernels, warping and recommendation are those of :class:`sparse_bo.TrustRegion`: an exact GP of at most 400 arms (the
     highest, the nearest to the best, and some of everywhere), which knows all evaluations of an arm as their mean. The best arm
-    of the design is evaluated once more. If the objective gives the same value, it has no noise: no arm is evaluated again
-    while there are others, and the highest observation is recommended; else improvement that noise would hide counts for less,
-    and an arm is evaluated again where that is worth more than another.
+    of the design is evaluated once more. If the objective gives another value, it has noise: improvement that noise would hide
+    counts for less, and an arm is evaluated again where that is worth more than another. Else no arm is evaluated again while
+    there are others, and the highest observation is recommended.
 
     The arms of a batch are the maximisers of log expected improvement among all arms, each conditioned on those before it and
     on those that are out.
