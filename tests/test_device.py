@@ -17,6 +17,7 @@ from sparse_bo.dictionary import GreedyVarianceSampler, IVMSampler, KDPPSampler,
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import (
     EpsilonGreedy,
+    ExpectedImprovement,
     MiniMETA,
     PosteriorEpsilonGreedy,
     QFFTSArms,
@@ -80,6 +81,7 @@ RUNS: dict[str, Callable[[torch.device], list[Tensor]]] = {
     "mini-meta": loop(MiniMETA(**PRIOR)),
     "epsilon-greedy": loop(EpsilonGreedy(epsilon=0.5)),
     "posterior epsilon-greedy": loop(PosteriorEpsilonGreedy(epsilon=2.0, decay=0.5, initial_design=12, **PRIOR)),
+    "expected improvement": loop(ExpectedImprovement(), n=24),
     "random": loop(RandomSearch(), n=8),
     "s-gp-ts": loop(SGPTSArms(batch_size=3, **PRIOR)),
     "qff-ts": loop(QFFTSArms(batch_size=3, **PRIOR)),

@@ -31,11 +31,13 @@ except ModuleNotFoundError as error:
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
-from sparse_bo.runs.choice import MOST_EVALUATIONS, chosen_policy
+from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.given import check_policy
 from sparse_bo.runs.ordinary import with_gradients
 from sparse_bo.validation import check_count
 
+TRIALS = 500
+"""What a study is taken to have, which says nothing of it: over arms the default policy depends on it."""
 AT_ONCE = 100
 """Trials for every pick more that is made ahead: updates cost more later, and decide less."""
 logger = optuna.logging.get_logger("optuna.sparse_bo")
@@ -175,7 +177,7 @@ class _Search:
         self.study, self.distributions, self.generator = study, dict(search_space), generator
         self.space = Space({name: _parameter(name, kind) for name, kind in search_space.items()})
         self.domain = space_domain(self.space)
-        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain, budget=MOST_EVALUATIONS).policy).on(self.domain)
+        self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain, budget=TRIALS).policy).on(self.domain)
         self.state: State = self.mechanism.init()
         self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.queue: list[Tensor] = []
