@@ -28,66 +28,51 @@ PLACES = tuple(256 * 2**power for power in range(13))
 STEP = "gathering contenders"
 
 
-class Gathered:
-    """The contenders of all ranks, and the arm with the highest mean. The same on every rank."""
+def gathered(arms: ShardedArms, found: Scan, *, fingerprint: float) -> Contenders:
+    """Return the contenders of all ranks, the same on every rank, and let every rank know their rows.
 
-    def __init__(self, arms: ShardedArms, found: Scan, *, fingerprint: float) -> None:
-        """Gather what the ranks found, and let every rank know the contenders' rows.
+    Args:
+        arms: All of them.
+        found: On this rank; arms are numbered among all.
+        fingerprint: Of the posterior; ranks with another have come apart.
 
-        Args:
-            arms: All of them.
-            found: On this rank; arms are numbered among all.
-            fingerprint: Of the posterior; ranks with another have come apart.
-
-        Raises:
-            RankError: If the posteriors of the ranks differ, or a rank is lost.
-        """
-        leverage, lowest, most = found.extremes.tolist()
-        mine = [leverage, -lowest, most, found.bar, found.floor, found.best_mean, fingerprint, len(found.indices)]
-        told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper, arms.group.size)])
-        if any(other[6] != told[0][6] for other in told):
-            raise RankError(
-                "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
-                "same kind of machine, with the same number of threads"
-            )
-        leverage, lowest, most, bar = (max(other[place] for other in told) for place in range(4))
-        lowest = -lowest
-        extremes = found.extremes.new_tensor([leverage, lowest, most])
-        best_means = [other[5] for other in told]
-        best_rank = best_means.index(max(best_means))
-        bar -= SLACK * max(abs(bar), abs(lowest), abs(most)) if bar > -math.inf else 0.0
-        kept = (found.upper >= max(bar, _cut([(int(other[7]), other[8:]) for other in told], bar))).nonzero().squeeze(-1)
-        floor = found.floor
-        if len(kept) > _share(arms.group.size) and sum(int(other[7]) for other in told) > 2 * GATHERED:
-            best, outside = highest(found.upper[kept], _share(arms.group.size))
-            kept, floor = kept[best], max(floor, outside)
-        left_out = torch.ones_like(found.upper, dtype=torch.bool)
-        left_out[kept] = False
-        left_out &= found.upper >= bar
-        if bool(left_out.any()):
-            floor = max(floor, float(found.upper[left_out].max()))
-        mine_is_best = arms.group.rank == best_rank and found.best_mean > -math.inf
-        best_here = found.indices.new_tensor([found.best_index] if mine_is_best else [])
-        self._union(arms, found.indices[kept], found.upper[kept], floor, best_here, extremes)
-        self.best_mean = best_means[best_rank]
-
-    def _union(self, arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, best_here: Tensor, extremes: Tensor) -> None:
-        if arms.group.size == 1:  # rows are at hand
-            self.best_index = int(best_here[0]) if len(best_here) else -1
-            self.contenders = Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=False)
-            return
-        with arms.group.shielded(STEP):
-            wanted = torch.unique(torch.cat([mine, best_here]))
-            rows = arms.part[wanted - arms.start]
-        told = arms.group.tensors(STEP, [mine, upper, wanted, rows, upper.new_tensor([floor]), best_here])
-        device = arms.device
-        indices, bounds, known, X, floors, best = (
-            torch.cat([part[place] for part in told]).to(device) for place in range(len(told[0]))
+    Raises:
+        RankError: If the posteriors of the ranks differ, or a rank is lost.
+    """
+    leverage, lowest, most = found.extremes.tolist()
+    mine = [leverage, -lowest, most, found.bar, fingerprint, len(found.indices)]
+    told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper, arms.group.size)])
+    if any(other[4] != told[0][4] for other in told):
+        raise RankError(
+            "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
+            "same kind of machine, with the same number of threads"
         )
-        arms.contenders_are(known, X)
-        self.best_index = int(best[0]) if len(best) else -1
-        bounds = without_repeats(arms, indices, bounds)
-        self.contenders = Contenders(indices, bounds, float(floors.max()), extremes, exact=False)
+    leverage, lowest, most, bar = (max(other[place] for other in told) for place in range(4))
+    lowest = -lowest
+    extremes = found.extremes.new_tensor([leverage, lowest, most])
+    bar -= SLACK * max(abs(bar), abs(lowest), abs(most)) if bar > -math.inf else 0.0
+    kept = (found.upper >= max(bar, _cut([(int(other[5]), other[6:]) for other in told], bar))).nonzero().squeeze(-1)
+    floor = found.floor
+    if len(kept) > _share(arms.group.size) and sum(int(other[5]) for other in told) > 2 * GATHERED:
+        best, outside = highest(found.upper[kept], _share(arms.group.size))
+        kept, floor = kept[best], max(floor, outside)
+    left_out = torch.ones_like(found.upper, dtype=torch.bool)
+    left_out[kept] = False
+    left_out &= found.upper >= bar
+    if bool(left_out.any()):
+        floor = max(floor, float(found.upper[left_out].max()))
+    return _union(arms, found.indices[kept], found.upper[kept], floor, extremes)
+
+
+def _union(arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, extremes: Tensor) -> Contenders:
+    if arms.group.size == 1:  # rows are at hand
+        return Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=False)
+    with arms.group.shielded(STEP):
+        rows = arms.part[mine - arms.start]
+    told = arms.group.tensors(STEP, [mine, upper, rows, upper.new_tensor([floor])])
+    indices, bounds, X, floors = (torch.cat([part[place] for part in told]).to(arms.device) for place in range(len(told[0])))
+    arms.contenders_are(indices, X)
+    return Contenders(indices, without_repeats(arms, indices, bounds), float(floors.max()), extremes, exact=False)
 
 
 def _share(size: int) -> int:

@@ -77,10 +77,6 @@ class ArmPosterior(ABC):
         """Return the means (y) of some arms (``q``) as the sweep computes them."""
 
     @abstractmethod
-    def best(self) -> tuple[int, float, float]:
-        """Return the arm with the highest posterior mean (the first on ties), its mean (y) and its leverage."""
-
-    @abstractmethod
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
         """Return the arms that a batch can pick, their bounds in a tensor of its own.
 
@@ -145,12 +141,6 @@ class InMemoryPosterior(ArmPosterior):
     def swept_means(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`. O(q)."""
         return self.means[indices]
-
-    def best(self) -> tuple[int, float, float]:
-        """See :class:`ArmPosterior`. The leverage has the precision of the sweep. O(a)."""
-        # NumPy's takes a tenth of torch's time.
-        index = int(self.means.numpy().argmax() if self.means.device.type == "cpu" else self.means.argmax())
-        return index, float(self.means[index]), float(self.leverages[index])
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
         """See :class:`ArmPosterior`. Every arm, whatever the rule. O(a)."""

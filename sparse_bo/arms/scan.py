@@ -1,4 +1,4 @@
-"""What a pass over arms finds: those that can be picked in the coming batch, the best, and the extremes of all scores."""
+"""What a pass over arms finds: those that can be picked in the coming batch, and the extremes of all scores."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class Scan(NamedTuple):
     """The highest lower bound of a score: no arm below it can win; −∞ without arms."""
     extremes: Tensor
     """``3``: largest leverage, lowest and highest upper bound over all arms."""
-    best_index: int
-    """Arm with the highest mean, the first on ties; −1 without arms."""
-    best_mean: float
-    """Its mean (y); −∞ without arms."""
 
 
 def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor) -> Scan:
@@ -44,26 +40,15 @@ def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, l
         capacity: Arms kept in the end, at most.
         like: Has the dtype and the device of the scores.
     """
-    scores, best = Collector(capacity, like=like), Collector(64, like=like)
+    scores = Collector(capacity, like=like)
     leverage, lowest, highest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
     for start, means, leverages, errors in parts:
         above = leverages if errors is None else leverages + errors
         below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
         upper = above.sqrt().mul_(width).add_(means)
         scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
-        best.add(start, means, means)
         least, most = torch.aminmax(upper)
         leverage = torch.maximum(leverage, above.max())
         lowest, highest = torch.minimum(lowest, least), torch.maximum(highest, most)
     indices, upper, floor = scores.finish()
-    best_indices, best_means, _ = best.finish()
-    first = int(best_means.argmax()) if len(best_means) else -1
-    return Scan(
-        indices,
-        upper,
-        floor,
-        float(scores.bar),
-        torch.stack([leverage, lowest, highest]),
-        int(best_indices[first]) if first >= 0 else -1,
-        float(best_means[first]) if first >= 0 else -math.inf,
-    )
+    return Scan(indices, upper, floor, float(scores.bar), torch.stack([leverage, lowest, highest]))

@@ -18,7 +18,7 @@ from sparse_bo.arms.conditioner import Conditioner
 from sparse_bo.arms.conditioning import Process
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
-from sparse_bo.arms.gathering import STEP, Gathered
+from sparse_bo.arms.gathering import STEP, gathered
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.scan import Part, Scan, scan
@@ -139,12 +139,12 @@ class ShardedPosterior(PosteriorOfContenders):
         with arms.group.shielded(STEP), arms.alone():
             indices, upper, floor = self.highest_now(conditioner, self.prior.here, first=arms.start, refuse=refuse)
             open_ = upper > -math.inf  # nothing is left out for a low score
-            found = Scan(indices[open_], upper[open_], floor, -math.inf, self.contenders.extremes, -1, -math.inf)
-        gathered = Gathered(arms, found, fingerprint=_fingerprint(self.fit)).contenders
-        assert gathered.indices is not None
-        if not len(gathered.indices):  # every arm is refused
+            found = Scan(indices[open_], upper[open_], floor, -math.inf, self.contenders.extremes)
+        contenders = gathered(arms, found, fingerprint=_fingerprint(self.fit))
+        assert contenders.indices is not None
+        if not len(contenders.indices):  # every arm is refused
             return self.contenders_after(conditioner, width=width, stop_rule=stop_rule)
-        return replace(gathered, extremes=self.contenders.extremes)
+        return replace(contenders, extremes=self.contenders.extremes)
 
 
 def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) -> ShardedPosterior:
@@ -178,17 +178,9 @@ def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) 
 
     with arms.group.shielded(STEP):
         found = shrinking(attempt, memory_bytes=fit.prior.memory_bytes)
-    found = found._replace(indices=found.indices + arms.start, best_index=found.best_index + arms.start)
-    gathered = Gathered(arms, found, fingerprint=_fingerprint(fit))
-    return ShardedPosterior(
-        fit,
-        local=local,
-        width=width,
-        stop_rule=stop_rule,
-        contenders=gathered.contenders,
-        best_index=gathered.best_index,
-        best_mean=gathered.best_mean,
-    )
+    found = found._replace(indices=found.indices + arms.start)
+    contenders = gathered(arms, found, fingerprint=_fingerprint(fit))
+    return ShardedPosterior(fit, local=local, width=width, stop_rule=stop_rule, contenders=contenders)
 
 
 def _fingerprint(fit: ArmFit) -> float:

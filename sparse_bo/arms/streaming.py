@@ -54,10 +54,6 @@ class PosteriorOfContenders(ArmPosterior):
     """Of the batch that the contenders are for."""
     contenders: Contenders
     """Arms that can be picked in it."""
-    best_index: int
-    """Arm with the highest posterior mean, the first on ties."""
-    best_mean: float
-    """Its posterior mean (y)."""
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`."""
@@ -74,11 +70,6 @@ class PosteriorOfContenders(ArmPosterior):
     def swept_means(self, indices: Tensor) -> Tensor:
         """See :class:`ArmPosterior`. O(q m d)."""
         return self.fit.form.mean(self.kernel_rows(indices))
-
-    def best(self) -> tuple[int, float, float]:
-        """See :class:`ArmPosterior`. The leverage is float64. O(m (d + r))."""
-        where = torch.tensor([self.best_index], device=self.observed_leverages.device)
-        return self.best_index, self.best_mean, float(self.leverages_at(where))
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
         """See :class:`ArmPosterior`. O(contenders)."""
@@ -170,8 +161,6 @@ def _swept(fit: ArmFit, width: float, stop_rule: StopRule) -> StreamedPosterior:
         width=width,
         stop_rule=stop_rule,
         contenders=Contenders(found.indices, upper, found.floor, found.extremes, exact=False),
-        best_index=found.best_index,
-        best_mean=found.best_mean,
     )
 
 

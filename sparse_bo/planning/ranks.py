@@ -67,7 +67,7 @@ def messages_per_batch(
     link = network or Network()
     collectives = EVENTS + GATHERINGS + LONG_MESSAGES
     headers = (EVENTS + GATHERINGS) * HEADER_BYTES
-    rows = contenders * (3 * 8 + 8 * dims) + ranks * PICKLED
+    rows = contenders * (2 * 8 + 8 * dims) + ranks * PICKLED
     received = ranks * headers + rows + batch * BYTES_PER_RESULT
     sent = headers + math.ceil(rows / ranks) + batch * BYTES_PER_RESULT // ranks
     # A ring passes W − 1 blocks on, one after the other.

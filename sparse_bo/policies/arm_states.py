@@ -143,12 +143,12 @@ class BanditState:
         return (y - self.posterior.means_at(picks)) / variances.sqrt()
 
     def report(self) -> Report:
-        """See :meth:`State.report`. O(a)."""
+        """See :meth:`State.report`; the best arm is sought among those evaluated. At most one posterior mean at n arms."""
         observed_index, observed_mean, count = self._best_observed()
         posterior = self.posterior
         index, mean, sd = observed_index, observed_mean, None
         if posterior is not None:
-            index, mean, leverage = posterior.best() if self.failures is None else self._best_succeeded(posterior)
+            index, mean, leverage = self._best_evaluated(posterior)
             sd = (leverage * posterior.prior.regularization) ** 0.5
         return Report(
             best_index=index,
@@ -167,7 +167,7 @@ class BanditState:
             rkhs_norm=None if self.fitted is None else self.fitted.rkhs_norm,
         )
 
-    def _best_succeeded(self, posterior: ArmPosterior) -> tuple[int, float, float]:
+    def _best_evaluated(self, posterior: ArmPosterior) -> tuple[int, float, float]:
         """Return the arm with the highest posterior mean among those with a success, its mean (y) and its leverage."""
         rows = self.observations.rows
         means = posterior.means_at(rows)

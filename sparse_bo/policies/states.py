@@ -20,8 +20,8 @@ class Summary:
     """What is worth telling of a state in plain numbers: how good the best points are, and the size of the model."""
 
     best_index: int | None = None
-    """Arm with the highest posterior mean (without a model: with the highest mean observation); once evaluations have failed,
-    among the arms with a success; ``None`` without data, or on a box."""
+    """Arm with the highest posterior mean (without a model: mean observation) among those with a success; ``None`` without
+    data, or on a box."""
     best_mean: float | None = None
     """Posterior mean (mean observation) of the best arm; on a box, of the best evaluated point."""
     best_sd: float | None = None

@@ -46,7 +46,7 @@ class Result:
 
     @property
     def best_index(self) -> int | None:
-        """Arm with the highest posterior mean (without a model: mean observation); ``None`` without data, or on a box."""
+        """Evaluated arm of the highest posterior mean (without a model: mean result); ``None`` without data, or on a box."""
         return self.summary.best_index
 
     @property

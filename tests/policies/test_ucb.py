@@ -57,6 +57,17 @@ def test_every_policy_finds_a_near_best_arm(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_an_arm_that_was_never_evaluated_is_not_recommended(policy):
+    """A smooth kernel is above two equal results between them."""
+    X = torch.tensor([[0.0], [0.5], [1.0]], dtype=torch.float64)
+    settled = replace(policy, covar_module=rbf_kernel(0.7), regularization=0.01)
+    loop = AskTell(X, settled, initial=(torch.tensor([0, 2]), torch.tensor([1.0, 1.1])))
+    means, result = loop.state.posterior.means_at(torch.arange(3)), loop.result()
+    assert int(means.argmax()) == 1
+    assert (result.best_index, result.best_mean) == (2, float(means[2]))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
 def test_same_seed_gives_the_same_picks_for_any_memory_budget_and_thread_count(policy):
     X = arms(300)
     reference = AskTell(X, policy, seed=3).run(noisy(X), 80, call_with="indices").history.indices

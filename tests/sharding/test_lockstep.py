@@ -80,6 +80,27 @@ def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path
     assert [before + picks for picks in after] == [whole] * then
 
 
+def test_rank_0_alone_may_ask_for_the_result(tmp_path):
+    """The rows of evaluated arms are known on every rank, of a resumed run too."""
+    storage = tmp_path / "run.db"
+
+    def recommended(loop, group):
+        result = loop.result() if group.leads else None
+        return result and (result.best_index, result.best_x.tolist(), result.best_mean, result.best_sd)
+
+    def first(group):
+        with AskTell(split(scattered(), group), policy=bbkb(), seed=3, storage=storage) as loop:
+            for _ in range(9):
+                batch = loop.ask()
+                loop.tell(batch.tickets, objective(batch.X))
+            return recommended(loop, group)
+
+    known = rehearse(3, first)
+    resumed = rehearse(2, lambda group: recommended(AskTell.resume(storage, arms=split(scattered(), group)), group))
+    assert known == [known[0], None, None]
+    assert resumed == [(*known[0][:2], *(pytest.approx(value) for value in known[0][2:])), None]
+
+
 def test_a_journal_of_other_arms_is_refused_everywhere(tmp_path):
     storage = tmp_path / "run.db"
     rehearse(2, lambda group: run(group, storage=storage))
