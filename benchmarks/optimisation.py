@@ -22,12 +22,12 @@ from harness.records import Record, newest
 from harness.runner import main
 from protocol.figures import FIELDS, draw, draw_all
 from protocol.methods import METHODS, Method, check_packages, method_of
-from protocol.problems import KINDS, PROBLEMS, TABLES, make
+from protocol.problems import KINDS, PROBLEMS, SETS, TABLES, make
 from protocol.summary import Runs, behind, current, final, of, quartiles, reported, seconds, shown, timed_on_one
 from protocol.trace import TimeOver, Trace
 
 OURS = "default"
-TITLES = {"boxes": "Boxes", "further": "Further boxes", "tables": "Tables"}
+TITLES = {"boxes": "Boxes", "further": "Further boxes", "sets": "Sets of arms", "tables": "Tables"}
 NEAR = 2.0
 """Per cent of the range within which two methods are as good as each other."""
 ABOUT = {
@@ -54,6 +54,13 @@ ABOUT = {
     "levy-6": "6 inputs in [−10, 10], noise sd 5",
     "hartmann-6-of-40": "40 inputs, 34 without effect",
     "branin-of-25": "25 inputs, 23 without effect",
+    "branin-512": "512 arms: points of the box, others for each seed, as in the next six",
+    "rastrigin-3-512": "512 arms, 3 inputs in [−4, 5]",
+    "rosenbrock-4-1024": "1,024 arms, 4 inputs in [−5, 10]",
+    "levy-4-2048": "2,048 arms, 4 inputs in [−10, 10]",
+    "hartmann-6-2048": "2,048 arms, 6 inputs",
+    "levy-4-2048-noisy": "the same as levy-4-2048 with noise, sd 5 % of the range",
+    "hartmann-6-2048-noisy": "the same as hartmann-6-2048 with noise, sd 5 % of the range",
     "cadata": "20,640 arms, 8 inputs in [0, 1], noise sd 0.1",
     "cadata-standardised": "the same, inputs standardised",
     "abalone": "4,177 arms, 8 inputs in [0, 1], noise sd 0.1",
@@ -74,8 +81,7 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
     """Yield a run of each method on each problem, small budgets first, seed by seed."""
     methods = [method_of(text) for text in chosen.methods]
     check_packages(methods, chosen.problems)
-    runs = [(problem, budget) for budget in chosen.box_budgets for problem in chosen.problems if problem not in TABLES]
-    runs += [(problem, chosen.table_budget) for problem in chosen.problems if problem in TABLES]
+    runs = [(problem, budget) for problem in chosen.problems for budget in budgets(problem, chosen)]
     for budget in sorted({budget for _, budget in runs}):
         for seed in chosen.seeds:
             for problem in (p for p, b in runs if b == budget):
@@ -85,9 +91,16 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
                     yield Job(key, partial(run_one, problem, method, budget=budget, seed=seed, limit=chosen.limit))
 
 
+def budgets(problem: str, chosen: Namespace) -> tuple[int, ...]:
+    """Return the evaluations that are made on a problem."""
+    if problem in TABLES:
+        return (chosen.table_budget,)
+    return tuple(chosen.set_budgets if problem in SETS else chosen.box_budgets)
+
+
 def by_budget(records: list[Record], kind: str) -> list[tuple[int, Runs]]:
     """Return the newest runs of the reported seeds on one of :data:`protocol.problems.KINDS`, budget by budget."""
-    among = [r for r in reported(timed_on_one(records)) if r["problem"] in KINDS[kind]]
+    among = timed_on_one([r for r in reported(records) if r["problem"] in KINDS[kind]])
     budgets = sorted({r["budget"] for r in among})
     return [(b, newest([r for r in among if r["budget"] == b], "problem", "method", "seed")) for b in budgets]
 
@@ -133,7 +146,7 @@ def values(runs: Runs) -> Table:
                     cells += [_spread([final(r, field) for r in found]), f"{late[field][method]:.1f}"]
                 rows.append([*cells, _spread([r["regret"][-1] / r["reached"] for r in found]), *_costs(found)])
     heads = ("best evaluated", "behind, %", "recommended", "behind, %", "regret per evaluation")
-    return Table(("box", "method", "seeds", *heads, "processor s", "batches"), rows)
+    return Table(("problem", "method", "seeds", *heads, "processor s", "batches"), rows)
 
 
 def regrets(runs: Runs) -> Table:
@@ -226,8 +239,8 @@ table). *Gap*: the highest value minus the true, noise-free one of a point. *Beh
 behind that of the best method on that problem, in per cent of the range. Median (quartiles) over seeds; what is chosen in the
 package is chosen on seeds 0 to 4, reported are 5 to 14. Processor seconds are the method's own, on one thread: evaluations are
 not counted. Where runs are of several processors, seconds are of that with most runs alone: what is found is the same.
-*Further boxes* came when the defaults had been chosen on the nine; seeds 0 to 5 of EggHolder and 0 to 4 of Michalewicz, Levy-6
-and Hartmann-3 have since had a say in how lengthscales are learned.
+*Further boxes* and *sets of arms* came when the defaults had been chosen on the nine; seeds 0 to 5 of EggHolder and 0 to 4 of
+Michalewicz, Levy-6 and Hartmann-3 have since had a say in how lengthscales are learned.
 
 | method | | recommends |
 | --- | --- | --- |
@@ -255,6 +268,7 @@ A run ends after an hour of the method's own processor time, and counts with wha
         ),
         "problems": Option("problems", PROBLEMS, ("hartmann-6", "branin", "abalone"), ("branin", "abalone"), PROBLEMS),
         "box_budgets": Option("evaluations on boxes", (300, 2_000), (100,), (20,)),
+        "set_budgets": Option("evaluations on sets of arms", (60, 200), (60,), (20,)),
         "table_budget": Option("evaluations on tables", 10_000, 500, 40),
         "limit": Option("processor seconds of a method, after which a run ends where it is", 3600.0, 300.0, parse=float),
     },

@@ -12,7 +12,7 @@ from .ask_tell import run_peer
 from .botorch_loop import BoTorchLoop, Turbo
 from .cmaes import CMAES
 from .ours import NAMED, from_expression, run_ours
-from .problems import TABLES, Task
+from .problems import SETS, TABLES, Task
 from .sobol import Sobol
 from .tpe import TPE
 from .trace import Trace
@@ -30,7 +30,7 @@ class Method:
         name: In records and tables.
         run: Runs it on a task, within a trace, with a seed.
         boxes: Whether it works on boxes.
-        tables: Whether it works on tables.
+        tables: Whether it works on tables and other sets of arms.
         needs: Its packages, as pip and as Python call them, besides this package's dependencies.
         policy: The expression that its policy comes from, if one was given.
     """
@@ -44,7 +44,7 @@ class Method:
 
     def works_on(self, problem: str) -> bool:
         """Return whether it works on a problem."""
-        return self.tables if problem in TABLES else self.boxes
+        return self.tables if problem in TABLES or problem in SETS else self.boxes
 
     def versions(self) -> dict[str, str]:
         """Return the versions of its packages."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,9 +36,11 @@ from sparse_bo.problems.base import BoxProblem, Problem
 
 from . import rover, tuning
 
-__all__ = ["BOXES", "FURTHER", "KINDS", "PROBLEMS", "TABLES", "Task", "make"]
+__all__ = ["BOXES", "FURTHER", "KINDS", "PROBLEMS", "SETS", "TABLES", "Task", "make"]
 
 TYPICAL_OVER = 1024
+NOISE_SHARE = 0.05
+"""Noise sd of noisy sets of arms, as a share of their range."""
 TYPICAL = {"rover-60": rover.TYPICAL, "tuning-8": tuning.TYPICAL}
 """Medians that take a minute to find."""
 
@@ -71,20 +73,20 @@ def make(name: str, seed: int) -> Task:
 
     Args:
         name: One of :data:`PROBLEMS`.
-        seed: Of the run. It decides which function a GP draw is, and nothing of the other problems; noise is drawn by
-            ``task.problem.objective(seed=…)``.
+        seed: Of the run. It decides which function a GP draw is and which points a set of arms has, and nothing of the other
+            problems; noise is drawn by ``task.problem.objective(seed=…)``.
 
     Raises:
         ValueError: If there is no such problem.
     """
     if name not in PROBLEMS:
         raise ValueError(f"expected one of {', '.join(PROBLEMS)}, got problem {name!r}")
-    return _make(name, seed if name == "gp-draw-4" else 0)
+    return _make(name, seed if name in SEEDED else 0)
 
 
 @cache
 def _make(name: str, seed: int) -> Task:
-    problem = {**BOXES, **FURTHER, **TABLES}[name](seed)
+    problem = {**BOXES, **FURTHER, **SETS, **TABLES}[name](seed)
     if name in TYPICAL:
         return Task(problem, TYPICAL[name])
     values = problem.values if isinstance(problem, Problem) else problem.function(_sobol(problem.bounds))
@@ -141,6 +143,14 @@ def _embedded(function: Any, dims: int) -> Any:
 
     embedded.bounds, embedded.optimal_value = _unit(dims), function.optimal_value
     return embedded
+
+
+def _points(name: str, function: Callable[[], Any], count: int, noise_share: float, seed: int) -> Problem:
+    """Return points of a test function's box as arms, with noise of a share of their range."""
+    made = function()
+    X = draw_sobol_samples(made.bounds.to(torch.float64), n=count, q=1, seed=seed).squeeze(1)
+    values = made(X)
+    return Problem(name, X, values, noise_share * float(values.max() - values.median()), f"{count:,} points")
 
 
 def _rover() -> BoxProblem:
@@ -228,5 +238,20 @@ TABLES: dict[str, Callable[[int], Problem]] = {
     "abalone-standardised": lambda _: abalone(scaling="standardize"),
 }
 """Noise sd 0.1 on values in [0, 1]."""
-KINDS = {"boxes": BOXES, "further": FURTHER, "tables": TABLES}
-PROBLEMS = (*BOXES, *FURTHER, *TABLES)
+SETS: dict[str, Callable[[int], Problem]] = {
+    name: partial(_points, name, *about)
+    for name, about in {
+        "branin-512": (lambda: Branin(negate=True), 512, 0.0),
+        "rastrigin-3-512": (lambda: _on_box(Rastrigin, 3, -4.0, 5.0), 512, 0.0),
+        "rosenbrock-4-1024": (lambda: _on_box(Rosenbrock, 4, -5.0, 10.0), 1024, 0.0),
+        "levy-4-2048": (lambda: _on_box(Levy, 4, -10.0, 10.0), 2048, 0.0),
+        "hartmann-6-2048": (lambda: Hartmann(dim=6, negate=True), 2048, 0.0),
+        "levy-4-2048-noisy": (lambda: _on_box(Levy, 4, -10.0, 10.0), 2048, NOISE_SHARE),
+        "hartmann-6-2048-noisy": (lambda: Hartmann(dim=6, negate=True), 2048, NOISE_SHARE),
+    }.items()
+}
+"""Points of boxes as arms, others for each seed; they came when the defaults had been chosen on the other problems."""
+KINDS = {"boxes": BOXES, "further": FURTHER, "sets": SETS, "tables": TABLES}
+PROBLEMS = (*BOXES, *FURTHER, *SETS, *TABLES)
+SEEDED = ("gp-draw-4", *SETS)
+"""Problems that are another one for each seed."""

@@ -53,6 +53,23 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert "goal to be one of" in invoke(*ON_A_BOX, "--goal", "worst").output
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [["--width", "1.5"], ["--kernel", "rbf"], ["--preset", "published"], ["--certify-every", "5"], ["--seconds", "60"]],
+    ids=lambda asked: asked[0],
+)
+def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_another_has_what_is_asked_for(asked, tmp_path):
+    line = ["run", "--problem", "abalone", "--budget", "24", "--out", str(tmp_path)]
+    done = invoke(*line, "--initial-design", "9")
+    assert done.exit_code == 0, done.output
+    assert "policy expected-improvement: among arms where the best one counts" in done.output
+    assert History.load(tmp_path / "abalone-expected-improvement-seed0.jsonl").rows[0].batch_size == 9
+    done = invoke(*line, *asked)
+    assert done.exit_code == 0, done.output
+    assert "policy bbkb: it has what is asked for" in done.output
+    assert len(History.load(tmp_path / "abalone-bbkb-seed0.jsonl").indices) == 24
+
+
 def test_the_published_preset_runs_on_abalone(tmp_path):
     published = ["--preset", "published", "--certify-every", "5"]
     done = invoke("run", "--problem", "abalone", "--budget", "300", "--out", str(tmp_path), *published)

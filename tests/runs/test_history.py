@@ -34,7 +34,9 @@ def test_a_result_is_printed_in_a_line(result):
     wide = torch.stack([torch.zeros(200), torch.ones(200)]).double()
     assert "'… 188 more'" in repr(maximize(lambda X: X.sum(-1), bounds=wide, budget=1))
     named = maximize(lambda point: math.nan if point["n"] else 1.0, space={"n": Int(0, 1)}, budget=2)
-    assert repr(named).startswith("Result(policy='bbkb', observations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0")
+    assert repr(named).startswith(
+        "Result(policy='expected-improvement', observations=2, failed=1, best_parameters={'n': 0}, best_mean=1.0"
+    )
     assert repr(AskTell(bounds=wide).result()) == "Result(policy='trust-region', observations=0)"
 
 
