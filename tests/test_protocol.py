@@ -128,12 +128,13 @@ def test_sets_of_arms_are_points_of_boxes_others_for_each_seed() -> None:
         task, other = problems.make(name, 5), problems.make(name, 6)
         X, bounds = task.problem.arms, problems.make("branin", 5).problem.bounds
         assert f"-{len(X)}" in name
-        assert (X.shape == other.problem.arms.shape) and not torch.equal(X, other.problem.arms)
+        assert X.shape == other.problem.arms.shape
+        assert not torch.equal(X, other.problem.arms)
         assert torch.equal(problems.make(name, 5).problem.arms, X)
         assert task.best == float(task.truth(torch.arange(len(X))).max())
         assert task.problem.noise_sd == pytest.approx(0.05 * task.range if name.endswith("noisy") else 0.0)
         if name.startswith("branin"):
-            assert bool((X >= bounds[0]).all() & (X <= bounds[1]).all())
+            assert torch.equal(X.maximum(bounds[0]).minimum(bounds[1]), X)
             torch.testing.assert_close(task.truth(torch.arange(9)), problems.make("branin", 5).truth(X[:9]))
 
 
