@@ -66,7 +66,7 @@ def chosen_policy(
         counts = "the best point" if goal == "best" else "every evaluation"
         policy, reasons = TrustRegion(goal=goal), [f"on a box of {domain.dims} inputs where {counts} counts"]
     elif goal == "best" and budget is not None and _few(domain, budget) and not certified:
-        policy, reasons = ExpectedImprovement(), ["among arms where the best one counts, in a budget that is known"]
+        policy, reasons = ExpectedImprovement(), [f"the best of some arms counts, in {budget:,} evaluations"]
     else:
         return Choice(BBKB(), "every arm can be swept, and its regret is bounded")
     if workers is not None and workers > SMALLEST_BATCH:

@@ -62,7 +62,7 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
     line = ["run", "--problem", "abalone", "--budget", "24", "--out", str(tmp_path)]
     done = invoke(*line, "--initial-design", "9")
     assert done.exit_code == 0, done.output
-    assert "policy expected-improvement: among arms where the best one counts" in done.output
+    assert "policy expected-improvement: the best of some arms counts, in 24 evaluations" in done.output
     assert History.load(tmp_path / "abalone-expected-improvement-seed0.jsonl").rows[0].batch_size == 9
     done = invoke(*line, *asked)
     assert done.exit_code == 0, done.output
