@@ -75,7 +75,7 @@ def test_few_combinations_are_swept():
 
     sampler = SparseBOSampler(seed=0)
     found = study(sampler, small, 30)
-    assert sampler._search.mechanism.__class__.__name__ == "ArmUCB"
+    assert sampler._search.mechanism.__class__.__name__ == "ArmSearch"
     assert found.best_value == -1
 
 

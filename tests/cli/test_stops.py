@@ -10,7 +10,7 @@ import pytest
 
 from sparse_bo import History, RunInterrupted
 from sparse_bo.errors import StorageError
-from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.region.arm_search import ArmSearch
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run
 from tests.cli.builders import QUICK, invoke
@@ -42,7 +42,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 130
     assert "stopped: interrupted after 10 evaluations\n" in done.output
-    assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) == 10
+    assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 10
     path = tmp_path / "run.db"
     done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
@@ -129,16 +129,16 @@ def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
 
 @pytest.mark.parametrize("error", [ValueError("no such matrix"), StorageError("the disk is full"), MemoryError()])
 def test_a_policy_or_a_journal_that_fails_keeps_what_was_told(error, tmp_path, monkeypatch):
-    original = ArmUCB.tell
+    original = ArmSearch.tell
 
     def fails(self, state, *args, **kwargs):
         if state.pulls >= 12:
             raise error
         return original(self, state, *args, **kwargs)
 
-    monkeypatch.setattr(ArmUCB, "tell", fails)
+    monkeypatch.setattr(ArmSearch, "tell", fails)
     done = invoke(*QUICK, "--out", str(tmp_path))
     assert done.exit_code == 1
     assert done.stderr == f"stopped: {str(error) or 'MemoryError'}\n"
     assert "distinct arms" in done.stdout
-    assert len(History.load(tmp_path / "gp-draw-bbkb-seed1.jsonl").indices) >= 12
+    assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) >= 12

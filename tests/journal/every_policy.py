@@ -28,6 +28,7 @@ ON_ARMS: dict[str, dict[str, Any]] = {
     "s-gp-ts-arms": POSTERIOR,
     "qff-ts-arms": POSTERIOR,
     "epsilon-greedy": BATCHES,
+    "expected-improvement": {"initial_design": 5, **BATCHES},
     "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
     "random": BATCHES,
 }
