@@ -253,7 +253,8 @@ Michalewicz, Levy-6 and Hartmann-3 have since had a say in how lengthscales are 
 | epsilon-greedy | ε = 0.1 | highest mean observation |
 | gp-ucb, bbkb-published | exact GP-UCB and BBKB with the settings of BBKB §4 | highest posterior mean |
 
-A run ends after an hour of the method's own processor time, and counts with what it has reached.
+On sets of arms BoTorch's loop picks by `optimize_acqf_discrete`; there `bbkb` is `BBKB()`. A run ends after an hour of the
+method's own processor time, and counts with what it has reached.
 """,
     jobs=jobs,
     page=page,

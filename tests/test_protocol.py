@@ -138,6 +138,19 @@ def test_sets_of_arms_are_points_of_boxes_others_for_each_seed() -> None:
             torch.testing.assert_close(task.truth(torch.arange(9)), problems.make("branin", 5).truth(X[:9]))
 
 
+def test_botorchs_loop_over_arms_finds_the_best_of_few_and_is_reproducible() -> None:
+    problems, trace, loop = part("problems"), part("trace"), part("botorch_loop")
+    task = problems.make("branin-512", 5)
+    runs = []
+    for _ in range(2):
+        made = trace.Trace(task, 25, seed=5)
+        loop.run_botorch(task, made, 5)
+        runs.append(made.record())
+    assert runs[0]["best"] == runs[1]["best"]
+    assert (runs[0]["reached"], runs[0]["batches"]) == (25, 3)
+    assert task.best - runs[0]["recommended"][-1] < 0.05 * task.range
+
+
 def test_a_seed_decides_which_function_a_draw_is_and_nothing_else() -> None:
     make = part("problems").make
     first, again, other = make("gp-draw-4", 0), make("gp-draw-4", 0), make("gp-draw-4", 1)

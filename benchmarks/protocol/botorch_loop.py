@@ -15,7 +15,7 @@ from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation import MaxPosteriorSampling
 from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf
+from botorch.optim import optimize_acqf, optimize_acqf_discrete
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from gpytorch import settings
 from gpytorch.constraints import Interval
@@ -26,7 +26,13 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-__all__ = ["BoTorchLoop", "Turbo"]
+from sparse_bo.problems.base import Problem
+
+from .ask_tell import run_peer
+from .problems import Task
+from .trace import Trace
+
+__all__ = ["BoTorchLoop", "Turbo", "run_botorch"]
 
 LARGE = 1000
 """Budgets above are taken in batches of 50."""
@@ -87,6 +93,47 @@ class BoTorchLoop:
     def recommend(self) -> Tensor | None:
         """See :class:`protocol.ask_tell.Peer`."""
         return None if self._model is None else _highest(self._model, self._X)[1]
+
+
+def run_botorch(task: Task, trace: Trace, seed: int) -> None:
+    """Run BoTorch's closed loop until the budget is spent: :class:`BoTorchLoop` on a box, :func:`_over_arms` on arms.
+
+    Raises:
+        TimeOver: If its time is over before the budget is.
+    """
+    if isinstance(task.problem, Problem):
+        _over_arms(task.problem.arms, trace, seed)
+    else:
+        run_peer(BoTorchLoop, task, trace, seed)
+
+
+def _over_arms(arms: Tensor, trace: Trace, seed: int) -> None:
+    """Run the loop of :class:`BoTorchLoop` over ``a x d`` arms: random ones first, then batches by ``optimize_acqf_discrete``.
+
+    It recommends the evaluated arm with the highest posterior mean.
+    """
+    torch.manual_seed(seed)
+    low, high = arms.amin(dim=0), arms.amax(dim=0)
+    U, batch = (arms - low) / (high - low), 50 if trace.budget > LARGE else 10
+    told, y = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64)
+    picks = torch.randperm(len(arms))[: max(2 * arms.shape[1], batch)]
+    while trace.left:
+        picks = picks[: trace.left]
+        told, y = torch.cat([told, picks]), torch.cat([y, trace.evaluate(picks)])
+        model = _fit(SingleTaskGP(U[told], y.unsqueeze(-1)))
+        trace.offers(lambda model=model, told=told: told[_place(model, U[told])])
+        if not trace.left:
+            return
+        with _quiet(), torch.no_grad():
+            improvement = qLogNoisyExpectedImprovement(model, U[told], prune_baseline=True)
+            X, _ = optimize_acqf_discrete(improvement, min(batch, trace.left), U, max_batch_size=len(U))
+        picks = torch.cdist(X, U).argmin(dim=-1)
+
+
+def _place(model: SingleTaskGP, X: Tensor) -> Tensor:
+    """Return which of some points has the highest posterior mean, a scalar."""
+    with torch.no_grad(), _quiet():
+        return model.posterior(X).mean.squeeze(-1).argmax()
 
 
 def _highest(model: SingleTaskGP, X: Tensor) -> tuple[float, Tensor]:

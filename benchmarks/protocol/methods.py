@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from .ask_tell import run_peer
-from .botorch_loop import BoTorchLoop, Turbo
+from .botorch_loop import Turbo, run_botorch
 from .cmaes import CMAES
 from .ours import NAMED, from_expression, run_ours
 from .problems import SETS, TABLES, Task
@@ -30,7 +30,8 @@ class Method:
         name: In records and tables.
         run: Runs it on a task, within a trace, with a seed.
         boxes: Whether it works on boxes.
-        tables: Whether it works on tables and other sets of arms.
+        tables: Whether it works on tables.
+        sets: Whether it works on sets of arms.
         needs: Its packages, as pip and as Python call them, besides this package's dependencies.
         policy: The expression that its policy comes from, if one was given.
     """
@@ -39,12 +40,13 @@ class Method:
     run: Callable[[Task, Trace, int], None]
     boxes: bool = True
     tables: bool = False
+    sets: bool = False
     needs: tuple[tuple[str, str], ...] = ()
     policy: str | None = None
 
     def works_on(self, problem: str) -> bool:
         """Return whether it works on a problem."""
-        return self.tables if problem in TABLES or problem in SETS else self.boxes
+        return self.tables if problem in TABLES else self.sets if problem in SETS else self.boxes
 
     def versions(self) -> dict[str, str]:
         """Return the versions of its packages."""
@@ -53,9 +55,10 @@ class Method:
 
 METHODS: dict[str, Method] = {
     **{
-        name: Method(name, partial(run_ours, make), boxes=name not in TABLES_ALONE, tables=True) for name, make in NAMED.items()
+        name: Method(name, partial(run_ours, make), boxes=name not in TABLES_ALONE, tables=True, sets=True)
+        for name, make in NAMED.items()
     },
-    "botorch": Method("botorch", partial(run_peer, BoTorchLoop)),
+    "botorch": Method("botorch", run_botorch, sets=True),
     "turbo": Method("turbo", partial(run_peer, Turbo)),
     "cma": Method("cma", partial(run_peer, CMAES), needs=(("cma", "cma"),)),
     "tpe": Method("tpe", partial(run_peer, TPE), needs=(("optuna", "optuna"),)),
@@ -73,7 +76,7 @@ def method_of(text: str) -> Method:
     if equals:
         if name in METHODS:
             raise ValueError(f"{name!r} is the name of another method; choose another one for {expression}")
-        return Method(name, partial(run_ours, from_expression(expression)), tables=True, policy=expression)
+        return Method(name, partial(run_ours, from_expression(expression)), tables=True, sets=True, policy=expression)
     if name not in METHODS:
         raise ValueError(f"expected one of {', '.join(METHODS)}, or name=Policy(...), got method {text!r}")
     return METHODS[name]
