@@ -194,7 +194,7 @@ def standing(runs: Runs) -> str:
 
 def _near(late: dict[str, float]) -> str:
     """Return in words on how many boxes a method is about as good as the best."""
-    return f"within {NEAR:g} % of the best method on {sum(value <= NEAR for value in late.values())} of {len(late)} boxes"
+    return f"within {NEAR:g} % of the best method on {sum(value <= NEAR for value in late.values())} of {len(late)}"
 
 
 def _paid(runs: Runs, problems: list[str]) -> str:

@@ -486,8 +486,8 @@ def test_behind_is_the_difference_of_medians_in_per_cent_of_the_range() -> None:
     assert late == {"default": pytest.approx(17.0), "cma": 0.0, "tpe": pytest.approx(97.0)}
     assert summary.quartiles([4.0, 1.0, 2.0, 3.0]) == (1.75, 2.5, 3.25)
     said = importlib.import_module("optimisation").standing(known)
-    assert "recommended point: within 2 % of the best method on 0 of 1 boxes, at most 17.0 % behind (branin)" in said
-    assert "best evaluated point: within 2 % of the best method on 1 of 1 boxes, at most 0.0 % behind (branin)" in said
+    assert "recommended point: within 2 % of the best method on 0 of 1, at most 17.0 % behind (branin)" in said
+    assert "best evaluated point: within 2 % of the best method on 1 of 1, at most 0.0 % behind (branin)" in said
 
 
 def test_records_are_shown_beside_the_highest_value_that_is_known_now() -> None:

@@ -35,7 +35,9 @@ def chosen_policy(
     Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, the budget is known and at most
     :data:`MOST_EVALUATIONS`, and arms times evaluations are at most :data:`MOST_NUMBERS`, unless the run is to be certified.
     Else :class:`sparse_bo.BBKB` with everything learned: it sweeps any number of arms, in large batches, what it approximates
-    can be certified, and its regret is bounded.
+    can be certified, and its regret is bounded. Where the best of 512 to 2,048 arms counts, the recommended one is 1.8 % of the
+    range below the best after 60 evaluations (BBKB's 5.8, BoTorch's loop's 8.7) and 0.3 % after 200 (2.6): means of seven sets
+    of arms, ten seeds each, ``benchmarks/optimisation.py``.
 
     On a box: :class:`sparse_bo.policies.TrustRegion` with the goal. Where every evaluation counts that holds for any number of
     inputs: regret per evaluation over 300 evaluations of 13 problems (seeds 5 and 6) is lower than BBKB's by 7 to 195 % of the
