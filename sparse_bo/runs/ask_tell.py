@@ -58,9 +58,8 @@ class AskTell:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion` with the goal;
-            over arms :class:`sparse_bo.BBKB`, or :class:`sparse_bo.policies.ExpectedImprovement` where a small
-            budget is said and the best arm counts. All of it learned. The choice is logged, is :attr:`policy`, and its reason
-            is ``about["why"]``.
+            over arms :class:`sparse_bo.BBKB`, or :class:`sparse_bo.policies.ExpectedImprovement` where a small budget is said
+            and the best arm counts. All of it learned. The choice is logged, is :attr:`policy`, its reason ``about["why"]``.
         goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
             evaluation counts. Has no effect on a policy that is given.
         budget: Evaluations that are planned, for the same choice; ``None``: not known.
@@ -104,8 +103,7 @@ class AskTell:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
-        certified = certify_every is not None
-        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified)
+        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certify_every is not None)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:

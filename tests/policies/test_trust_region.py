@@ -12,7 +12,7 @@ from sparse_bo.domains import Box
 from sparse_bo.errors import ObjectiveError, PendingBatchError
 from sparse_bo.policies import RegionState, Wait
 from sparse_bo.policies.region.local_gp import Moments
-from sparse_bo.policies.region.mechanism import GROWTH, RegionSearch
+from sparse_bo.policies.region.mechanism import GROWTH, RegionSearch, largest_batch
 from sparse_bo.policies.region.search import known
 from sparse_bo.policies.region.surrogate import EXACT_NOISE
 from tests.builders import unit_box
@@ -96,8 +96,8 @@ def test_batches_are_distinct_and_as_large_as_asked_for():
 
 def test_batches_grow_with_the_data_unless_their_size_is_given():
     mechanism = TrustRegion().on(Box(box()))
-    assert [mechanism._size(n) for n in (10, GROWTH, 10 * GROWTH)] == [4, 4, 10]
-    assert TrustRegion(batch_size=3).on(Box(box()))._size(10**4) == 3
+    assert [largest_batch(mechanism.batch_size, n) for n in (10, GROWTH, 10 * GROWTH)] == [4, 4, 10]
+    assert largest_batch(TrustRegion(batch_size=3).on(Box(box())).batch_size, 10**4) == 3
 
 
 def test_pending_points_fill_the_batch_and_are_not_proposed_again():

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.core.evidence import Learned
 from sparse_bo.core.largest import first_largest
 from sparse_bo.domains import Arms
 from sparse_bo.observations import add_observations
 from sparse_bo.policies.arm_states import freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
-from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.persistence import on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.region import search
 from sparse_bo.policies.region.arm_state import ImprovementState
-from sparse_bo.policies.region.mechanism import GROWTH, SMALLEST_BATCH
+from sparse_bo.policies.region.mechanism import largest_batch
 from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds, Pool
-from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
+from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 
@@ -68,7 +65,7 @@ class ArmSearch(Mechanism[ImprovementState]):
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = self._size(state.pulls) - out
+        room = largest_batch(self.batch_size, state.pulls) - out
         if room <= 0:
             return Wait(1 - room)
         again = self._again(state, pending)[:max_q]
@@ -105,8 +102,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         frozen, fitted = freeze_evaluated(state), state.surrogate
         if fitted is None:
             return frozen
-        parts = {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
-        return frozen | under("fitted", parts)
+        return frozen | under("fitted", freeze_region(fitted))
 
     def thaw(self, frozen: Frozen) -> ImprovementState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
@@ -115,11 +111,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         own = thaw_fields(ImprovementState, arrays)
         state = replace(self.init(), observations=kept.observations, failures=kept.failures, **own)
         fitted = part_of(arrays, "fitted")
-        return replace(state, surrogate=_refitted(state, fitted)) if fitted else state
-
-    def _size(self, pulls: int) -> int:
-        """Return how many arms may be out at a time."""
-        return max(SMALLEST_BATCH, pulls // GROWTH) if self.batch_size is None else self.batch_size
+        return replace(state, surrogate=thaw_region(fitted, state.U, state.places)) if fitted else state
 
     def _learned(self, before: ImprovementState, after: ImprovementState) -> FittedRegion:
         """Return the model of a state's observations; learning starts from the one before."""
@@ -190,8 +182,3 @@ def _failing(state: ImprovementState) -> Tensor:
     """Return the arms where evaluations failed lately: the model is not to hope for them as for others."""
     failures = state.failures
     return state.told[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
-
-
-def _refitted(state: ImprovementState, parts: Mapping[str, Any]) -> FittedRegion:
-    learned, kept = Learned(**part_of(parts, "learned")), thaw_fields(FittedRegion, parts)
-    return refitted_region(state.U, state.places, learned=learned, kind=parts["warp"], **kept)

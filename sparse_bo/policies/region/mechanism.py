@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_bo.core.evidence import Learned
 from sparse_bo.domains import Box
 from sparse_bo.policies.box_states import freeze_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal, refused
@@ -24,7 +22,7 @@ from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds, Pool
 from sparse_bo.policies.region.settling import due_looks, paced
 from sparse_bo.policies.region.state import RegionState
-from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, one_thread, refitted_region
+from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 from sparse_bo.policies.region.worth import HORIZON, Worth
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
@@ -33,6 +31,11 @@ SMALLEST_BATCH = 4
 """Points of a batch while there are few observations, where the size is not given."""
 GROWTH = 200
 """Observations for every point more in a batch, where the size is not given: updates cost more later, and decide less."""
+
+
+def largest_batch(batch_size: int | None, pulls: int) -> int:
+    """Return how many evaluations may be out at a time: ``batch_size``, or what grows with those made."""
+    return max(SMALLEST_BATCH, pulls // GROWTH) if batch_size is None else batch_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +75,7 @@ class RegionSearch(Mechanism[RegionState]):
             if missing <= out and out:
                 return Wait(max(missing, 1))
             return Proposal(self.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
-        room = self._size(state.pulls) - out
+        room = largest_batch(self.batch_size, state.pulls) - out
         if room <= 0:
             return Wait(1 - room)
         again = self._again(state, pending)[:max_q]
@@ -103,8 +106,7 @@ class RegionSearch(Mechanism[RegionState]):
         frozen = freeze_points(state)
         if state.region is None or state.fitted is None:
             return frozen
-        fitted = {**freeze_fields(state.fitted), "warp": state.fitted.warp.kind, **under("learned", vars(state.fitted.learned))}
-        return frozen | under("region", freeze_fields(state.region)) | under("fitted", fitted)
+        return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
@@ -115,13 +117,7 @@ class RegionSearch(Mechanism[RegionState]):
             return state
         kept = thaw_fields(Region, region)
         last = Region(**{**kept, "ended": tuple(kept["ended"])})
-        return replace(state, region=last, fitted=self._refitted(state, fitted))
-
-    def _refitted(self, state: RegionState, parts: Mapping[str, Any]) -> FittedRegion:
-        learned = Learned(**part_of(parts, "learned"))
-        return refitted_region(
-            self.box.to_unit(state.X), state.places, learned=learned, kind=parts["warp"], **thaw_fields(FittedRegion, parts)
-        )
+        return replace(state, region=last, fitted=thaw_region(fitted, state.U, state.places))
 
     def _moved(self, before: RegionState, after: RegionState, picks: Tensor, *, exact: bool) -> Region:
         """Return the region after a batch.
@@ -171,10 +167,6 @@ class RegionSearch(Mechanism[RegionState]):
         highest, everything = state.X[state.y.argmax()].unsqueeze(0), torch.cat([state.X, pending])
         repeated = len(torch.unique(everything, dim=0)) < len(everything)
         return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest
-
-    def _size(self, pulls: int) -> int:
-        """Return how many points may be out at a time."""
-        return max(SMALLEST_BATCH, pulls // GROWTH) if self.batch_size is None else self.batch_size
 
     def _counting(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` picks where every evaluation counts: what pays, or what may be looked at; else the best point.

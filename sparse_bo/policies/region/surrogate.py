@@ -17,7 +17,8 @@ from torch import Tensor
 from sparse_bo.core.evidence import ADDITIVE, NOISES, Learned, learn
 from sparse_bo.core.stationary import RADIAL
 from sparse_bo.domains import Box
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
+from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.region.local_gp import LocalGP, local_gp
 from sparse_bo.policies.region.repeats import Places
 from sparse_bo.policies.region.warping import Warp, warp, warps
@@ -146,15 +147,26 @@ def fitted_region(
         return FittedRegion(gp=local_gp(U, chosen(v), learned, counts=counts), warp=chosen, rows=rows, chosen_at=n)
 
 
-def refitted_region(X: Tensor, places: Places, *, learned: Learned, kind: str, rows: Tensor, chosen_at: int) -> FittedRegion:
-    """Return the model with known hyper-parameters, to rounding as it was. O(n³)."""
+def freeze_region(fitted: FittedRegion) -> Frozen:
+    """Return a model as arrays and plain data, without the observations."""
+    return {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
+
+
+def thaw_region(frozen: Frozen, X: Tensor, places: Places) -> FittedRegion:
+    """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³).
+
+    Raises:
+        ValueError: If the observations are others.
+    """
+    kind, kept = frozen["warp"], thaw_fields(FittedRegion, frozen)
+    rows = kept["rows"]
     v = places.values[rows]
     again = warp(kind, v)
     if again is None:
         raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
     with one_thread():
-        gp = local_gp(X[rows], again(v), learned, counts=places.counts[rows])
-    return FittedRegion(gp=gp, warp=again, rows=rows, chosen_at=chosen_at)
+        gp = local_gp(X[rows], again(v), Learned(**part_of(frozen, "learned")), counts=places.counts[rows])
+    return FittedRegion(gp=gp, warp=again, **kept)
 
 
 def _chosen(U: Tensor, y: Tensor, v: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
