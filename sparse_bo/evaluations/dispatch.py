@@ -59,11 +59,12 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails for good and that is to end the run.
             TypeError: If the objective cannot be sent to the workers; nothing is asked then.
 
-        Whatever ends it, a callback or Ctrl-C too: what has finished is told.
+        Whatever ends it, a callback or Ctrl-C too: what has finished is told. A failure does not stop what has started beside
+        it: that is waited for.
         """
         workers, evaluate = self.workers, self.evaluate
-        timed = workers.timeout is not None
-        pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed)
+        timed, most = workers.timeout is not None, self.end - self.loop.asked + len(self.loop.pending)
+        pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())
@@ -74,7 +75,9 @@ class Dispatch:
                     return
                 self._start(pool)
                 self._collect(pool)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EvaluationFailed):
+                self._wait_for_started()
             self._tell_finished()
             raise
         finally:
@@ -210,6 +213,18 @@ class Dispatch:
         tell_what_is_out(self.loop, task.batch.tickets, values)
         del self._tasks[task.future]
         return float(seconds)
+
+    def _wait_for_started(self) -> None:
+        """Tell what has started as it ends, or until its time is over; what has not started is cancelled."""
+        self._tasks = {future: task for future, task in self._tasks.items() if not future.cancel()}
+        if running := sum(not future.done() for future in self._tasks):
+            logger.warning("an evaluation failed for good; waiting for %d that have started (Ctrl-C: do not)", running)
+        while self._tasks:
+            self._tell_finished()
+            now = time.monotonic()
+            self._tasks = {future: task for future, task in self._tasks.items() if not future.done() and task.deadline > now}
+            deadline = min((task.deadline for task in self._tasks.values()), default=now)
+            self._wait(None if deadline == float("inf") else deadline - now)
 
     def _tell_finished(self) -> None:
         """Tell what has finished beside what ends the run; what cannot be told stays out."""

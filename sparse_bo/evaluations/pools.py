@@ -51,6 +51,7 @@ class Pool:
         arrays: Arrays = "torch",
         evaluate: Any = None,
         timed: bool = False,
+        most: int | None = None,
     ) -> None:
         """Start an own pool, or hold the one given.
 
@@ -60,6 +61,7 @@ class Pool:
             arrays: What the objective takes.
             evaluate: What will be evaluated: workers import its modules before their first evaluation.
             timed: Whether evaluations have a time limit: then the workers of a given executor are warmed up too.
+            most: Evaluations that there will be: an own pool needs no more workers.
 
         Raises:
             TypeError: If ``evaluate`` cannot be sent to the workers (nothing is started then), or ``submit`` of the executor
@@ -67,8 +69,10 @@ class Pool:
             RuntimeError: If own workers cannot be started.
         """
         self._given, self._arrays = executor, arrays
-        self._workers = workers
         self.owned = isinstance(executor, str)
+        if self.owned and most is not None:
+            workers = max(min(workers or os.cpu_count() or 1, most), 1)
+        self._workers = workers
         self._packed = self._sendable(evaluate)
         self._executor: Any = self._started()
         if not isinstance(self._executor, Executor | Threads):  # what only has a submit: see what it returns

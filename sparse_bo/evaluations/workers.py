@@ -25,7 +25,8 @@ class Workers:
             Threads that take longer cannot be ended; they do not keep the process from ending. It counts from when the
             executor gets the evaluation: use one that nobody else keeps busy.
         retries: How often an evaluation is tried again after it raised, timed out or lost its worker.
-        on_error: Of an evaluation that still fails: ``"raise"``, or ``"drop"`` it as one that returned NaN.
+        on_error: Of an evaluation that still fails: ``"raise"`` (when those that have started have ended, and are told), or
+            ``"drop"`` it as one that returned NaN.
         chunk: Evaluations per task; ``None``: one, or as many as take 50 ms together.
 
     Raises:

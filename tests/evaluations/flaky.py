@@ -43,3 +43,10 @@ def one(x: torch.Tensor) -> float:
 def one_batch(batch: Batch) -> float:
     (ticket,) = batch.tickets
     return float(ticket)
+
+
+def raises_at_first(batch):
+    time.sleep(0.2 if batch.tickets[0] == 0 else 0.5)
+    if batch.tickets[0] == 0:
+        raise ArithmeticError("the oven exploded")
+    return [float(batch.tickets[0])]

@@ -193,6 +193,48 @@ def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
     assert caught.value.loop.pending == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_what_has_started_beside_an_evaluation_that_ends_the_run_is_waited_for_and_told(name, caplog):
+    """Processes were killed over it; ticket 2 has not started."""
+    workers = Workers(executor=name, count=2, chunk=1)
+    with pytest.raises(ObjectiveError, match="ticket 0 .*the oven exploded") as caught:
+        run(flaky.raises_at_first, executor=workers, call_with="batch", policy=RandomSearch(batch_size=3), budget=3)
+    assert caught.value.loop.pending == [0, 2]
+    assert "waiting for 1 that have started" in caplog.text
+
+
+def test_what_has_started_beside_an_evaluation_that_ends_the_run_is_waited_for_until_its_time_is_over():
+    ends = threading.Event()
+
+    def objective(batch):
+        if batch.tickets[0] == 0:
+            raise ArithmeticError
+        ends.wait()
+        return [1.0]
+
+    workers = Workers(executor="threads", count=2, chunk=1, timeout=0.3)
+    try:
+        with pytest.raises(ObjectiveError, match="ticket 0 .*ArithmeticError") as caught:
+            run(objective, executor=workers, call_with="batch", policy=RandomSearch(batch_size=2), budget=2)
+    finally:
+        ends.set()
+    assert caught.value.loop.pending == [0, 1]
+
+
+@pytest.mark.parametrize(("budget", "started"), [(2, 2), (9, 5)])
+def test_an_own_pool_has_no_more_workers_than_there_are_evaluations(budget, started, monkeypatch):
+    pools = []
+
+    class Seen(Pool):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            pools.append(self)
+
+    monkeypatch.setattr("sparse_bo.evaluations.dispatch.Pool", Seen)
+    run(flaky.smooth, executor=Workers(executor="threads", count=5), policy=RandomSearch(batch_size=4), budget=budget)
+    assert [pool.workers for pool in pools] == [started]
+
+
 @pytest.mark.parametrize("spread", [None, Workers(executor="threads", count=2, chunk=2)], ids=["here", "threads"])
 def test_what_somebody_else_has_told_of_an_evaluation_stays(spread):
     """A callback that gave up on a slow evaluation ended the run once its result came."""
