@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,8 +50,11 @@ def resolved(path: str | Path) -> Path:
     """Return the file that a path means, links followed: files that go with it lie beside it, not beside a link.
 
     Raises:
+        TypeError: If it is no path.
         StorageError: If it is a folder, or a link that leads to itself.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"expected the path of a journal as text or pathlib.Path, got {type(path).__name__} {path!r}")
     try:
         real = Path(path).resolve()
     except (OSError, RuntimeError) as error:

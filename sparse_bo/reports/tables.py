@@ -69,7 +69,7 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
     """Return what a journal says of a run, ended or not; with regrets where the problem is known."""
     about, rows = recorded.about, recorded.history.rows
     title = f"{about['policy']}, seed {about['seed']}, in {path}" + ("" if problem is None else f": {problem.description}")
-    since = recorded.before + recorded.asked - sum(row.batch_size for row in rows)
+    since = recorded.before + recorded.asked - recorded.history.observations
     lines = {
         "evaluations": _counts(recorded),
         "since the last update": f"{since:,}",

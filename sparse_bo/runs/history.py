@@ -98,8 +98,7 @@ class History:
 
     def __repr__(self) -> str:
         """Return what the run was and how long; its rows would be as many lines."""
-        observed = sum(row.batch_size for row in self.rows)
-        return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, observations={observed})"
+        return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, observations={self.observations})"
 
     def column(self, name: str) -> list[Any]:
         """Return one field of every row.
@@ -111,6 +110,11 @@ class History:
         if name not in names:
             raise ValueError(f"expected a field of HistoryRow ({', '.join(names)}), got {name!r}")
         return [getattr(row, name) for row in self.rows]
+
+    @property
+    def observations(self) -> int:
+        """Evaluations in all rows, failed ones and those before the run included."""
+        return sum(row.batch_size for row in self.rows)
 
     @property
     def calibration(self) -> Calibration | None:

@@ -13,6 +13,7 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
+from sparse_bo.journal.files import resolved
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
@@ -100,7 +101,7 @@ def maximize(
         check_callable("callback", callback)
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
-    if storage is not None and resume and group_of(arms).from_first("looking for the journal", Path(storage).exists()):
+    if storage is not None and resume and group_of(arms).from_first("looking for the journal", resolved(storage).exists()):
         loop = _resumed(storage, arms, bounds, space, feasible, policy, seed, initial)
     else:
         chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}

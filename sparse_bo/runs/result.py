@@ -160,7 +160,7 @@ class Result:
         return page
 
     def _check_regret(self, regret: Sequence[float] | None) -> None:
-        evaluations = sum(row.batch_size for row in self.history.rows)
+        evaluations = self.history.observations
         if regret is not None and len(regret) != evaluations:
             raise ValueError(f"expected the regret of every evaluation, {evaluations} numbers, got {len(regret)}")
 
@@ -172,7 +172,7 @@ class Result:
             best = {"best_parameters": self.best_parameters}
         said = {
             "policy": self.history.info.get("policy"),
-            "observations": sum(row.batch_size for row in rows),
+            "observations": self.history.observations,
             "failed": sum(row.failed for row in rows) or None,
             **best,
             "best_mean": self.best_mean,

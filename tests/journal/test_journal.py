@@ -293,6 +293,8 @@ def test_folders_and_empty_files_are_named(tmp_path):
     for attempt in (read_run, AskTell.resume, lambda path: AskTell(arms(), policy(), storage=path)):
         with pytest.raises(StorageError, match=r"the path of a file for the journal, got the folder .*; use .*run.db"):
             attempt(tmp_path)
+        with pytest.raises(TypeError, match="the path of a journal as text or pathlib.Path, got int 3"):
+            attempt(3)
     empty = tmp_path / "empty.db"
     empty.touch()
     for attempt in (read_run, AskTell.resume):
