@@ -27,7 +27,7 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.ends import carrying
 from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.given import check_budget, check_notes, check_policy, check_seed, checked_initial
+from sparse_bo.runs.given import check_budget, check_notes, check_policy, check_seed, checked_initial, count_initial
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.past import past_of
@@ -58,8 +58,9 @@ class AskTell:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion` with the goal;
-            over arms :class:`sparse_bo.BBKB`, or :class:`sparse_bo.policies.ExpectedImprovement` where a small budget is said
-            and the best arm counts. All of it learned. The choice is logged, is :attr:`policy`, its reason ``about["why"]``.
+            over arms :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts and arms and evaluations are
+            few, else :class:`sparse_bo.BBKB`. All of it learned. The choice is logged; it is :attr:`policy`, and why
+            ``about["why"]``.
         goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
             evaluation counts. Has no effect on a policy that is given.
         budget: Evaluations that are planned, for the same choice; ``None``: not known.
@@ -103,7 +104,9 @@ class AskTell:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
-        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certify_every is not None)
+        certified, observed = certify_every is not None, count_initial(initial)
+        known: dict[str, Any] = {"budget": budget, "workers": workers, "certified": certified, "observed": observed}
+        choice = chosen_policy(self._domain, goal=goal, **known)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
@@ -111,16 +114,16 @@ class AskTell:
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
         self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
-        observed = None if initial is None else checked_initial(initial, self._domain)
+        before = None if initial is None else checked_initial(initial, self._domain)
         self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
         with self._ranks.creating():  # the journal is rank 0's
-            recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, observed)
+            recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, before)
         self._steps = Steps(self._engine, recorder, self._ranks)
-        if observed is not None:
+        if before is not None:
             try:
-                self._engine.take(self._engine.observed(*observed))
+                self._engine.take(self._engine.observed(*before))
                 recorder.updated(self._engine)
             except BaseException:
                 recorder.release()

@@ -28,12 +28,19 @@ class Choice(NamedTuple):
 
 
 def chosen_policy(
-    domain: Domain, *, goal: Goal = "best", budget: int | None = None, workers: int | None = None, certified: bool = False
+    domain: Domain,
+    *,
+    goal: Goal = "best",
+    budget: int | None = None,
+    workers: int | None = None,
+    certified: bool = False,
+    observed: int = 0,
 ) -> Choice:
     """Return the policy that a run without one takes.
 
-    Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, the budget is known and at most
-    :data:`MOST_EVALUATIONS`, and arms times evaluations are at most :data:`MOST_NUMBERS`, unless the run is to be certified.
+    Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, there will be at most
+    :data:`MOST_EVALUATIONS` evaluations (so many if the budget is not known), and arms times evaluations are at most
+    :data:`MOST_NUMBERS`, unless the run is to be certified.
     Else :class:`sparse_bo.BBKB` with everything learned: it sweeps any number of arms, in large batches, what it approximates
     can be certified, and its regret is bounded. Where the best of 512 to 2,048 arms counts, the recommended one is 1.8 % of the
     range below the best after 60 evaluations (BBKB's 5.8, BoTorch's loop's 8.7) and 0.3 % after 200 (2.6): means of seven sets
@@ -53,6 +60,7 @@ def chosen_policy(
         budget: Evaluations that are planned; ``None``: not known.
         workers: Evaluations that can be made at a time; ``None``: not known, or one.
         certified: Whether the run is to be certified.
+        observed: Evaluations that have been made before the run.
 
     Raises:
         TypeError: If a number is not an integer.
@@ -67,8 +75,13 @@ def chosen_policy(
     if isinstance(domain, Box):
         counts = "the best point" if goal == "best" else "every evaluation"
         policy, reasons = TrustRegion(goal=goal), [f"on a box of {domain.dims} inputs where {counts} counts"]
-    elif goal == "best" and budget is not None and _few(domain, budget) and not certified:
-        policy, reasons = ExpectedImprovement(), [f"the best of some arms counts, in {budget:,} evaluations"]
+    elif (
+        goal == "best"
+        and not certified
+        and _few(domain, max(observed, MOST_EVALUATIONS) if budget is None else observed + budget)
+    ):
+        planned = "" if budget is None else f", in {budget:,} evaluations"
+        policy, reasons = ExpectedImprovement(), [f"the best of some arms counts{planned}"]
     else:
         return Choice(BBKB(), "every arm can be swept, and its regret is bounded")
     if workers is not None and workers > SMALLEST_BATCH:
@@ -81,8 +94,8 @@ def chosen_policy(
     return Choice(policy, ", ".join(reasons))
 
 
-def _few(domain: Domain, budget: int) -> bool:
+def _few(domain: Domain, evaluations: int) -> bool:
     """Return whether the arms of a domain and the evaluations are few enough for a model of all arms in every batch."""
-    if not isinstance(domain, Arms) or isinstance(domain.points, ShardedArms) or budget > MOST_EVALUATIONS:
+    if not isinstance(domain, Arms) or isinstance(domain.points, ShardedArms) or evaluations > MOST_EVALUATIONS:
         return False
-    return domain.count * max(budget, domain.dims) <= MOST_NUMBERS
+    return domain.count * max(evaluations, domain.dims) <= MOST_NUMBERS

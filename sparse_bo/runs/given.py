@@ -83,6 +83,14 @@ def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any
     return dict(notes)
 
 
+def count_initial(initial: Any) -> int:
+    """Return how many observations there are before a run; 0 where they are not what :func:`checked_initial` takes."""
+    try:
+        return len(initial[1])
+    except (TypeError, LookupError):
+        return 0
+
+
 def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
     """Return the picks and the results of observations made before a run, each ``n``.
 

@@ -57,8 +57,8 @@ def maximize(
             the nearest found that may.
         budget: Evaluations to make, those of a resumed run included.
         policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: on a box
-            :class:`sparse_bo.policies.TrustRegion` with the goal; over arms of which the best counts, for a budget of at most
-            2,000 (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`, else :class:`sparse_bo.BBKB`.
+            :class:`sparse_bo.policies.TrustRegion` with the goal; over arms of which the best counts, for at most 2,000
+            evaluations (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`, else :class:`sparse_bo.BBKB`.
             Batches of the first two are as large as there are workers (at least 4), their initial design is at most a third
             of the budget. Everything is learned: no further setting is needed. The choice and its reason are logged, and stand
             in ``result.history.info``.

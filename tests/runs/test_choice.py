@@ -21,6 +21,9 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     assert "in 300 evaluations" in chosen.why
     assert chosen_policy(here, budget=2_000, workers=64).policy == ExpectedImprovement(batch_size=64)
     assert chosen_policy(here, budget=12).policy == ExpectedImprovement(initial_design=4)
+    assert chosen_policy(here, budget=100, observed=1_900).policy == ExpectedImprovement()
+    open_end = chosen_policy(Arms(arms(5_000, 3)), observed=2_000)
+    assert open_end == (ExpectedImprovement(), "the best of some arms counts")
     grid = ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2)
     assert chosen_policy(Arms(grid), budget=250).policy == ExpectedImprovement()
 
@@ -29,8 +32,10 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     ("where", "how"),
     [
         (arms(100, 3), {"goal": "cumulative", "budget": 300}),
-        (arms(100, 3), {"goal": "best"}),  # nobody knows how long it goes on
         (arms(100, 3), {"budget": 2_001}),
+        (arms(100, 3), {"budget": 100, "observed": 1_901}),
+        (arms(100, 3), {"observed": 2_001}),
+        (arms(5_001, 3), {}),
         (arms(100, 3), {"budget": 300, "certified": True}),
         (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}),
         (
@@ -39,10 +44,17 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
         ),
         (ShardedArms(arms(100, 3), group=Alone()), {"budget": 300}),
     ],
-    ids=["cumulative", "no budget", "budget", "certified", "arms", "numbers", "shards"],
+    ids=["cumulative", "budget", "before", "before, no budget", "no budget", "certified", "arms", "numbers", "shards"],
 )
 def test_other_arms_get_bbkb(where, how):
     assert isinstance(chosen_policy(Arms(where), **how).policy, BBKB)
+
+
+def test_observations_made_before_a_run_count():
+    X = arms(100, 3)
+    where = torch.arange(2_001) % 100
+    assert isinstance(AskTell(X, initial=(where, waves(X)[where])).policy, BBKB)
+    assert isinstance(AskTell(X, initial=(where[:99], waves(X)[:99])).policy, ExpectedImprovement)
 
 
 def test_a_run_that_is_certified_has_a_certificate():

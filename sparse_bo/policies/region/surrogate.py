@@ -27,6 +27,9 @@ KNOWN = 400
 """Observations that the model is conditioned on, at most."""
 LEARNED_FROM = 300
 """Observations that its hyper-parameters are learned from, at most."""
+REPEATS = 100
+"""Repeats of their points, at most, that hyper-parameters are learned from: the newest tell the noise to 14 %, where the search
+is. With all of them (three for each point) a batch among 2,048 noisy arms took 2 s at 800 evaluations, and ever more."""
 HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 SCATTERED = 0.25
@@ -133,7 +136,7 @@ def fitted_region(
     U, v, counts = X[rows], places.values[rows], places.counts[rows]
     known = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     if not exact:
-        known = torch.cat([known, places.again[torch.isin(places.first[places.again], known)]])
+        known = torch.cat([known, places.again[torch.isin(places.first[places.again], known)][-REPEATS:]])
     V, y = X[known], places.y[known]
     with one_thread():
         kept = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
