@@ -238,7 +238,7 @@ All problems are maximised. *Range* of a problem: its highest value minus the me
 table). *Gap*: the highest value minus the true, noise-free one of a point. *Behind*: how far a method's median over seeds is
 behind that of the best method on that problem, in per cent of the range. Median (quartiles) over seeds; what is chosen in the
 package is chosen on seeds 0 to 4, reported are 5 to 14. Processor seconds are the method's own, on one thread: evaluations are
-not counted. Where runs are of several processors, seconds are of that with most runs alone: what is found is the same.
+not counted. Where runs are of several processors, seconds are of that alone which ran most methods: what is found is the same.
 *Further boxes* and *sets of arms* came when the defaults had been chosen on the nine; seeds 0 to 5 of EggHolder and 0 to 4 of
 Michalewicz, Levy-6 and Hartmann-3 have since had a say in how lengthscales are learned.
 

@@ -516,28 +516,30 @@ def test_a_trace_is_read_as_steps() -> None:
     np.testing.assert_equal(summary.at_seconds(whole, "best", grid), [np.nan, 0.0, 0.0, 2.0, 2.0, 6.0])
 
 
-def test_seconds_are_of_the_processor_with_most_runs() -> None:
+def test_seconds_are_of_the_processor_with_most_methods_then_most_runs() -> None:
     summary, optimisation = part("summary"), importlib.import_module("optimisation")
     devices = {5: "one", 6: "another", 7: "another", 8: "another"}
     made = [record("branin", "default", seed, [1.0, 1.0, float(seed)], device=name) for seed, name in devices.items()]
     made.append(record("branin", "cma", 5, [1.0, 1.0, 9.0], device="one"))
+    assert [r["cpu_seconds_in_all"] for r in summary.timed_on_one(made)] == [0.5, None, None, None, 0.5]
+    made.append(record("branin", "tpe", 6, [1.0, 1.0, 9.0], device="another"))
     timed = summary.timed_on_one(made)
-    assert [r["cpu_seconds_in_all"] for r in timed] == [None, 0.5, 0.5, 0.5, None]
-    assert [r["cpu_seconds_in_all"] for r in made] == [0.5] * 5
+    assert [r["cpu_seconds_in_all"] for r in timed] == [None, 0.5, 0.5, 0.5, None, 0.5]
+    assert [r["cpu_seconds_in_all"] for r in made] == [0.5] * 6
     assert [{**r, "cpu_seconds": 0, "cpu_seconds_in_all": 0} for r in timed] == [
         {**r, "cpu_seconds": 0, "cpu_seconds_in_all": 0} for r in made
     ]
     assert summary.timed_on_one([]) == []
     ((_, known),) = optimisation.by_budget(made, "boxes")
-    ours, cma = optimisation.values(known).rows
+    ours, cma, _ = optimisation.values(known).rows
     assert ours[2:6] == ["4", ours[3], "0.0", "6.50 (5.75 to 7.25)"]
     assert (ours[-2], cma[-2]) == ("0.500", "not on it")
     figures = importlib.import_module("protocol.figures")
     above, below = figures.draw_all([(3, known)]).axes
-    assert {line.get_label() for line in above.lines} == {"default", "cma"}
-    assert [text.get_text() for text in below.texts] == ["default"]
+    assert {line.get_label() for line in above.lines} == {"default", "cma", "tpe"}
+    assert [text.get_text() for text in below.texts] == ["default", "tpe"]
     left, right = figures.draw(known, "best").axes
-    assert (len(left.lines), len(right.lines)) == (2, 1)
+    assert (len(left.lines), len(right.lines)) == (3, 2)
 
 
 def test_the_seeds_that_choices_were_made_on_are_not_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,11 +55,13 @@ def reported(records: Iterable[Record]) -> list[Record]:
 
 
 def timed_on_one(records: Sequence[Record]) -> list[Record]:
-    """Return the records, those of other devices than the one with most of them without their seconds.
+    """Return the records, those of other devices than the one with most methods, then most runs, without their seconds.
 
     What a run finds does not depend on the device; seconds of two devices cannot be compared.
     """
-    clock = max(devices := [r["device"] for r in records], key=devices.count, default=None)
+    runs = Counter(r["device"] for r in records)
+    methods = Counter(device for device, _ in {(r["device"], r["method"]) for r in records})
+    clock = max(runs, key=lambda device: (methods[device], runs[device]), default=None)
     return [r if r["device"] == clock else {**r, "cpu_seconds": None, "cpu_seconds_in_all": None} for r in records]
 
 
