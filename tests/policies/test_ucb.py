@@ -243,7 +243,7 @@ def test_many_initial_observations_start_from_a_small_dictionary():
 
 def test_a_run_without_settings_learns_kernel_and_noise_and_learns_again_as_the_data_doubles():
     X = arms(200)
-    loop = AskTell(X, seed=0)
+    loop = AskTell(X, BBKB(), seed=0)
     learned = []
     loop.run(noisy(X), 100, call_with="indices", callback=lambda loop, row: learned.append("learn" in row.seconds))
     truth = waves(X)
