@@ -76,9 +76,11 @@ class Dispatch:
                 self._start(pool)
                 self._collect(pool)
         except BaseException as error:
-            if isinstance(error, EvaluationFailed):
-                self._wait_for_started()
-            self._tell_finished()
+            try:
+                if isinstance(error, EvaluationFailed):
+                    self._wait_for_started()
+            finally:  # Ctrl-C ends the waiting
+                self._tell_finished()
             raise
         finally:
             for future in self._tasks:
@@ -151,6 +153,8 @@ class Dispatch:
             # A worker has died since the last result; RuntimeError: the executor is shut down; OSError: the standard
             # library's pool was closing its pipes on a death while it started another worker.
             if not pool.owned:
+                if isinstance(error, BrokenExecutor):
+                    raise _died(error) from error
                 raise EvaluationFailed(
                     f"the executor takes no more evaluations ({type(error).__name__}: {error}); make a new one"
                 ) from error
@@ -215,8 +219,7 @@ class Dispatch:
         return float(seconds)
 
     def _wait_for_started(self) -> None:
-        """Tell what has started as it ends, or until its time is over; what has not started is cancelled."""
-        self._tasks = {future: task for future, task in self._tasks.items() if not future.cancel()}
+        """Tell what has been submitted as it ends, or until its time is over. Dask cannot say which of it has started."""
         if running := sum(not future.done() for future in self._tasks):
             logger.warning("an evaluation failed for good; waiting for %d that have started (Ctrl-C: do not)", running)
         while self._tasks:
@@ -258,10 +261,7 @@ class Dispatch:
         """A worker died and took its pool along: restart it, and find out whose evaluation it was."""
         error = broken[0].future.exception()
         if not pool.owned:
-            raise EvaluationFailed(
-                f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
-                "would be restarted"
-            ) from error
+            raise _died(error) from error
         lost = [*broken, *self._lost()]
         pool.restart()
         if len(lost) == 1:
@@ -294,6 +294,14 @@ class Dispatch:
             self._hanging.clear()
         else:
             self._wait()
+
+
+def _died(error: BaseException | None) -> EvaluationFailed:
+    """Return that an executor which was given broke: no other is started in its place."""
+    return EvaluationFailed(
+        f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
+        "would be restarted"
+    )
 
 
 def _lost_worker(future: Future[Any]) -> bool:

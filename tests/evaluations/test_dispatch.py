@@ -203,6 +203,58 @@ def test_what_has_started_beside_an_evaluation_that_ends_the_run_is_waited_for_a
     assert "waiting for 1 that have started" in caplog.text
 
 
+def test_what_has_started_where_an_executor_does_not_say_so_is_told_too():
+    """Futures of Dask can be cancelled until they have a result."""
+    failed = threading.Event()
+
+    class Remote(ThreadPoolExecutor):
+        def submit(self, fn, /, *args):
+            future = Future()
+
+            def work():
+                try:
+                    future.set_result(fn(*args))
+                except ArithmeticError as error:
+                    future.set_exception(error)
+                    failed.set()
+
+            threading.Thread(target=work).start()
+            return future
+
+    def objective(batch):
+        if batch.tickets[0] == 0:
+            raise ArithmeticError
+        failed.wait()
+        time.sleep(0.2)
+        return [1.0]
+
+    workers = Workers(executor=Remote(), count=2, chunk=1)
+    with pytest.raises(ObjectiveError, match="ticket 0 .*ArithmeticError") as caught:
+        run(objective, executor=workers, call_with="batch", policy=RandomSearch(batch_size=3), budget=3)
+    assert caught.value.loop.pending == [0, 2]
+
+
+def test_ctrl_c_ends_the_waiting_and_what_has_finished_is_told(monkeypatch):
+    ended = threading.Event()
+
+    def objective(batch):
+        if batch.tickets[0] == 0:
+            raise ArithmeticError
+        ended.wait()
+        return [1.0]
+
+    def interrupted(dispatch):
+        ended.set()
+        wait(dispatch._tasks)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dispatch, "_wait_for_started", interrupted)
+    workers = Workers(executor="threads", count=2, chunk=1)
+    with pytest.raises(RunInterrupted) as caught:
+        run(objective, executor=workers, call_with="batch", policy=RandomSearch(batch_size=2), budget=2)
+    assert caught.value.loop.pending == [0]
+
+
 def test_what_has_started_beside_an_evaluation_that_ends_the_run_is_waited_for_until_its_time_is_over():
     ends = threading.Event()
 
