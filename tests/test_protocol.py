@@ -73,6 +73,7 @@ FURTHER = [
     "cosine-8",
 ]
 FURTHER += ["hartmann-3", "levy-6", "hartmann-6-of-40", "branin-of-25", "rotated-rastrigin-8", "rotated-ackley-10"]
+FURTHER += ["holder-table-2", "drop-wave-2", "bukin-2"]
 
 
 def test_further_boxes_are_others_and_all_are_described() -> None:

@@ -29,7 +29,7 @@ from sparse_bo.policies.region.repeats import exact
 from sparse_bo.policies.region.search import Bounds
 from sparse_bo.policies.region.surrogate import HIGHEST, known_rows
 from sparse_bo.policies.region.warping import KINDS, warp, warps
-from tests.builders import arms, waves
+from tests.builders import arms, unit_box, waves
 from tests.oracles import exact_gp, rbf
 
 LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
@@ -344,6 +344,52 @@ def test_a_region_that_stays_off_hills_makes_no_pick_on_them(scouting, generator
     climbs, stays_off = (bool(((U - torch.tensor([0.2, 0.5])).norm(dim=-1) < 0.1).any()) for U in picks)
     assert climbs
     assert not stays_off
+
+
+def short(ell, d=2):
+    X = arms(d * search.FILLED_FROM, d)
+    return local_gp(X, waves(X), replace(LEARNED, lengthscales=torch.full((d,), ell, dtype=torch.float64)))
+
+
+def test_a_cube_of_few_dimensions_with_more_places_than_evaluations_is_unresolved():
+    few, most = search.FILLED_FROM, search.FILLED_DIMS
+    assert search.unresolved(short(0.1), evaluated=99)
+    assert not search.unresolved(short(0.1), evaluated=100)  # as many places
+    assert not search.unresolved(short(0.1), evaluated=2 * few - 1)
+    assert [search.unresolved(short(0.1, d), evaluated=few * d) for d in (most, most + 1)] == [True, False]
+    long = replace(
+        LEARNED, lengthscales=torch.tensor([0.005, 40.0], dtype=torch.float64)
+    )  # an input is not longer than the cube
+    assert search.unresolved(local_gp(*posterior()[:2], long), evaluated=199)
+
+
+def test_the_emptiest_candidate_is_furthest_from_its_nearest_point():
+    U, X = arms(50, 3), arms(9, 3, seed=1)
+    expected = max(range(50), key=lambda i: float((X - U[i]).norm(dim=1).min()))
+    assert torch.equal(search.emptiest(U, X), U[[expected]])
+    assert torch.equal(search.emptiest(U[[4, 7, 4, 7]], X), U[[max((4, 7), key=lambda i: float((X - U[i]).norm(dim=1).min()))]])
+
+
+def ripples(X):
+    return torch.cos(90.0 * (X - 0.41).square().sum(dim=-1).sqrt())
+
+
+@pytest.mark.parametrize("scouting", [True, False])
+@pytest.mark.parametrize("goal", ["best", "cumulative"])
+def test_picks_anywhere_fill_the_box_while_the_model_is_unresolved(goal, scouting, generator):
+    """Each is further from all points before than nine of ten places are; where every evaluation counts not all are."""
+    mechanism = TrustRegion(initial_design=40, anywhere=0.0 if scouting else 1.0, goal=goal).on(Box(unit_box(2)))
+    X = torch.cat([arms(60, 2), arms(1, 2)])  # a repeated point: exact
+    state = mechanism.tell(mechanism.init(), X, ripples(X), generator=generator)
+    assert search.unresolved(state.fitted.gp, evaluated=len(X))
+    state = replace(state, region=replace(state.region, scouting=scouting))
+    picks = mechanism.ask(state, max_q=4, pending=X[:0], generator=generator).picks
+    fill = []
+    for i, pick in enumerate(picks):
+        before = torch.cat([X, picks[:i]])
+        empty = torch.cdist(arms(2_000, 2, seed=5), before).amin(dim=1).quantile(0.9)
+        fill.append(float((before - pick).norm(dim=1).min()) > float(empty))
+    assert all(fill) if goal == "best" else not all(fill)
 
 
 def test_sides_follow_the_lengthscales_and_stay_in_the_cube():

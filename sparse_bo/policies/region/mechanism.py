@@ -66,6 +66,7 @@ class RegionSearch(Mechanism[RegionState]):
         Where every evaluation counts, they are maximisers of :class:`.worth.Worth`, and the best point again where nothing is
         worth more or the search has settled.
 
+        While the model is :func:`.search.unresolved`, picks anywhere and those that choose a new region fill the box.
         Pending points and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
         reached. Draws one integer for the design; else one uniform number a pick, and the candidates of each search.
         """
@@ -220,9 +221,14 @@ class RegionSearch(Mechanism[RegionState]):
             worth = Worth(fitted.warp, highest, HORIZON * state.pulls)
             pools = [replace(pool, best=float(highest), worth=worth) for pool in pools]
         picks: list[Tensor] = []
+        evaluated = self.box.to_unit(state.X)
+        filling = not self.cumulative and search.unresolved(gp, evaluated=len(evaluated))
         for _ in range(q):
             aside = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < self.anywhere
-            u = _next(gp, pools[1:] if aside else pools, picked=len(picks))
+            if filling and (aside or region.scouting):
+                u: Tensor | None = search.emptiest(pools[-1].U, torch.cat([evaluated, out, failed, *picks]))
+            else:
+                u = _next(gp, pools[1:] if aside else pools, picked=len(picks))
             if u is None:
                 break
             picks.append(u)

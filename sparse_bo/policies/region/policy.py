@@ -41,6 +41,9 @@ class TrustRegion:
     interpolates, and the highest observation is what is recommended; else the highest posterior mean is, and improvement that
     noise would hide counts for less (augmented expected improvement, Huang et al. 2006).
 
+    In up to 3 dimensions, once there are 20 evaluations for each, the picks that are made anywhere and those that choose a new
+    region go where the box is emptiest while it has more places that are independent by the lengthscales than evaluations.
+
     With ``goal="cumulative"`` a pick maximises ``m(x) − max m + h EI(x)``, the online knowledge gradient (Ryzhov, Powell &
     Frazier 2012): what it gains, for as many evaluations h as three times those made, less what it costs now, both in the units
     of the observations. Where nothing is worth more than 0 the best point is evaluated again: the search has settled. From then

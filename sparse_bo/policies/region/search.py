@@ -11,6 +11,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.core.improvement import LogImprovement, log_augmented_improvement
+from sparse_bo.core.largest import first_largest
+from sparse_bo.core.stationary import squared_distances
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.region.local_gp import LocalGP, Moments
 from sparse_bo.policies.region.region import FEW_DIMS
@@ -32,6 +34,12 @@ after 300 evaluations of seeds 0 and 1 is on Rastrigin-10 1.2, 1.8 % of the rang
 0.8), on Ackley-20 0.3, 0.3 (0.2, 0.3)."""
 CLIMBS, STEPS = 2, 15
 """Climbs of a pick, and steps of L-BFGS-B in each."""
+FILLED_DIMS, FILLED_FROM = 3, 20
+"""In so many dimensions and fewer, and from so many evaluations for each on, picks that are made anywhere, and scouts of a new
+region, fill the box while the model is :func:`unresolved`: where all that it knows nothing of is alike, expected improvement
+stays with the maxima that it knows. DropWave, 200 evaluations, seeds 50 to 53, best values (the maximum is 1): 0.48, 0.48, 0.37
+and 1 without it; 0.94, 0.62, 0.79 and 0.79 with it, and 0.94 to 1 on seeds 70 to 74. EggHolder, the same seeds, mean: 835
+without, 911 with it (960). To fill from the first model on was no better on four functions (seeds 70 to 74)."""
 KNOWN = 0.3
 """A point is known if its posterior sd is below this share of the noise's: a result there says little that is new."""
 EXACT = 1e-3
@@ -189,6 +197,25 @@ def pick(gp: LocalGP, pool: Pool) -> Tensor:
         U = U[left] if bool(left.any()) else starts[:1]
     mean, variance, _ = gp.moments(U)
     return U[int(pool.gain(mean, variance).value.argmax())].unsqueeze(0)
+
+
+def unresolved(gp: LocalGP, *, evaluated: int) -> bool:
+    """Return whether the unit cube has more independent places than points have been evaluated: picks should fill it, too.
+
+    See :data:`FILLED_DIMS`. A cube holds about one independent place for each product of lengthscales.
+
+    Args:
+        gp: Posterior.
+        evaluated: Points.
+    """
+    reach = gp.learned.reach
+    d, places = len(reach), float((1.0 / reach).clamp_min(1.0).prod())
+    return d <= FILLED_DIMS and FILLED_FROM * d <= evaluated < places
+
+
+def emptiest(U: Tensor, X: Tensor) -> Tensor:
+    """Return the candidate (``1 x d`` of ``N x d``) that is furthest from its nearest of ``n x d`` points. O(N n d)."""
+    return U[first_largest(squared_distances(U, X).amin(dim=1), scale=U.shape[1])].unsqueeze(0)
 
 
 def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> Tensor:
