@@ -543,6 +543,16 @@ def test_seconds_are_of_the_processor_with_most_methods_then_most_runs() -> None
     assert (len(left.lines), len(right.lines)) == (3, 2)
 
 
+def test_seconds_of_further_boxes_are_of_one_processor_each() -> None:
+    optimisation = importlib.import_module("optimisation")
+    made = [record("levy-6", method, 5, [1.0, 1.0, 9.0], device="one") for method in ("tpe", "cma")]
+    made += [record("shekel-4", "tpe", 5, [1.0, 1.0, 9.0], device="another")]
+    made += [record("levy-6", "default", 5, [1.0, 1.0, 9.0], device="another")]
+    ((_, known),) = optimisation.by_budget(made, "further")
+    timed = {(problem, method): r["cpu_seconds_in_all"] for (problem, method, _), r in known.items()}
+    assert timed == {("levy-6", "tpe"): 0.5, ("levy-6", "cma"): 0.5, ("shekel-4", "tpe"): 0.5, ("levy-6", "default"): None}
+
+
 def test_the_seeds_that_choices_were_made_on_are_not_reported() -> None:
     reported = part("summary").reported
     mixed = [record("branin", "cma", seed, [1.0, 1.0, 1.0]) for seed in (0, 4, 5, 14, 15)]
