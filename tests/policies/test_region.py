@@ -357,9 +357,8 @@ def test_a_cube_of_few_dimensions_with_more_places_than_evaluations_is_unresolve
     assert not search.unresolved(short(0.1), evaluated=100)  # as many places
     assert not search.unresolved(short(0.1), evaluated=2 * few - 1)
     assert [search.unresolved(short(0.1, d), evaluated=few * d) for d in (most, most + 1)] == [True, False]
-    long = replace(
-        LEARNED, lengthscales=torch.tensor([0.005, 40.0], dtype=torch.float64)
-    )  # an input is not longer than the cube
+    # No input is longer than the cube.
+    long = replace(LEARNED, lengthscales=torch.tensor([0.005, 40.0], dtype=torch.float64))
     assert search.unresolved(local_gp(*posterior()[:2], long), evaluated=199)
 
 

@@ -22,14 +22,13 @@ times on draws of a GP and at 15 of 21 on Hartmann-6 (after 60 to 300 evaluation
 def surprising(gp: LocalGP) -> bool:
     """Return whether the highest mean is higher than the model itself lets expect anywhere in the unit cube.
 
-    A cube holds about one independent value for each product of lengthscales; that one of N exceeds the mean by r sd has at
-    most the probability N Φ(−r). Where the highest mean is further above, the objective has hills that the model does not
+    That one of N independent values (:attr:`.LocalGP.log_places`) exceeds the mean by r sd has at most the probability
+    N Φ(−r). Where the highest mean is further above, the objective has hills that the model does not
     foresee: its expected improvement does not find them. O(n² d).
     """
     learned = gp.learned
-    cells = (1.0 / learned.reach).clamp_min(1.0).log().sum()
     rise = (gp.means(gp.X).max() - learned.mean) / math.sqrt(learned.scale)
-    return bool(cells + torch.special.log_ndtr(-rise) < math.log(SURPRISE))
+    return bool(gp.log_places + torch.special.log_ndtr(-rise) < math.log(SURPRISE))
 
 
 def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:

@@ -57,6 +57,11 @@ class LocalGP:
         """Of one observation, in warped units."""
         return self.learned.noise * self.learned.scale
 
+    @property
+    def log_places(self) -> Tensor:
+        """Logarithm of about how many independent values the unit cube holds: one for each product of lengthscales."""
+        return (1.0 / self.learned.reach).clamp_min(1.0).log().sum()
+
     def correlation(self, U: Tensor, V: Tensor) -> Tensor:
         """Return the prior correlations, ``a x b`` of ``a x d`` and ``b x d`` points."""
         return self.learned.correlation(U, V)

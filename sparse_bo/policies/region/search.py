@@ -200,17 +200,16 @@ def pick(gp: LocalGP, pool: Pool) -> Tensor:
 
 
 def unresolved(gp: LocalGP, *, evaluated: int) -> bool:
-    """Return whether the unit cube has more independent places than points have been evaluated: picks should fill it, too.
+    """Return whether the unit cube has more independent places than evaluations: picks should fill it, too. O(d).
 
-    See :data:`FILLED_DIMS`. A cube holds about one independent place for each product of lengthscales.
+    See :data:`FILLED_DIMS` and :attr:`.LocalGP.log_places`.
 
     Args:
         gp: Posterior.
-        evaluated: Points.
+        evaluated: Evaluations, repeated ones included.
     """
-    reach = gp.learned.reach
-    d, places = len(reach), float((1.0 / reach).clamp_min(1.0).prod())
-    return d <= FILLED_DIMS and FILLED_FROM * d <= evaluated < places
+    d = gp.X.shape[1]
+    return d <= FILLED_DIMS and evaluated >= FILLED_FROM * d and math.log(evaluated) < float(gp.log_places)
 
 
 def emptiest(U: Tensor, X: Tensor) -> Tensor:
