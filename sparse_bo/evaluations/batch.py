@@ -61,6 +61,8 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     """
     if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, and the one that has to be quick
         return tickets.copy()
+    if isinstance(tickets, Batch):
+        raise TicketError(f"expected tickets, got the whole batch of {len(tickets)}; give batch.tickets")
     try:
         numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
     except (RuntimeError, NotImplementedError) as error:

@@ -67,7 +67,10 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
     """
     if executor is None:
         if workers is not None:
-            raise ValueError(f"workers={workers!r} needs executor= (for example 'processes')")
+            raise ValueError(
+                f"workers={workers!r} needs executor= (for example 'processes'); for an objective that evaluates so many at "
+                f"once by itself, give a policy with batch_size={workers!r}"
+            )
         return None
     if not isinstance(executor, Workers):
         return Workers(executor=executor, count=workers)
