@@ -251,7 +251,8 @@ class AskTell:
         without such batches take results in before every ask.
 
         Args:
-            max_q: At most so many (default: as many as the policy wants).
+            max_q: At most so many (default: as many as the policy wants: for more at a time, the loop's ``workers=`` or the
+                policy's ``batch_size=``).
 
         Raises:
             PendingBatchError: If nothing may be handed out before more results are told; says how many.

@@ -10,7 +10,6 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.core.evidence import Learned
 from sparse_bo.core.improvement import log_expected_improvement
 from sparse_bo.domains import Box
-from sparse_bo.errors import PendingBatchError
 from sparse_bo.policies.description import describe, rebuild
 from sparse_bo.policies.region.local_gp import local_gp
 from sparse_bo.policies.region.region import Region
@@ -213,17 +212,6 @@ def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
     assert bool((best == batch.X).all())
     loop.fail(batch.tickets)
     assert not bool((best == loop.ask().X).all(dim=-1).any())
-
-
-def test_results_that_come_late_and_in_another_order_lead_to_the_maximum():
-    loop = AskTell(policy=EVERY, bounds=box(), seed=1)
-    while loop.asked < 80:
-        try:
-            loop.ask(2)
-        except PendingBatchError:
-            open_ = loop.reissue([loop.pending[-1]])
-            loop.tell(open_.tickets, bowl(open_.X))
-    assert loop.state.report().best_mean == pytest.approx(0.0, abs=0.05)
 
 
 def test_an_unknown_goal_is_refused():

@@ -124,9 +124,14 @@ def test_the_number_of_results_that_it_waits_for_is_right():
     assert len(loop.ask()) == 3
 
 
-def test_a_run_on_results_that_come_late_and_in_another_order_ends_well():
-    loop = AskTell(policy=TrustRegion(batch_size=4), bounds=box(), seed=1)
-    while loop.asked < 60:
+@pytest.mark.parametrize(
+    ("policy", "budget"),
+    [(TrustRegion(batch_size=4), 60), (TrustRegion(goal="cumulative"), 80)],
+    ids=["best", "cumulative"],
+)
+def test_a_run_on_results_that_come_late_and_in_another_order_ends_well(policy, budget):
+    loop = AskTell(policy=policy, bounds=box(), seed=1)
+    while loop.asked < budget:
         try:
             loop.ask(2)
         except PendingBatchError:
