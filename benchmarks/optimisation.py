@@ -104,13 +104,15 @@ def budgets(problem: str, chosen: Namespace) -> tuple[int, ...]:
 def by_budget(records: list[Record], kind: str) -> list[tuple[int, Runs]]:
     """Return the newest runs of the reported seeds on one of :data:`protocol.problems.KINDS`, budget by budget.
 
-    Seconds are of one processor: on all boxes, as a figure has their mean, else on each problem.
+    Seconds are of one processor: at each budget on all boxes, as a figure has their mean, else on each problem.
     """
     compared = [list(KINDS[kind])] if kind == "boxes" else [[problem] for problem in KINDS[kind]]
-    found = reported(records)
-    among = [r for problems in compared for r in timed_on_one([r for r in found if r["problem"] in problems])]
-    budgets = sorted({r["budget"] for r in among})
-    return [(b, newest([r for r in among if r["budget"] == b], "problem", "method", "seed")) for b in budgets]
+    found = [r for r in reported(records) if r["problem"] in KINDS[kind]]
+    runs = []
+    for budget in sorted({r["budget"] for r in found}):
+        groups = [[r for r in found if r["budget"] == budget and r["problem"] in problems] for problems in compared]
+        runs.append((budget, newest([r for group in groups for r in timed_on_one(group)], "problem", "method", "seed")))
+    return runs
 
 
 def page(records: list[Record]) -> Iterator[Block]:
@@ -246,8 +248,8 @@ All problems are maximised. *Range* of a problem: its highest value minus the me
 table). *Gap*: the highest value minus the true, noise-free one of a point. *Behind*: how far a method's median over seeds is
 behind that of the best method on that problem, in per cent of the range. Median (quartiles) over seeds; what is chosen in the
 package is chosen on seeds 0 to 4, reported are 5 to 14. Processor seconds are the method's own, on one thread: evaluations are
-not counted. Where runs are of several processors, seconds are of that alone which ran most methods, on all boxes or on
-each other problem: what is found is the same.
+not counted. Where runs are of several processors, seconds are of that alone which ran most methods, on all boxes of a budget
+or on each other problem: what is found is the same.
 *Further boxes* and *sets of arms* came when the defaults had been chosen on the nine; seeds 0 to 5 of EggHolder and 0 to 4 of
 Michalewicz, Levy-6 and Hartmann-3 have since had a say in how lengthscales are learned; seeds 50 and more of EggHolder,
 DropWave and others in where boxes of few inputs are searched.

@@ -543,6 +543,17 @@ def test_seconds_are_of_the_processor_with_most_methods_then_most_runs() -> None
     assert (len(left.lines), len(right.lines)) == (3, 2)
 
 
+def test_seconds_of_another_budget_may_be_of_another_processor() -> None:
+    optimisation = importlib.import_module("optimisation")
+    made = [record("branin", method, 5, [1.0, 1.0, 9.0], device="one") for method in ("tpe", "cma", "default")]
+    made += [record("branin", "default", 6, [1.0, 1.0, 9.0], device="another")]
+    made += [{**record("levy-20", "default", 5, [1.0, 1.0, 9.0], device="another"), "budget": 5000}]
+    (few, known), (many, later) = optimisation.by_budget(made, "boxes")
+    assert (few, many) == (3, 5000)
+    assert {(method, seed): r["cpu_seconds_in_all"] for (_, method, seed), r in known.items()}["default", 6] is None
+    assert [r["cpu_seconds_in_all"] for r in later.values()] == [0.5]
+
+
 def test_seconds_of_further_boxes_are_of_one_processor_each() -> None:
     optimisation = importlib.import_module("optimisation")
     made = [record("levy-6", method, 5, [1.0, 1.0, 9.0], device="one") for method in ("tpe", "cma")]
