@@ -9,7 +9,7 @@ from sparse_bo import AskTell, ProductGrid, maximize
 from sparse_bo.core.evidence import learn
 from sparse_bo.domains import Arms, Box
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, Wait
-from sparse_bo.policies.region import surrogate
+from sparse_bo.policies.region import arm_search, surrogate
 from tests.builders import arms, noisy, unit_box, waves
 
 
@@ -190,3 +190,32 @@ def test_among_arms_that_are_evaluated_often_the_newest_repeats_tell_the_noise(m
     assert len(V) == 120 + surrogate.REPEATS
     assert torch.equal(V[120:], state.U[newest])
     assert len(y) == len(V)
+
+
+def rough(evaluated, count, *, noise):
+    """Return observations of ``count`` arms that have nothing to do with each other; arm 15 is the best by far."""
+    generator = torch.Generator().manual_seed(0)
+    values = 0.5 * torch.randn(count, generator=generator, dtype=torch.float64)
+    values[15] = 3.0
+    return values[evaluated] + noise * torch.randn(len(evaluated), generator=generator, dtype=torch.float64)
+
+
+def test_an_evaluated_arm_that_the_model_does_not_know_is_not_evaluated_again(monkeypatch):
+    """It was, hundreds of times: to the model it was as promising as before."""
+    monkeypatch.setattr(arm_search, "MOST_KNOWN", 40)
+    X = arms(210, 3)
+    evaluated = torch.cat([torch.arange(200), torch.arange(20)])  # repeats show the noise
+    mechanism, state = told(ExpectedImprovement(batch_size=60), X, evaluated, rough(evaluated, 210, noise=0.1))
+    known = state.told[state.surrogate.rows]
+    assert len(known) == 40
+    picks = torch.tensor(ask(mechanism, state, 60))
+    assert bool((torch.isin(picks, known) | (picks >= 200)).all())
+
+
+def test_the_more_evaluations_the_more_of_them_may_be_of_the_best_arm():
+    """Eleven evaluations of an arm tell it to 0.3 of the noise, which was enough however many there were in all."""
+    X = torch.linspace(0.0, 1.0, 31, dtype=torch.float64).unsqueeze(-1)
+    others = torch.cat([torch.arange(1, 15), torch.arange(16, 31)])  # arm 0 is never evaluated
+    evaluated = torch.cat([others.repeat(24), torch.full((15,), 15)])
+    mechanism, state = told(ExpectedImprovement(), X, evaluated, rough(evaluated, 31, noise=0.5))
+    assert ask(mechanism, state, 1) == [15]

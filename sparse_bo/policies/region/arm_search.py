@@ -23,6 +23,14 @@ from sparse_bo.policies.region.surrogate import FittedRegion, fitted_region, fre
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 
+MOST_KNOWN = 1_000
+"""Evaluated arms that the model knows, at most: more than on a box (:data:`.surrogate.KNOWN`), as every arm is a candidate."""
+REPEATED = 36.0
+"""With noise, about one in so many evaluations is of one arm at most (but 1/:data:`.search.KNOWN`² of them in any case: 11).
+
+With 11 at most, noise of a fifth of the range and 1,200 evaluations of 2,048 arms, the recommended arm was 0, 2.5, 0 and 2.8 %
+below the best (Hartmann-6 and Levy-4, seeds 1 and 2 each); with this 0, 0, 0 and 1.7 %."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmSearch(Mechanism[ImprovementState]):
@@ -124,6 +132,7 @@ class ArmSearch(Mechanism[ImprovementState]):
             before=before.surrogate,
             exact=bool(exact(after.U, after.y)),
             fresh=bool((places.rows >= before.pulls).any()),
+            most=MOST_KNOWN,
         )
 
     def _again(self, state: ImprovementState, pending: Tensor) -> Tensor:
@@ -140,7 +149,8 @@ class ArmSearch(Mechanism[ImprovementState]):
         """Return ``q`` arms of the highest log expected improvement, each conditioned on ``given`` ones and those before.
 
         What is known well enough (:func:`.search.known`; unless repeats have shown noise, all that has been evaluated) is left
-        out as long as there are other arms, then what has been evaluated.
+        out as long as there are other arms, then what has been evaluated. So are evaluated arms that the model does not know:
+        to it they are as promising as before.
         """
         arms, fitted, unit = torch.arange(len(self.arms), device=self.domain.device), state.surrogate, state.unit
         assert fitted is not None
@@ -154,10 +164,12 @@ class ArmSearch(Mechanism[ImprovementState]):
         noise = fitted.gp.noise_variance if noisy else 0.0
         pool = search.pool_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
         seen = torch.isin(arms, torch.cat([state.told, given]))
+        unknown = torch.isin(arms, state.told[~torch.isin(state.places.first, fitted.rows)])
+        share = min(search.KNOWN**2, REPEATED / state.pulls)
         picks: list[Tensor] = []
         for _ in range(q):
-            known = search.known(gp, pool.moments, best=pool.best, picked=len(picks))
-            place = _next(pool, known if noisy else known | seen, seen)
+            known = search.known(gp, pool.moments, best=pool.best, picked=len(picks), share=share)
+            place = _next(pool, known | (unknown if noisy else seen), seen)
             seen = seen | (place == torch.arange(len(arms), device=arms.device))
             picks.append(arms[place].unsqueeze(0))
             u = pool.U[place].unsqueeze(0)

@@ -16,16 +16,16 @@ from sparse_bo.validation import check_count
 class ExpectedImprovement:
     """Expected improvement over all of some arms, where the best arm at the end counts (Jones et al. 1998; Huang et al. 2006).
 
-    Model, kernels, warping and recommendation are those of :class:`sparse_bo.TrustRegion`: an exact GP of at most 400 arms (the
-    highest, the nearest to the best, and some of everywhere), which knows all evaluations of an arm as their mean. The best arm
-    of the design is evaluated once more. If the objective gives another value, it has noise: improvement that noise would hide
-    counts for less, and an arm is evaluated again where that is worth more than another. Else no arm is evaluated again while
-    there are others, and the highest observation is recommended.
+    Model, kernels, warping and recommendation are those of :class:`sparse_bo.TrustRegion`: an exact GP of at most 1,000 arms
+    (the highest, the nearest to the best, and some of everywhere), which knows all evaluations of an arm as their mean. The
+    best arm of the design is evaluated once more. If the objective gives another value, it has noise: improvement that noise
+    would hide counts for less, and an arm is evaluated again where that is worth more than another. Else no arm is evaluated
+    again while there are others, and the highest observation is recommended.
 
     The arms of a batch are the maximisers of log expected improvement among all arms, each conditioned on those before it and
     on those that are out.
 
-    O(n³ + a n²) per batch and 8 a n bytes for a arms, n ≤ 400. For millions of arms, for 10⁴ evaluations, or where every
+    O(n³ + a n²) per batch and 8 a n bytes for a arms, n ≤ 1,000. For millions of arms, for 10⁴ evaluations, or where every
     evaluation counts: :class:`sparse_bo.BBKB`.
 
     Attributes:

@@ -217,7 +217,7 @@ def emptiest(U: Tensor, X: Tensor) -> Tensor:
     return U[first_largest(squared_distances(U, X).amin(dim=1), scale=U.shape[1])].unsqueeze(0)
 
 
-def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) -> Tensor:
+def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = KNOWN**2) -> Tensor:
     """Return which of ``N`` points are known well enough (``N``): see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
 
     A point whose mean is above the best by more than that is not: only what has been evaluated is recommended.
@@ -227,9 +227,10 @@ def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0) 
         at: Moments there under ``gp``.
         best: What is to be improved on, in warped units.
         picked: Picks of the batch before.
+        share: Of the noise variance, below which that of a point is known well enough where there is noise.
     """
     noise = gp.noise_variance
-    of_noise = 2.0 * noise if noise < EXACT**2 else KNOWN**2 * noise
+    of_noise = 2.0 * noise if noise < EXACT**2 else share * noise
     resolution = RESOLUTION * max(1.0, picked / CLOSE_PICKS) ** 2
     enough = max(of_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))

@@ -115,9 +115,16 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
 
 
 def fitted_region(
-    X: Tensor, places: Places, *, centre: Tensor, before: FittedRegion | None, exact: bool = False, fresh: bool = True
+    X: Tensor,
+    places: Places,
+    *,
+    centre: Tensor,
+    before: FittedRegion | None,
+    exact: bool = False,
+    fresh: bool = True,
+    most: int = KNOWN,
 ) -> FittedRegion:
-    """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`KNOWN`.
+    """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
     Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping).
 
@@ -128,11 +135,12 @@ def fitted_region(
         before: The model before; learning starts from its hyper-parameters.
         exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
         fresh: Whether there are points that the model before did not know: else its hyper-parameters stay.
+        most: Points that the model knows, at most.
     """
     noise = EXACT_NOISE if exact else NOISES[1]
     at, n = places.rows, len(places.rows)
     ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], places.values[at], centre=centre, lengthscales=ell, most=KNOWN)]
+    rows = at[known_rows(X[at], places.values[at], centre=centre, lengthscales=ell, most=most)]
     U, v, counts = X[rows], places.values[rows], places.counts[rows]
     known = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     if not exact:
