@@ -36,6 +36,8 @@ def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Wor
     Raises:
         ValueError: If workers or asynchrony are asked for without an executor, or there is no such executor.
     """
+    if executor is None and workers is not None:
+        raise ValueError(f"--workers {workers} needs --executor (for example processes)")
     chosen = workers_of(executor, workers)
     if asynchronous and chosen is None:
         raise ValueError("--asynchronous needs --executor (for example processes)")

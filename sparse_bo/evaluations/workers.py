@@ -67,6 +67,7 @@ def workers_of(executor: str | Submits | Workers | None, workers: int | None) ->
     """
     if executor is None:
         if workers is not None:
+            check_count("workers", workers)
             raise ValueError(
                 f"workers={workers!r} needs executor= (for example 'processes'); for an objective that evaluates so many at "
                 f"once by itself, give a policy with batch_size={workers!r}"

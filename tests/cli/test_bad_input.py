@@ -63,7 +63,7 @@ def test_cuda_asked_for_but_absent_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--problem", "abalone", "--workers", "4"], "needs executor="),
+        (["run", "--problem", "abalone", "--workers", "4"], "--workers 4 needs --executor"),
         (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
         (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
         (["run", "--problem", "abalone", "--storage", "none/run.db"], "none of the journal to exist"),

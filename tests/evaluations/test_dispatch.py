@@ -577,6 +577,8 @@ def test_a_timeout_does_not_count_for_evaluations_that_wait_for_a_worker(kind, t
 def test_workers_without_an_executor_is_named():
     with pytest.raises(ValueError, match=r"workers=4 needs executor=.*once by itself, give a policy with batch_size=4"):
         run(flaky.smooth, workers=4)
+    with pytest.raises(ValueError, match="expected workers"):  # not advice to make batches of 0
+        run(flaky.smooth, workers=0)
 
 
 class Counting(ThreadPoolExecutor):
