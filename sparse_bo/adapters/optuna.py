@@ -3,8 +3,8 @@
     study = optuna.create_study(direction="maximize", sampler=SparseBOSampler(seed=0))
     study.optimize(objective, n_trials=5_000)
 
-The model is a GP of at most 400 of the trials, chosen around the best one, so a trial costs about the same however many there
-are; Optuna's own GP sampler fits all of them.
+The model is a GP of at most 400 of the trials (1,000 where there are few combinations), chosen around the best one, so a trial
+costs about the same however many there are; Optuna's own GP sampler fits all of them.
 """
 
 from __future__ import annotations
