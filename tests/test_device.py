@@ -23,6 +23,7 @@ from sparse_bo.policies import (
     QFFTSArms,
     RandomSearch,
     SGPTSArms,
+    TwoStage,
     max_variance_design,
 )
 from tests.arms.builders import random_problem
@@ -82,6 +83,7 @@ RUNS: dict[str, Callable[[torch.device], list[Tensor]]] = {
     "epsilon-greedy": loop(EpsilonGreedy(epsilon=0.5)),
     "posterior epsilon-greedy": loop(PosteriorEpsilonGreedy(epsilon=2.0, decay=0.5, initial_design=12, **PRIOR)),
     "expected improvement": loop(ExpectedImprovement(), n=24),
+    "two stages": loop(TwoStage(after=18), n=36),
     "random": loop(RandomSearch(), n=8),
     "s-gp-ts": loop(SGPTSArms(batch_size=3, **PRIOR)),
     "qff-ts": loop(QFFTSArms(batch_size=3, **PRIOR)),

@@ -34,7 +34,7 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.evaluations.workers import Workers
 from sparse_bo.journal.files import remove
 from sparse_bo.planning import plan
-from sparse_bo.policies import BBKB, BKB, ExpectedImprovement, Policy, TrustRegion
+from sparse_bo.policies import BBKB, BKB, ExpectedImprovement, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
@@ -176,11 +176,12 @@ def _policy(
     where, count = problem.domain, None if workers is None else workers.count
     domain = check_domain(**where)
     chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
-    if isinstance(chosen, (ExpectedImprovement, TrustRegion)):
+    if isinstance(chosen, (ExpectedImprovement, TrustRegion, TwoStage)):
         own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
         given = {key: value for key, value in given.items() if value is not None}
         planned = settings.memory is not None or settings.seconds is not None or settings.certify_every is not None
-        if isinstance(chosen, ExpectedImprovement) and (planned or settings.preset == "published" or set(given) - set(own)):
+        asks_for_bbkb = planned or settings.preset == "published" or set(given) - set(own)
+        if asks_for_bbkb and not isinstance(chosen, TrustRegion):
             chosen, why, own = BBKB(), "it has what is asked for", {}
         given = {**own, **given}
     return make_policy(chosen.name, given, problem=name, budget=budget, preset=settings.preset), why

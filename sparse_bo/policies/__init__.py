@@ -20,6 +20,7 @@ from sparse_bo.policies.region.improvement import ExpectedImprovement
 from sparse_bo.policies.region.policy import TrustRegion
 from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.states import Report, State
+from sparse_bo.policies.two_stage import TwoStage
 from sparse_bo.policies.ucb.bbkb import BBKB
 from sparse_bo.policies.ucb.bkb import BKB
 from sparse_bo.policies.ucb.gp_ucb import GPBUCB, GPUCB
@@ -60,6 +61,7 @@ __all__ = [
     "State",
     "SurrogateState",
     "TrustRegion",
+    "TwoStage",
     "VecchiaUCB",
     "Wait",
     "batch_schedule",

@@ -58,10 +58,11 @@ def maximize(
         budget: Evaluations to make, those of a resumed run included.
         policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: on a box
             :class:`sparse_bo.policies.TrustRegion` with the goal; over arms of which the best counts, for at most 2,000
-            evaluations (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`, else :class:`sparse_bo.BBKB`.
-            Batches of the first two are as large as there are workers (at least 4), their initial design is at most a third
-            of the budget. Everything is learned: no further setting is needed. The choice and its reason are logged, and stand
-            in ``result.history.info``.
+            evaluations (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`; in longer runs it has the first
+            evaluations, and :class:`sparse_bo.BBKB` the others; where every evaluation counts BBKB has all. Batches of the
+            first two are as large as there are workers (at least 4), their initial design is at most a third of the budget.
+            Everything is learned: no further setting is needed. The choice and its reason are logged, and stand in
+            ``result.history.info``.
         goal: ``"best"``: the best point at the end counts, whatever was evaluated on the way. ``"cumulative"``: every
             evaluation counts, as in an experiment on patients or customers. Has no
             effect on a policy that is given, or a run that is resumed.

@@ -29,7 +29,7 @@ from sparse_bo.cli.source import UNKNOWN, Field, Kind
 from tests.cli.builders import invoke
 
 MADE = {made.name: made for made in policy_options(POLICIES)}
-WITHOUT_TEXT = {"acquisition", "covar_module", "dictionary", "fitter", "inner", "surrogate", "sweep_dtype"}
+WITHOUT_TEXT = {"acquisition", "covar_module", "dictionary", "first", "fitter", "inner", "surrogate", "sweep_dtype", "then"}
 """Fields that hold kernels, samplers, functions and the like."""
 BEFORE = """
     --problem --objective --arms-file --grid --one-by-one --policy --budget --seed --out --device --certify-every --quiet
@@ -52,7 +52,7 @@ def test_generated_options_are_the_fields_of_the_policies():
         field.name for thing in POLICIES.values() for field in dataclasses.fields(getattr(policies, thing.name)) if field.init
     }
     assert set(MADE) == real - WITHOUT_TEXT - {"goal"}  # the run's own
-    assert set(OPTIONS_OF) - {"goal"} == WITHOUT_TEXT - {"acquisition", "fitter", "inner", "surrogate"}
+    assert set(OPTIONS_OF) - {"goal"} == WITHOUT_TEXT - {"acquisition", "first", "fitter", "inner", "surrogate", "then"}
 
 
 @pytest.mark.parametrize("name", MADE)

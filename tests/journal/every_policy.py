@@ -31,6 +31,7 @@ ON_ARMS: dict[str, dict[str, Any]] = {
     "expected-improvement": {"initial_design": 5, **BATCHES},
     "posterior-epsilon-greedy": {**POSTERIOR, "epsilon": 0.3},
     "random": BATCHES,
+    "two-stage": {"after": 12},
 }
 ON_BOXES: dict[str, dict[str, Any]] = {
     "bbkb": {**KERNEL, "ratio_threshold": 3.0},

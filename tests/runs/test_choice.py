@@ -8,7 +8,7 @@ import torch
 from sparse_bo import BBKB, AskTell, ProductGrid, TrustRegion, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import ShardedArms
-from sparse_bo.policies import ExpectedImprovement, RandomSearch
+from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
 from sparse_bo.runs import chosen_policy
 from sparse_bo.sharding.alone import Alone
 from tests.builders import arms, unit_box, waves
@@ -32,22 +32,39 @@ def test_few_arms_of_which_the_best_counts_get_expected_improvement():
     ("where", "how"),
     [
         (arms(100, 3), {"goal": "cumulative", "budget": 300}),
-        (arms(100, 3), {"budget": 2_001}),
-        (arms(100, 3), {"budget": 100, "observed": 1_901}),
+        (arms(100, 3), {"goal": "cumulative", "budget": 10_000}),
+        (arms(100, 3), {"budget": 2_000, "observed": 1_000}),
         (arms(100, 3), {"observed": 2_001}),
-        (arms(5_001, 3), {}),
         (arms(100, 3), {"budget": 300, "certified": True}),
-        (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}),
+        (arms(100, 3), {"budget": 10_000, "certified": True}),
+        (ProductGrid([torch.arange(600.0, dtype=torch.float64)] * 2), {"budget": 10_000}),
         (
             ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2 + [torch.ones(1, dtype=torch.float64)] * 249),
             {"budget": 9},
         ),
         (ShardedArms(arms(100, 3), group=Alone()), {"budget": 300}),
     ],
-    ids=["cumulative", "budget", "before", "before, no budget", "no budget", "certified", "arms", "numbers", "shards"],
+    ids=["short", "cumulative", "before", "before, no budget", "certified", "long, certified", "arms", "numbers", "shards"],
 )
 def test_other_arms_get_bbkb(where, how):
     assert isinstance(chosen_policy(Arms(where), **how).policy, BBKB)
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "after"),
+    [
+        (arms(100, 3), {"budget": 2_001}, 1_000),
+        (arms(100, 3), {"budget": 1_100, "observed": 999}, 1_000),
+        (arms(5_001, 3), {}, 399),
+        (ProductGrid([torch.arange(200.0, dtype=torch.float64)] * 2), {"budget": 251}, 50),
+    ],
+    ids=["budget", "before", "no budget", "arms"],
+)
+def test_long_runs_of_which_the_best_arm_counts_begin_with_expected_improvement(where, how, after):
+    chosen = chosen_policy(Arms(where), workers=8, **how)
+    assert isinstance(chosen.policy, TwoStage)
+    assert (chosen.policy.first, chosen.policy.after) == (ExpectedImprovement(batch_size=8), after)
+    assert f"BBKB from {after:,} evaluations on" in chosen.why
 
 
 def test_observations_made_before_a_run_count():
