@@ -26,7 +26,7 @@ from protocol.problems import KINDS, PROBLEMS, SETS, TABLES, make
 from protocol.summary import Runs, behind, current, final, of, quartiles, reported, seconds, shown, timed_on_one
 from protocol.trace import TimeOver, Trace
 
-OURS = "default"
+OURS, OUR_OTHER = "default", "bbkb"
 TITLES = {"boxes": "Boxes", "further": "Further boxes", "sets": "Sets of arms", "tables": "Tables"}
 NEAR = 2.0
 """Per cent of the range within which two methods are as good as each other."""
@@ -215,7 +215,7 @@ def _paid(runs: Runs, problems: list[str]) -> str:
             method: quartiles([r["regret"][-1] / r["reached"] for r in of(runs, problem, method)])[1]
             for method in dict.fromkeys(m for p, m, _ in runs if p == problem)
         }
-        peers = {method: paid for method, paid in medians.items() if method != OURS}
+        peers = {method: paid for method, paid in medians.items() if method not in (OURS, OUR_OTHER)}
         beside = min(peers, key=lambda m: peers[m]) if peers else None
         ratio = "" if beside is None else f" ({medians[OURS] / peers[beside]:.2f} of {beside}'s)"
         told.append(f"{problem} {short(medians[OURS])}{ratio}")
@@ -264,9 +264,10 @@ DropWave and others in where boxes of few inputs are searched.
 | sobol, random | Sobol points on boxes, random arms on tables | highest observation |
 | epsilon-greedy | ε = 0.1 | highest mean observation |
 | gp-ucb, bbkb-published | exact GP-UCB and BBKB with the settings of BBKB §4 | highest posterior mean |
+| bbkb | `BBKB()`: what `maximize(…, goal="cumulative")` chooses over arms | `Result.best_x` |
 
-On sets of arms BoTorch's loop picks by `optimize_acqf_discrete`; there `bbkb` is `BBKB()`. A run ends after an hour of the
-method's own processor time, and counts with what it has reached.
+On sets of arms BoTorch's loop picks by `optimize_acqf_discrete`. A run ends after an hour of the method's own processor time, or
+what `--limit` says, and counts with what it has reached.
 """,
     jobs=jobs,
     page=page,

@@ -177,14 +177,23 @@ def _policy(
     domain = check_domain(**where)
     chosen, why = chosen_policy(domain, goal=settings.goal, budget=budget, workers=count)  # type: ignore[arg-type]  # checked
     if isinstance(chosen, (ExpectedImprovement, TrustRegion, TwoStage)):
-        own = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
         given = {key: value for key, value in given.items() if value is not None}
+        searching = chosen.first if isinstance(chosen, TwoStage) else chosen  # what takes the options
         planned = settings.memory is not None or settings.seconds is not None or settings.certify_every is not None
-        asks_for_bbkb = planned or settings.preset == "published" or set(given) - set(own)
-        if asks_for_bbkb and not isinstance(chosen, TrustRegion):
-            chosen, why, own = BBKB(), "it has what is asked for", {}
-        given = {**own, **given}
+        unknown = set(given) - set(_fields(chosen)) - set(_fields(searching))
+        if not isinstance(chosen, TrustRegion) and (planned or settings.preset == "published" or unknown):
+            chosen, why = BBKB(), "it has what is asked for"
+        elif isinstance(chosen, TwoStage):
+            taken = {key: given.pop(key) for key in _fields(searching) if key in given}
+            given = {**_fields(chosen), "first": replace(chosen.first, **taken), **given}
+        else:
+            given = {**_fields(chosen), **given}
     return make_policy(chosen.name, given, problem=name, budget=budget, preset=settings.preset), why
+
+
+def _fields(policy: ExpectedImprovement | TrustRegion | TwoStage) -> dict[str, Any]:
+    """Return the settings of a policy by name."""
+    return {field.name: getattr(policy, field.name) for field in fields(policy)}
 
 
 def _planned(policy: Policy, problem: AnyProblem, settings: RunSettings, *, budget: int) -> Policy:

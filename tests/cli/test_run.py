@@ -8,6 +8,7 @@ import pytest
 from sparse_bo import AskTell, History, TrustRegion
 from sparse_bo.cli.app import main
 from sparse_bo.cli.names import POLICIES
+from sparse_bo.policies import ExpectedImprovement, TwoStage
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
 
 ON_A_BOX = ["run", "--problem", "eggholder2", "--budget", "7", "--seed", "1"]
@@ -68,6 +69,26 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
     assert done.exit_code == 0, done.output
     assert "policy bbkb: it has what is asked for" in done.output
     assert len(History.load(tmp_path / "abalone-bbkb-seed0.jsonl").indices) == 24
+
+
+def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparse_bo.runs.choice.MOST_EVALUATIONS", 25)
+    monkeypatch.setattr("sparse_bo.runs.choice.FIRST_EVALUATIONS", 30)
+    line = ["run", "--problem", "gp-draw", "--arms", "60", "--dims", "2", "--budget", "40", "--out", str(tmp_path)]
+    done = invoke(*line, "--initial-design", "7", "--storage", str(tmp_path / "run.db"))
+    assert done.exit_code == 0, done.output
+    assert "policy two-stage: the best of some arms counts, in 40 evaluations, BBKB from 30 evaluations on" in " ".join(
+        done.output.split()
+    )
+    with AskTell.resume(tmp_path / "run.db") as loop:
+        assert isinstance(loop.policy, TwoStage)
+        assert (loop.policy.first, loop.policy.after) == (ExpectedImprovement(initial_design=7), 30)
+    done = invoke(*line, "--after", "20")
+    assert done.exit_code == 0, done.output
+    assert len(History.load(tmp_path / "gp-draw-two-stage-seed0.jsonl").indices) == 40
+    done = invoke(*line, "--width", "2")
+    assert done.exit_code == 0, done.output
+    assert "policy bbkb: it has what is asked for" in done.output
 
 
 def test_the_published_preset_runs_on_abalone(tmp_path):
