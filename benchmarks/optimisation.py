@@ -266,8 +266,8 @@ DropWave and others in where boxes of few inputs are searched.
 | gp-ucb, bbkb-published | exact GP-UCB and BBKB with the settings of BBKB §4 | highest posterior mean |
 | bbkb | `BBKB()`: what `maximize(…, goal="cumulative")` chooses over arms | `Result.best_x` |
 
-On sets of arms BoTorch's loop picks by `optimize_acqf_discrete`. A run ends after an hour of the method's own processor time, or
-what `--limit` says, and counts with what it has reached.
+On sets of arms BoTorch's loop picks by `optimize_acqf_discrete`. A run ends after an hour of the method's own processor time,
+or what `--limit` says, and counts with what it has reached.
 """,
     jobs=jobs,
     page=page,
