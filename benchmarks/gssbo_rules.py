@@ -65,7 +65,7 @@ def standard_round(state: SurrogateState, *, learning: Learning, seed: int, devi
     Everything is done that this round does: a GP on all observations, fitted from BoTorch's initial hyper-parameters with
     BoTorch's settings, and the acquisition function maximised.
     """
-    search = BoTorchUCB(learning=learning, **STANDARD).on(state.box)
+    search = BoTorchUCB(learning=learning, initial_design=1, **STANDARD).on(state.box)  # fits, however few there are
     generator, now = torch.Generator().manual_seed(seed), stopwatch(device)
     start = now()
     after = search.tell(search.init(), state.X, state.y, generator=generator)
@@ -119,7 +119,7 @@ def rounds(
         values += y.tolist()
         seconds += [spent] * len(picks)
         if standard and (not timed or len(values) % every == 0 or len(values) == budget):
-            timed.append((len(values), round(standard(state), 3)))
+            timed.append((len(values), round(standard(state), 6)))
     return Begun(state, generator.get_state(), values, seconds, timed)
 
 

@@ -255,17 +255,28 @@ def test_settings_are_checked_and_defaults_follow_the_dimension():
     assert sparse_bo.policies.TrustRegion is TrustRegion
 
 
-def heavy(X):
-    """Student-t noise of one degree of freedom, by place: the same whenever a place is evaluated."""
+def cauchy(u):
+    """Return what quantiles of a Student-t distribution of one degree of freedom are."""
+    return torch.tan(math.pi * (u - 0.5))
+
+
+def heavy_tails():
+    """Heavy-tailed noise, another value at every evaluation."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda X: bowl(X) + 0.1 * cauchy(torch.rand(len(X), generator=generator, dtype=torch.float64, device="cpu").to(X))
+
+
+def outliers(X):
+    """Heavy tails by place: the same whenever a place is evaluated, so that they are the objective's own."""
     u = (1e4 * (X * torch.tensor([12.9898, 7.233]).double()).sum(dim=-1).sin()).frac().abs()
-    return bowl(X) + 0.1 * torch.tan(math.pi * (u - 0.5))
+    return bowl(X) + 0.1 * cauchy(u)
 
 
 HOSTILE = {
     "1e30": lambda X: torch.where(X[:, 0] < 0.0, -1e30, bowl(X)),
     "all huge": lambda X: 1e30 * bowl(X),
     "tiny": lambda X: 1e-30 * bowl(X),
-    "heavy tails": heavy,
+    "heavy tails": heavy_tails(),
     "far away": lambda X: bowl(X) + 1e9,
     "labels": lambda X: (bowl(X) > -2.0).double() + (bowl(X) > -0.4).double(),
 }
@@ -276,6 +287,13 @@ def test_hostile_values_end_in_a_sensible_recommendation(name):
     result = maximize(HOSTILE[name], bounds=box(), budget=80, seed=0)
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.5
     assert math.isfinite(result.best_mean)
+
+
+def test_an_outlier_that_is_the_objectives_own_is_recommended():
+    result = maximize(outliers, bounds=box(), budget=80, seed=0)
+    highest = max(value for row in result.history.rows for value in row.values)
+    assert float(outliers(result.best_x.unsqueeze(0))) == pytest.approx(highest)
+    assert highest > 0.0  # the bowl's own values are not
 
 
 def test_a_constant_objective_is_explored_to_the_end():
