@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.arm_states import BanditState
 from sparse_bo.policies.persistence import part_of, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms
 from sparse_bo.policies.region.arm_search import ArmSearch
 from sparse_bo.policies.region.arm_state import ImprovementState
 from sparse_bo.policies.region.improvement import ExpectedImprovement
@@ -127,5 +127,5 @@ class TwoStage:
             TypeError: If the domain is a box.
             ValueError: If the arms do not fit into memory, are in shards, or a setting does not fit them.
         """
-        first = self.first.on(domain)  # refuses boxes, shards, and what does not fit into memory
+        first = self.first.on(as_arms(domain, policy=self.name))  # refuses shards, and what does not fit into memory
         return ArmStages(first=first, then=self.then.on_arms(Arms(first.arms)), after=self.after)

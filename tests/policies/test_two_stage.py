@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused():
         TwoStage(then=TrustRegion())
     with pytest.raises(ValueError, match="after"):
         TwoStage(after=0)
-    with pytest.raises(TypeError, match="arms"):
+    with pytest.raises(TypeError, match="'two-stage' chooses among arms"):
         TwoStage().on(Box(unit_box()))
     with pytest.raises(TypeError, match="box"):
         maximize(waves, bounds=unit_box(), policy=TwoStage(), budget=5)
