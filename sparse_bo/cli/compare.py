@@ -14,6 +14,7 @@ from sparse_bo.cli.launch import launch
 from sparse_bo.cli.settings import CompareSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
+from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.reports.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.runs.ask_tell import AskTell
@@ -40,11 +41,12 @@ def compare(settings: CompareSettings) -> None:
         if isinstance(problem, OwnProblem):
             raise ValueError("compare needs to know the best value: name a built-in --problem, or use run")
         budget = budget_of(settings.budget, made["name"])
-        default, why = _default(problem.domain, budget)
+        goal: Goal = "cumulative" if "arms" in problem.domain else "best"
+        default, why = chosen_policy(check_domain(**problem.domain), goal=goal, budget=budget)
         with folder(settings.out):
             settings.out.mkdir(parents=True, exist_ok=True)
         if not settings.quiet:
-            say(f"the default policy: {default.name}, {why}")
+            say(f"the default policy with --goal {goal}: {default.name}, {why}")
         contestants: list[Contestant] = []
         for policy in (default, *_simple(problem.domain)):
             loop = AskTell(policy=policy, seed=settings.seed, **problem.domain)
@@ -97,13 +99,6 @@ def _next(name: str) -> list[tuple[str, str]]:
         ("report run.db --html run.html", "all of it on one page"),
         ("run --objective experiment:train --space space.toml", "a problem of yours (run --help)"),
     ]
-
-
-def _default(where: dict[str, Any], budget: int) -> tuple[Policy, str]:
-    """Return the policy of a run that names none, and why it."""
-    domain = check_domain(**where)
-    goal = "cumulative" if "arms" in where else "best"
-    return chosen_policy(domain, goal=goal, budget=budget)  # type: ignore[arg-type]  # one of its two
 
 
 def _simple(where: dict[str, Any]) -> list[Policy]:

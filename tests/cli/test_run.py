@@ -120,6 +120,7 @@ def test_compare_runs_the_default_beside_simple_policies(where, tmp_path):
     assert (tmp_path / f"{stem}-compare-seed2.png").exists()
     assert all(name in done.output for name in names)
     assert "regret per evaluation" in done.output
+    assert f"the default policy with --goal {'cumulative: bbkb' if arms else 'best: trust-region'}" in done.output
 
 
 def test_compare_needs_a_problem_whose_best_value_is_known(tmp_path):
