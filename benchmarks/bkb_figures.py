@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sparse_bo import BKB
-from sparse_bo.core import dtc
 from sparse_bo.dictionary import AllSampler
 from sparse_bo.domains import Arms
+from sparse_bo.gp import dtc
 from sparse_bo.policies import BanditState
 
 TIMES = (6, 63, 215)

@@ -39,8 +39,8 @@ from sparse_bo.arms import (
 from sparse_bo.arms.moments import evaluator
 from sparse_bo.arms.sweep import sweep, sweep_rows
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import Observations, add_observations, no_observations
 
 DIMS, LENGTHSCALE, NOISE = 6, 0.5, 0.01
 ARMS = 1_000_000

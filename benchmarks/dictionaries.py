@@ -30,9 +30,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sparse_bo import problems
-from sparse_bo.core import dtc
-from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.core.spectrum import largest_eigenvalue
 from sparse_bo.dictionary import (
     Candidates,
     Dictionary,
@@ -47,7 +44,10 @@ from sparse_bo.dictionary import (
     Sampler,
     UniformSampler,
 )
+from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.kernels import CovarianceFunction, covariance_function
+from sparse_bo.linalg.spectrum import largest_eigenvalue
 
 SAMPLERS: dict[str, tuple[Callable[[int], Sampler], bool, str]] = {
     "first": (lambda m: FirstSampler(size=m), False, "#b9b9c2"),

@@ -45,12 +45,12 @@ from sparse_bo.arms import (
 )
 from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.core.chunking import default_memory_bytes
-from sparse_bo.core.dtc import OneProduct
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
+from sparse_bo.gp.dtc import OneProduct
+from sparse_bo.gp.observations import add_observations, merge_observations, no_observations
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import add_observations, merge_observations, no_observations
+from sparse_bo.linalg.chunking import default_memory_bytes
 
 DIMS, LENGTHSCALE, NOISE = device_costs.DIMS, device_costs.LENGTHSCALE, device_costs.NOISE
 RUN_LENGTHSCALE = 0.3

@@ -37,8 +37,8 @@ from sparse_bo import GSSBO, AskTell, gradient_subset
 from sparse_bo.dictionary import FirstSampler, IPASampler, IVMSampler, KMeansPlusPlusSampler
 from sparse_bo.domains import Box
 from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, MiniMETA, Policy, SparseUCB, VecchiaUCB
-from sparse_bo.policies.botorch.subsets import random_subset
-from sparse_bo.policies.botorch.surrogate_models import Learning
+from sparse_bo.policies.subset.subsets import random_subset
+from sparse_bo.policies.subset.surrogate_models import Learning
 from sparse_bo.problems.base import BoxProblem
 from sparse_bo.problems.synthetic import SYNTHETIC, synthetic
 from sparse_bo.runs.history import HistoryRow

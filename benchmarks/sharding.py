@@ -32,9 +32,9 @@ from sparse_bo import BBKB, AskTell, SparseGP
 from sparse_bo.arms import ArmPrior, KernelColumns, StopRule, arm_posterior, fit_arms, prior_variances
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import ArmSet, ShardedArms
+from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import ShardedSparseGP
-from sparse_bo.observations import add_observations, no_observations
 from sparse_bo.planning.ranks import Network, messages_per_batch
 from sparse_bo.sharding import Alone, Counted, Group, Processes
 

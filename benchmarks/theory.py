@@ -32,9 +32,9 @@ from torch import Tensor
 from sparse_bo import BBKB, BKB, BPE, SBPE, AskTell
 from sparse_bo.dictionary import Candidates, RecursiveRLSSampler, residual_bound
 from sparse_bo.errors import CertificateWarning
+from sparse_bo.gp.observations import Observations
 from sparse_bo.kernels import covariance_function
 from sparse_bo.models import gradient_subset
-from sparse_bo.observations import Observations
 from sparse_bo.policies import max_variance_design
 from sparse_bo.policies.elimination.findings import interval
 from sparse_bo.widths import SBPETheory

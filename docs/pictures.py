@@ -13,10 +13,10 @@ import matplotlib as mpl
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.leverage import effective_dimension, inclusion_probabilities
-from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.core.spectrum import certified_factor
+from sparse_bo.gp import dtc
+from sparse_bo.gp.leverage import effective_dimension, inclusion_probabilities
+from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.linalg.spectrum import certified_factor
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

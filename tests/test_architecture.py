@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from sparse_bo import core
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparse_bo"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -22,7 +20,7 @@ TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 LAYERS = [
     ["cli"],
-    ["reports"],
+    ["report"],
     ["adapters"],
     ["problems"],
     ["planning"],
@@ -35,15 +33,16 @@ LAYERS = [
     ["arms"],
     ["models"],
     ["dictionary"],
-    ["observations", "kernels", "priors", "learning"],
+    ["gp"],
+    ["kernels"],
     ["domains"],
     ["sharding"],
-    ["core"],
+    ["linalg"],
     ["errors", "validation", "seeding", "_version"],
 ]
 """From the top down, as in ARCHITECTURE.md. A part imports itself, its own row and what is below it."""
 RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
-CORE_LIBRARIES = {"torch", "scipy"}
+LINALG_LIBRARIES = {"torch", "scipy"}
 """Tensors, and the numbers that no tensor goes into: quadrature nodes."""
 FRONT = {"__init__", "__main__"}
 """May import anything; nothing imports them."""
@@ -62,7 +61,7 @@ def imports(tree: ast.AST, *, package: str) -> Iterator[tuple[int, str, str]]:
 
 
 def part_of(module: str) -> str:
-    """Return the part of the package a module belongs to: ``sparse_bo.core.dtc`` -> ``core``."""
+    """Return the part of the package a module belongs to: ``sparse_bo.gp.dtc`` -> ``core``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -72,8 +71,8 @@ def violations(source: str, part: str, package: str) -> list[str]:
     found = []
     for line, module, name in imports(ast.parse(source), package=package):
         if module.split(".")[0] != "sparse_bo":
-            if part == "core" and module.split(".")[0] not in {*CORE_LIBRARIES, *sys.stdlib_module_names}:
-                found.append(f"line {line}: core imports {module}; it may use torch, SciPy and the standard library")
+            if part == "linalg" and module.split(".")[0] not in {*LINALG_LIBRARIES, *sys.stdlib_module_names}:
+                found.append(f"line {line}: linalg imports {module}; it may use torch, SciPy and the standard library")
             continue
         target = part_of(f"{module}.{name}" if module == "sparse_bo" else module)
         if target not in RANK:
@@ -190,8 +189,8 @@ def test_the_check_leaves_imports_of_builders_alone(source):
         ("def f():\n    import sparse_bo.runs.ask_tell", "policies", "above it"),
         ("from ..arms import StopRule", "dictionary", "above it"),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sparse_bo.runs import AskTell", "errors", "above it"),
-        ("from sparse_bo.domains import Box", "core", "above it"),
-        ("import numpy", "core", "torch, SciPy and the standard library"),
+        ("from sparse_bo.domains import Box", "linalg", "above it"),
+        ("import numpy", "linalg", "torch, SciPy and the standard library"),
         ("from sparse_bo.policies import Policy", "evaluations", "no policy"),
         ("from sparse_bo import AskTell", "policies", "no place"),
     ],
@@ -205,20 +204,14 @@ def test_the_check_finds_a_wrong_import(source, part, expected):
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        ("from sparse_bo.core import dtc", "arms"),
-        ("from sparse_bo import observations", "policies"),
-        ("from sparse_bo.kernels import covariance_function", "observations"),
-        ("import math\nimport scipy.special\nimport torch\nfrom sparse_bo.errors import NumericalWarning", "core"),
+        ("from sparse_bo.gp import dtc", "arms"),
+        ("from sparse_bo import gp", "policies"),
+        ("from sparse_bo.kernels import covariance_function", "gp"),
+        ("import math\nimport scipy.special\nimport torch\nfrom sparse_bo.errors import NumericalWarning", "linalg"),
     ],
 )
 def test_the_check_leaves_right_imports_alone(source, part):
     assert violations(source, part, f"sparse_bo.{part}") == []
-
-
-def test_the_map_of_the_core_has_all_its_modules():
-    files = sorted(path.stem for path in (PACKAGE / "core").glob("*.py") if path.stem != "__init__")
-    assert core.__all__ == files
-    assert [name for name in files if f":mod:`~sparse_bo.core.{name}`:" not in (core.__doc__ or "")] == []
 
 
 def test_the_check_finds_a_circle():
@@ -257,8 +250,8 @@ OF_INTEGERS = {"policies/failures.py", "arms/local.py"}
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_numbers_are_summed_in_one_order(path: Path) -> None:
     name = path.relative_to(PACKAGE).as_posix()
-    if name == "core/sums.py" or name in OF_INTEGERS:
+    if name == "linalg/sums.py" or name in OF_INTEGERS:
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            assert node.func.attr not in UNORDERED, f"line {node.lineno}: use core/sums.py in place of .{node.func.attr}(…)"
+            assert node.func.attr not in UNORDERED, f"line {node.lineno}: use linalg/sums.py in place of .{node.func.attr}(…)"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparse_bo.acquisition.picking import Chosen, Search
 from sparse_bo.acquisition.posteriors import BatchPosterior
-from sparse_bo.core.largest import largest
+from sparse_bo.linalg.largest import largest
 from sparse_bo.seeding import seeded
 
 CHUNK = 2048

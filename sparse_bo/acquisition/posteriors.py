@@ -28,7 +28,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from sparse_bo.arms import InBatch
-from sparse_bo.core.nystrom import NystromFactor
+from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.acquisition.posteriors import BatchPosterior, Points
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, row_slices
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, row_slices
 
 BLOCK = 64
 """Points rescored at a time."""

@@ -26,7 +26,7 @@ from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_pi
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.sharded import ShardedPosterior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.core.chunking import chunk_rows, row_slices
+from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
 BLOCK = 64
 """Arms in a block: a pick costs O(b²), a new block O(b r² + r³)."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
+from sparse_bo.linalg.chunking import row_slices
 
 _LEAST_BLOCK_BYTES = 2**20
 """Smaller blocks of new columns only cost calls."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
 from sparse_bo.arms.posterior import ArmPosterior
-from sparse_bo.core import dtc
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.gp import dtc
+from sparse_bo.linalg.cholesky import safe_cholesky
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from sparse_bo.arms.stopping import StopRule
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.domains.sharded import first_here, group_of
-from sparse_bo.observations import Observations, add_observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
 
 SWEEP_SHARE = 8
 """A stretch ends where bounds of more than a/8 arms would have to be refreshed one by one: a new sweep is cheaper then."""

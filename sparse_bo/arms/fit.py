@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sparse_bo.arms.moments import Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.core import dtc
-from sparse_bo.core.leverage import effective_dimension
-from sparse_bo.core.nystrom import nystrom_factor
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.observations import Observations
+from sparse_bo.gp import dtc
+from sparse_bo.gp.leverage import effective_dimension
+from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.observations import Observations
 
 
 @dataclass(frozen=True, eq=False)

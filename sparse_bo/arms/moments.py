@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
+from sparse_bo.gp import dtc
 from sparse_bo.kernels import add_squares
 
 PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
@@ -94,7 +94,7 @@ class _OneProduct:
         self.form, self.step = form, form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        """Do what :meth:`sparse_bo.core.dtc.OneProduct.moments` does, without gradients."""
+        """Do what :meth:`sparse_bo.gp.dtc.OneProduct.moments` does, without gradients."""
         return _all_at_once(self, K_DX, prior_variance)
 
     def start(self, prior_variance: Tensor) -> Moments:

@@ -17,11 +17,11 @@ from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import kernel_chunks, sweep
-from sparse_bo.core import dtc
-from sparse_bo.core.chunking import shrinking
-from sparse_bo.core.leverage import effective_dimension
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.observations import Observations
+from sparse_bo.gp import dtc
+from sparse_bo.gp.leverage import effective_dimension
+from sparse_bo.gp.observations import Observations
+from sparse_bo.linalg.chunking import shrinking
 
 
 @dataclass(frozen=True, eq=False)

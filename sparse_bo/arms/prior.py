@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.domains.sharded import ShardedArms
+from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
-from sparse_bo.observations import repeated_rows
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 
 
 class LazyVariances:
@@ -69,7 +69,7 @@ class ArmPrior:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """Budget of the temporary blocks of a sweep, and again of the kernel columns kept between sweeps."""
     repeats: Tensor | None = None
-    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.observations.repeated_rows`)."""
+    """Arms that equal one of lower index and are therefore never picked (:func:`sparse_bo.gp.observations.repeated_rows`)."""
     prepared: bool = True
     """Whether what the kernel needs of arms in memory may be computed once: its last bits depend on which arms are there, so
     not for a rank's part of them."""

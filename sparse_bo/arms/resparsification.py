@@ -17,7 +17,7 @@ from sparse_bo.arms.streaming import streamed_posterior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
 from sparse_bo.domains.sharded import ShardedArms
-from sparse_bo.observations import Observations
+from sparse_bo.gp.observations import Observations
 
 Fitted: TypeAlias = InMemoryPosterior | ArmFit | ShardedFit
 """What a round's first step gives: the whole posterior of arms in memory, the fit alone of streamed ones, the fit and what this

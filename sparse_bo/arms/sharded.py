@@ -25,11 +25,11 @@ from sparse_bo.arms.scan import Part, Scan, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import PosteriorOfContenders, capacity, streamed_moments
 from sparse_bo.arms.sweep import sweep
-from sparse_bo.core import dtc
-from sparse_bo.core.chunking import shrinking
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.sharded import ShardedArms
-from sparse_bo.observations import Observations
+from sparse_bo.gp import dtc
+from sparse_bo.gp.observations import Observations
+from sparse_bo.linalg.chunking import shrinking
 from sparse_bo.sharding import Group
 
 

@@ -29,9 +29,9 @@ from sparse_bo.arms.scan import Part, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.core.chunking import row_slices, shrinking
 from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.observations import repeated_rows
+from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.linalg.chunking import row_slices, shrinking
 
 CONTENDER_BYTES = 128
 """Memory of a contender at the peak, while twice as many are compacted and sorted (measured over 10⁷ arms)."""

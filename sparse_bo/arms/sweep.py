@@ -10,9 +10,9 @@ from torch import Tensor
 from sparse_bo.arms.columns import StoredColumns
 from sparse_bo.arms.moments import Evaluator, Moments
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.core.chunking import chunk_rows, row_slices
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
 _PRODUCT_BYTES = 2**20
 """On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""

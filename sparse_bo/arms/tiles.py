@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.memmap import MemmapArms
+from sparse_bo.linalg.chunking import row_slices
 
 
 def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:

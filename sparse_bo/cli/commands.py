@@ -39,7 +39,7 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
-from sparse_bo.reports.tables import audit_table, recorded_summary
+from sparse_bo.report.tables import audit_table, recorded_summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import chosen_policy

@@ -13,7 +13,7 @@ from sparse_bo.cli.console import complain, console, say
 from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.cli.launch import Outcome
 from sparse_bo.errors import StorageError
-from sparse_bo.reports.tables import summary
+from sparse_bo.report.tables import summary
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.history import History

@@ -11,7 +11,7 @@ from rich.text import Text
 from sparse_bo.cli.console import console
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.reports.text import plain
+from sparse_bo.report.text import plain
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import HistoryRow
 

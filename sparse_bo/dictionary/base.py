@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.observations import Observations
+from sparse_bo.gp.observations import Observations
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary.base import Covariance, Dictionary, candidates_of
 from sparse_bo.dictionary.residual import residual_bound
-from sparse_bo.observations import Observations
+from sparse_bo.gp.observations import Observations
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.linalg.spectrum import certified_factor
 
 
 class Certificate(NamedTuple):

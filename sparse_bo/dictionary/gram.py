@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.dictionary.base import Candidates, Covariance, candidate_count
 from sparse_bo.errors import SamplerError
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 
 
 @dataclass(frozen=True, eq=False)

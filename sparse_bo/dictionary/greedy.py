@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.core.pivoted import pivoted_cholesky
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.dictionary.gram import kernel_gram, noise_of
 from sparse_bo.dictionary.simple import AllSampler
 from sparse_bo.errors import SamplerError
+from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
 from sparse_bo.validation import check_count
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import kernel_gram
 from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count
 
 

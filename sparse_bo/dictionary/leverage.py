@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from sparse_bo.core.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
 from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.gp.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.validation import check_choice, check_count, check_positive
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.core.linalg import round_off, safe_cholesky
-from sparse_bo.core.sums import running_sums
 from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import Gram, whitened_gram
 from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.linalg.cholesky import round_off, safe_cholesky
+from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count, check_probability
 
 LARGEST_FAILURE_PROBABILITY = 1.0 / 32.0

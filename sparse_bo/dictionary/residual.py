@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
-from sparse_bo.core.spectrum import SpectralBound, largest_eigenvalue
 from sparse_bo.dictionary.base import Candidates, Dictionary
 from sparse_bo.dictionary.gram import Gram, whitened_gram
+from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.linalg.spectrum import SpectralBound, largest_eigenvalue
 
 
 def residual_bound(
@@ -25,7 +25,7 @@ def residual_bound(
 ) -> SpectralBound:
     """Bound ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})`` over all pulls: ``λ_max(K − Q)/λ`` where λ is one number.
 
-    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.core.spectrum.certified_factor` makes it the certificate
+    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.linalg.spectrum.certified_factor` makes it the certificate
     ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact`` at every point. With counts it is
     ``λ_max(C^{1/2} N^{-1/2}(K − Q)N^{-1/2} C^{1/2})`` over the distinct inputs, which is the same number.
 

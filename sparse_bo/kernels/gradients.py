@@ -16,12 +16,12 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.kernels import tiles
 from sparse_bo.kernels.covariance import on_triton
 from sparse_bo.kernels.distances import TOLERANCES
 from sparse_bo.kernels.profiles import COEFFICIENTS, LEAST_DISTANCE, write_slope
 from sparse_bo.kernels.structure import Live, Parts, Profile, Stationary, live_structure_of
+from sparse_bo.linalg.chunking import row_slices
 
 BLOCK = 2**22
 """Numbers of the block of slopes that plain tensor operations make at a time."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
 from sparse_bo.kernels.distances import Distances, Others, distances, width_of
 from sparse_bo.kernels.profiles import IN_PLACE, apply_profile
 from sparse_bo.kernels.structure import Stationary, Structure, Sum
+from sparse_bo.linalg.chunking import row_slices
 
 TILE = 2**17
 """Numbers of the tiles that a stationary kernel needs on a CPU, one or two, for each thread: 1 MiB."""

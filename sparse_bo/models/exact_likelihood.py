@@ -23,7 +23,7 @@ from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.core.stationary_likelihood import value_and_gradient
+from sparse_bo.gp.stationary_likelihood import value_and_gradient
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
@@ -43,7 +43,7 @@ class ExactGP(NamedTuple):
     """``y ~ N(m, v R(ℓ) + g I)`` with log-normal priors on ℓ and g or without, as BoTorch parametrises it."""
 
     kernel: str
-    """A key of :data:`sparse_bo.core.stationary.RADIAL`."""
+    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
     X: Tensor
     """``n x d``."""
     y: Tensor

@@ -11,10 +11,10 @@ from botorch.models.model import Model
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from sparse_bo.core.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
-from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.core.pivoted import pivoted_cholesky
-from sparse_bo.core.stationary import RADIAL, squared_distances
+from sparse_bo.gp.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
+from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.kernels.stationary import RADIAL, squared_distances
+from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix

@@ -20,8 +20,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.models import GP
 from torch import Tensor
 
-from sparse_bo.core.largest import largest
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.largest import largest
 from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 

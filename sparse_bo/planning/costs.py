@@ -18,9 +18,9 @@ from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
-from sparse_bo.observations import add_observations, no_observations
-from sparse_bo.policies.ucb.policy import UCBPolicy
+from sparse_bo.policies.bandits.policy import UCBPolicy
 
 VECTORS = 10
 """Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""

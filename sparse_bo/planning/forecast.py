@@ -12,20 +12,20 @@ from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
 from sparse_bo.arms.sweep import block_count
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.domains import Arms
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
 from sparse_bo.domains.memory import in_memory
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.kernels.structure import structure_of
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
 from sparse_bo.planning.pilot import Growth, run_pilots
 from sparse_bo.planning.plans import Plan, bytes_text
 from sparse_bo.planning.ranks import messages_per_batch
 from sparse_bo.policies import BBKB, BKB
-from sparse_bo.policies.ucb.policy import UCBPolicy
+from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
 
 LEAST_BYTES = 2**20

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.ucb.policy import UCBPolicy
+from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.runs.ask_tell import AskTell
 
 PILOT_ARMS = 2048

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.planning.ranks import Messages
-from sparse_bo.policies.ucb.policy import UCBPolicy
+from sparse_bo.policies.bandits.policy import UCBPolicy
 
 
 @dataclass(frozen=True, kw_only=True)

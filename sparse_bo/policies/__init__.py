@@ -1,30 +1,30 @@
 """Policies over arm sets and boxes: frozen choices of parts, with pure ``init / ask / tell`` on a state value."""
 
-from sparse_bo.policies.arm_states import BanditState
-from sparse_bo.policies.baselines import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.botorch.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.botorch.gssbo import GSSBO, RSSBO
-from sparse_bo.policies.botorch.surrogate_state import SurrogateState
-from sparse_bo.policies.botorch.thompson import QFFTS, SGPTS
-from sparse_bo.policies.botorch.ucb import BoTorchUCB, SparseUCB, VecchiaUCB
+from sparse_bo.policies.bandits.bbkb import BBKB
+from sparse_bo.policies.bandits.bkb import BKB
+from sparse_bo.policies.bandits.gp_ucb import GPBUCB, GPUCB
+from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
+from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
+from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
+from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
+from sparse_bo.policies.comparators.mini_meta import MiniMETA
+from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.sbpe import BPE, SBPE
 from sparse_bo.policies.elimination.schedule import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
-from sparse_bo.policies.posterior.greedy import PosteriorEpsilonGreedy
-from sparse_bo.policies.posterior.thompson import QFFTSArms, SGPTSArms
+from sparse_bo.policies.improvement.policy import ExpectedImprovement
+from sparse_bo.policies.improvement.state import ImprovementState
+from sparse_bo.policies.improvement.two_stage import TwoStage
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
-from sparse_bo.policies.region.arm_state import ImprovementState
-from sparse_bo.policies.region.improvement import ExpectedImprovement
-from sparse_bo.policies.region.policy import TrustRegion
-from sparse_bo.policies.region.state import RegionState
 from sparse_bo.policies.states import Report, State
-from sparse_bo.policies.two_stage import TwoStage
-from sparse_bo.policies.ucb.bbkb import BBKB
-from sparse_bo.policies.ucb.bkb import BKB
-from sparse_bo.policies.ucb.gp_ucb import GPBUCB, GPUCB
-from sparse_bo.policies.ucb.mini_meta import MiniMETA
+from sparse_bo.policies.subset.gssbo import GSSBO, RSSBO
+from sparse_bo.policies.subset.surrogate_state import SurrogateState
+from sparse_bo.policies.trust_region.policy import TrustRegion
+from sparse_bo.policies.trust_region.state import RegionState
 
 __all__ = [
     "BBKB",

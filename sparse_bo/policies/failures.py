@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.core.largest import largest
 from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.linalg.largest import largest
 from sparse_bo.policies.persistence import part_of, under
 
 EVIDENCE = 128

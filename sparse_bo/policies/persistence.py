@@ -30,9 +30,9 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.sharded import remember
 from sparse_bo.errors import StorageError
-from sparse_bo.observations import Observations
+from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.priors import KnownPrior, Prior
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is frozen as it is: a tensor, or what ``json`` takes (tuples come back as lists)."""

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.core.diagnostics import Trend, leave_one_out, trend
 from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import ArmSet
+from sparse_bo.gp.diagnostics import Trend, leave_one_out, trend
+from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.journal import Journal
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.policies import BanditState, State
-from sparse_bo.policies.ucb.box import BoxUCBState
+from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
 from sparse_bo.runs.predictions import recorded_engine, went_on
 from sparse_bo.runs.records import Recorded, evaluations_of, recorded_in
 from sparse_bo.widths.calibration import Calibration, calibration

@@ -20,12 +20,12 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.nystrom import nystrom_factor
-from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.dictionary import Dictionary, candidates_of, residual_bound
+from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.observations import Observations, merge_observations
+from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.kernels import CovarianceFunction, covariance_function
-from sparse_bo.observations import Observations, merge_observations
 from sparse_bo.validation import check_finite, check_points, check_positive, check_probability
 
 EXACT = 2_000

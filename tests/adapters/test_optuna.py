@@ -18,7 +18,7 @@ from optuna.trial import TrialState, create_trial
 from sparse_bo import BBKB, TrustRegion
 from sparse_bo.adapters import SparseBOSampler
 from sparse_bo.policies import RandomSearch
-from sparse_bo.policies.baselines import RandomPoints
+from sparse_bo.policies.comparators.baselines import RandomPoints
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -8,8 +8,8 @@ import torch
 from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel
 
 from sparse_bo.arms import ArmPosterior, KernelColumns, in_memory_posterior
-from sparse_bo.core import dtc
-from sparse_bo.observations import Observations, no_observations
+from sparse_bo.gp import dtc
+from sparse_bo.gp.observations import Observations, no_observations
 from tests.arms.builders import (
     Problem,
     all_pulled,

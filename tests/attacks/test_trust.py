@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sparse_bo.core.diagnostics import leave_one_out, trend
+from sparse_bo.gp.diagnostics import leave_one_out, trend
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs import AskTell, audit_run

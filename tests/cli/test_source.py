@@ -198,8 +198,8 @@ def test_keys_are_those_of_the_tables():
 
 
 def test_names_from_outside_the_package_are_not_followed():
-    assert found("sparse_bo.policies.ucb.policy", "Kernel") is None
-    assert found("sparse_bo.policies.ucb.policy", "NoSuchName") is None
+    assert found("sparse_bo.policies.bandits.policy", "Kernel") is None
+    assert found("sparse_bo.policies.bandits.policy", "NoSuchName") is None
     with pytest.raises(ModuleNotFoundError, match="sparse_bo.nowhere"):
         found("sparse_bo.nowhere", "name")
 

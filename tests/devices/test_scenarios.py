@@ -18,7 +18,7 @@ from sparse_bo.dictionary import FixedSampler
 from sparse_bo.domains import Box
 from sparse_bo.evaluations import Workers
 from sparse_bo.policies import SGPTS, QFFTSArms, SGPTSArms
-from sparse_bo.policies.region.search import unresolved
+from sparse_bo.policies.trust_region.search import unresolved
 from tests.builders import arms, matern_kernel, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations import flaky

@@ -13,7 +13,7 @@ from sparse_bo.arms import KernelColumns, in_memory_posterior
 from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.dictionary.certificate import Certificate, certify
-from sparse_bo.observations import add_observations, no_observations
+from sparse_bo.gp.observations import add_observations, no_observations
 from tests.arms.builders import Problem, all_pulled, make_prior, random_problem
 from tests.builders import rbf_kernel
 from tests.oracles import certificate_factor, exact_gp, residual_ratio

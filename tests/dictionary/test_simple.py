@@ -5,7 +5,7 @@ import torch
 
 from sparse_bo.dictionary import AllSampler, Candidates, FirstSampler, FixedSampler, Sampler, UniformSampler
 from sparse_bo.dictionary.base import candidates_of
-from sparse_bo.observations import add_observations, no_observations
+from sparse_bo.gp.observations import add_observations, no_observations
 
 
 def _candidates(device: torch.device | str = "cpu") -> Candidates:

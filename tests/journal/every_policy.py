@@ -9,8 +9,8 @@ import pytest
 
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.policies import BoTorchUCB, Policy
-from sparse_bo.policies.botorch import proposers
-from sparse_bo.policies.ucb import box as box_ucb
+from sparse_bo.policies.bandits import box_mechanism as box_ucb
+from sparse_bo.policies.subset import proposers
 
 KERNEL = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "width": 2.0}
 POSTERIOR = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "batch_size": 2}

@@ -18,9 +18,9 @@ import sparse_bo.runs.recorder
 from sparse_bo import BBKB, GPBUCB, GSSBO, SBPE, AskTell
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.botorch import proposers
-from sparse_bo.policies.ucb import box as box_ucb
-from sparse_bo.policies.ucb.box import BoxUCBState
+from sparse_bo.policies.bandits import box_mechanism as box_ucb
+from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
+from sparse_bo.policies.subset import proposers
 from tests.journal.runs import kill
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 2.0]], dtype=torch.float64)

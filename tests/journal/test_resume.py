@@ -19,7 +19,7 @@ from sparse_bo import BBKB, BKB, GPBUCB, AskTell, Float, Int, maximize
 from sparse_bo.dictionary import FixedSampler, UniformSampler
 from sparse_bo.errors import PendingBatchError, ResumeWarning
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.records import read_run
 from sparse_bo.widths import ConstantWidth
 from tests.journal.runs import arms, finished, kill, policy, step
@@ -264,7 +264,7 @@ def test_bad_arguments_leave_no_file_behind(tmp_path):
 def test_picks_that_come_out_differently_warn_and_the_recorded_ones_stay(tmp_path, monkeypatch):
     path = recorded(tmp_path)
     before = read_run(path)
-    monkeypatch.setattr(sparse_bo.policies.ucb.policy.UCBPolicy, "_design_size", lambda self, arms: 2)
+    monkeypatch.setattr(sparse_bo.policies.bandits.policy.UCBPolicy, "_design_size", lambda self, arms: 2)
     with pytest.warns(ResumeWarning, match="the recorded ones stay"):
         loop = AskTell.resume(path)
     assert loop.asked == before.asked

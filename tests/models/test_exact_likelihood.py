@@ -19,7 +19,7 @@ from linear_operator.utils.errors import NotPSDError
 from sparse_bo import SparseGP
 from sparse_bo.models.exact_likelihood import exact_loss
 from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
-from sparse_bo.policies.botorch.surrogate_models import (
+from sparse_bo.policies.subset.surrogate_models import (
     gaussian_gp,
     gaussian_gp_without_priors,
     matern_gp,

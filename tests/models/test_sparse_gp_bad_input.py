@@ -12,9 +12,9 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import LinearKernel, RBFKernel
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from sparse_bo.core.linalg import safe_cholesky
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import DictionaryWarning
+from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp import leverage_sampling
 from sparse_bo.models.sparse_gp.leverage_sampling import planned_size

@@ -9,7 +9,7 @@ from gpytorch.kernels import ConstantKernel, MaternKernel, RBFKernel, RQKernel, 
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 
-from sparse_bo.core.woodbury import (
+from sparse_bo.gp.woodbury import (
     dtc_log_likelihood_from_sums,
     gaussian_log_likelihood,
     low_rank_sums,

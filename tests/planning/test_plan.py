@@ -16,7 +16,7 @@ from sparse_bo.planning import costs
 from sparse_bo.planning.forecast import _default_kernel
 from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
 from sparse_bo.policies import RandomSearch
-from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.records import about_of
 from tests.builders import rbf_kernel, unit_box
 

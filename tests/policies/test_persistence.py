@@ -8,7 +8,8 @@ from gpytorch.kernels import Kernel, RBFKernel
 
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.errors import StorageError
-from sparse_bo.observations import add_observations, no_observations
+from sparse_bo.gp.observations import add_observations, no_observations
+from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,
@@ -24,7 +25,6 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
     under,
 )
-from sparse_bo.priors import KnownPrior
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sparse_bo
 from sparse_bo import BBKB, AskTell, ObjectiveError, RunInterrupted, maximize
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import RandomSearch
-from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from tests.builders import arms, bbkb, rbf_kernel
 
 

@@ -9,7 +9,7 @@ from sparse_bo import BKB, GPBUCB, AskTell
 from sparse_bo.arms import pick_batch
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
-from sparse_bo.policies.ucb.arms import ArmUCB
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from tests.builders import arms, bbkb, rbf_kernel, waves
 
 POLICIES = {

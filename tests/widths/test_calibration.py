@@ -9,8 +9,8 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell
-from sparse_bo.learning import scaled_rbf
-from sparse_bo.policies.ucb.arms import BATCH_SHARE
+from sparse_bo.gp.learning import scaled_rbf
+from sparse_bo.policies.bandits.arm_mechanism import BATCH_SHARE
 from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, Surprise
 

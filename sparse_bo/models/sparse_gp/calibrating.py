@@ -17,7 +17,7 @@ from botorch.models.utils.assorted import add_output_dim
 from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
-from sparse_bo.core.variance_factor import RANGE, variance_factor
+from sparse_bo.gp.variance_factor import RANGE, variance_factor
 from sparse_bo.models.sparse_gp.fantasies import copy_with
 from sparse_bo.models.sparse_gp.options import check_tensors
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
@@ -37,7 +37,7 @@ class Calibrating:
         """Return a copy whose latent variances are scaled by the factor that held-out rows ask for; means are the same.
 
         The factor, one per output (and batch element), maximises the predictive density of the held-out observations
-        (:mod:`sparse_bo.core.variance_factor`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The
+        (:mod:`sparse_bo.gp.variance_factor`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The
         copy shares the data, and its dictionary is this model's: when data or hyper-parameters change, fit this model, and
         call this again.
 

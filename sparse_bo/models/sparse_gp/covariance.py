@@ -20,9 +20,9 @@ from botorch.exceptions.errors import UnsupportedError
 from linear_operator.operators import DiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.shapes import broadcast_shapes
 from sparse_bo.errors import MemoryWarning
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root
 from sparse_bo.models.sparse_gp.pivots import Partition, partition
 from sparse_bo.models.sparse_gp.process import (

@@ -15,7 +15,7 @@ import botorch.cross_validation
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
+from sparse_bo.gp import dtc
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc, sweep
 

@@ -1,6 +1,6 @@
 """The posterior at the dictionary itself, kept as what a fit has factorised: a sample of it costs O(m²).
 
-Notation: ``K_DD = L Lᵀ`` and ``B = L_B L_Bᵀ`` as in :mod:`sparse_bo.core.dtc`; the posterior at ``D`` has covariance
+Notation: ``K_DD = L Lᵀ`` and ``B = L_B L_Bᵀ`` as in :mod:`sparse_bo.gp.dtc`; the posterior at ``D`` has covariance
 ``K_DD − K_DD R Rᵀ K_DD = L B⁻¹ Lᵀ``, so ``L L_B⁻ᵀ`` is a root of it. Both triangles lie in one matrix, as large as ``R``.
 """
 

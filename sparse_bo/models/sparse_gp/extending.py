@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.linalg import safe_cholesky
-from sparse_bo.core.nystrom import NystromFactor
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import sweep
 

@@ -23,7 +23,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky
 
 SAFE = 1e-10
 """So large a share of the largest variance is added to what pivots leave of each; and at least :data:`ROUNDED`."""

@@ -12,7 +12,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.state import Appended, PosteriorCache, Stamp, check_width, row_count
 
 Model = TypeVar("Model", bound=Module)

@@ -29,7 +29,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.core.descent import curvature, descend, positive
+from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.neighbourhoods import BY_AUTOGRAD, DENSITY, by_kernel, last_groups

@@ -15,8 +15,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.deferred import HELD_BYTES, DeferredCovariance, PointCovariance

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
+from sparse_bo.gp import dtc
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import AllRows, Here, dictionary_factor, fit_dtc_among, sweep
 

@@ -21,7 +21,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.factor import JointRoot, Root, solve_lower

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparse_bo.core.largest import largest
+from sparse_bo.linalg.largest import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
 

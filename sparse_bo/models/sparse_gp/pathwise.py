@@ -23,7 +23,7 @@ from botorch.sampling.pathwise.utils import get_input_transform, get_output_tran
 from botorch.utils.context_managers import delattr_ctx
 from torch import Tensor
 
-from sparse_bo.core.linalg import safe_cholesky
+from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.representation import Representation, cross_covariance, kernel_matrix

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from sparse_bo.core.largest import largest
+from sparse_bo.linalg.largest import largest
 
 Prior: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """The prior covariance of two sets of points."""

@@ -17,8 +17,8 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
 
 UNASKED = ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances")
 """GPyTorch's methods that make priors for an exact GP's prediction; a posterior over a dictionary never calls them."""

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.factor import ROUNDED, SAFE, JointRoot, Parts, root_of
 from sparse_bo.models.sparse_gp.pivots import Partition
 from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix

@@ -31,8 +31,8 @@ from botorch.models import ModelListGP
 from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.largest import largest
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.largest import largest
 from sparse_bo.models.sparse_gp import covariance
 from sparse_bo.models.sparse_gp.process import CHUNK
 

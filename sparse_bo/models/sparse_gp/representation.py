@@ -25,11 +25,11 @@ from botorch.models.kernels.categorical import CategoricalKernel
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.chunking import row_slices
-from sparse_bo.core.linalg import safe_cholesky, triangular_inverse
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.gp import dtc
 from sparse_bo.kernels import differentiable_cross
+from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import triangle
 from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw, dictionary_law
 from sparse_bo.models.sparse_gp.prior import ForwardKernel

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.core.linalg import safe_cholesky, try_cholesky
-from sparse_bo.core.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
-from sparse_bo.core.nystrom import NystromFactor, nystrom_factor
-from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.core.woodbury import LowRankSums, low_rank_sums, sum_blocks
+from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.gp.woodbury import LowRankSums, low_rank_sums, sum_blocks
+from sparse_bo.linalg.cholesky import safe_cholesky, try_cholesky
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.linalg.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_block, kernel_diagonal, kernel_matrix
 
 MANY_ROWS = 4096

@@ -11,9 +11,9 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from sparse_bo.core.sums import group_sums
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
 from sparse_bo.errors import DictionaryWarning
+from sparse_bo.linalg.sums import group_sums
 from sparse_bo.models.sparse_gp.leverage_sampling import PILOT_POINTS, Distinct, distinct_inputs, pilot_posterior, uniform_rows
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.validation import check_indices, check_points

@@ -19,7 +19,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Module
 
-from sparse_bo.core.woodbury import (
+from sparse_bo.gp.woodbury import (
     dtc_log_likelihood_from_sums,
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.core import dtc
-from sparse_bo.core.woodbury import LowRankSums
+from sparse_bo.gp import dtc
+from sparse_bo.gp.woodbury import LowRankSums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
     PILOT_POINTS,
     distinct_inputs,

@@ -10,8 +10,8 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
+from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points
 from sparse_bo.models.sparse_gp.representation import PriorKernel
 from sparse_bo.models.sparse_gp.selection import AverageCovariance

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.core.shapes import broadcast_shapes
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.extending import Grown
 from sparse_bo.models.sparse_gp.representation import Representation
 

@@ -17,9 +17,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparse_bo.core.shapes import broadcast_shapes
-from sparse_bo.core.stationary_likelihood import stationary_log_likelihood
-from sparse_bo.core.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
+from sparse_bo.gp.stationary_likelihood import stationary_log_likelihood
+from sparse_bo.gp.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
+from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep

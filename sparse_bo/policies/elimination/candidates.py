@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import InMemoryPosterior
-from sparse_bo.core import dtc
 from sparse_bo.domains import ArmSet
 from sparse_bo.domains.sharded import group_of
+from sparse_bo.gp import dtc
 from sparse_bo.sharding import Group
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior
-from sparse_bo.core.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.domains.sharded import first_here
-from sparse_bo.observations import Observations
+from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
 from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds

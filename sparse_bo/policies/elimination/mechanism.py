@@ -14,9 +14,10 @@ from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.domains import ArmSet
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
+from sparse_bo.gp.learning import learn_prior
+from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.kernels import covariance_function
-from sparse_bo.learning import learn_prior
-from sparse_bo.observations import repeated_rows
 from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.findings import Finding
 from sparse_bo.policies.elimination.judgement import Rules, judgement
@@ -28,7 +29,6 @@ from sparse_bo.policies.elimination.source import CandidateSource, Standing
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.priors import KnownPrior, Prior
 from sparse_bo.widths import BatchConfidence, BatchWidth
 
 T = TypeVar("T")

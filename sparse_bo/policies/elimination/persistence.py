@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
-from sparse_bo.observations import add_observations, no_observations
+from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.policies.elimination.batch_width import doubled, with_norm
 from sparse_bo.policies.elimination.findings import Finding
 from sparse_bo.policies.elimination.planned import TRIES, PlannedBatch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design
-from sparse_bo.observations import Observations, add_observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.policies.elimination.candidates import BatchCandidates
 
 TRIES = 2

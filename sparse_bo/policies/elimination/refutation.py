@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparse_bo.core.diagnostics import binomial_tail
+from sparse_bo.gp.diagnostics import binomial_tail
 from sparse_bo.policies.elimination.batch_width import norm_of, theory_of
 from sparse_bo.policies.elimination.candidates import Marginals, marginals_at
 from sparse_bo.policies.elimination.findings import Finding, Interval, combined, known

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design, Resampling, design
-from sparse_bo.core import dtc
-from sparse_bo.core.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.core.spectrum import certified_factor
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler, Sampler, candidates_of, residual_bound
 from sparse_bo.domains import Box, check_domain
+from sparse_bo.gp import dtc
+from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import repeated_rows
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.policies.protocol import arms_of
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
+from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.kernels import covariance_function
-from sparse_bo.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.policies.elimination.candidates import ArmCandidates, BatchCandidates, BoxCandidates
 from sparse_bo.policies.elimination.findings import Finding, known, surviving
-from sparse_bo.priors import KnownPrior
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 LARGEST_CANDIDATE_SET = 16_384

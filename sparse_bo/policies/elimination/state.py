@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains.sharded import first_here
+from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.policies.elimination.candidates import marginals_at
 from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
@@ -18,7 +19,6 @@ from sparse_bo.policies.elimination.source import CandidateSource
 from sparse_bo.policies.persistence import KEPT, kept_since
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
-from sparse_bo.priors import KnownPrior
 from sparse_bo.widths import BatchWidth, ConstantWidth
 
 

@@ -1,0 +1,262 @@
+"""The DTC posterior: the deterministic-training-conditional GP over a dictionary.
+
+Notation (shapes without ``batch_shape``): ``D`` the dictionary (m points), ``Z`` ``n x r`` features of the data
+(:mod:`sparse_bo.gp.nystrom`), ``p`` (n) the precision of each distinct input (count/λ, or 1/noise),
+``e`` (n) the precision-weighted residual (``(sum − count·μ₀)/λ``), ``B = I + Zᵀ diag(p) Z`` ``r x r``, ``w = B⁻¹ Zᵀ e`` (r).
+
+    mean(x)          = μ₀ + z(x)ᵀ w
+    covariance(x,x') = k(x,x') − z(x)ᵀ z(x') + z(x)ᵀ B⁻¹ z(x')
+
+This is BKB Eq. 4 / BBKB Eq. 1–2 (times λ) with the misprints corrected; with λ-scaled ``V = λB`` it is the same thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
+
+
+@dataclass(frozen=True, eq=False)
+class DTC:
+    """A fitted DTC posterior. A value."""
+
+    factor: NystromFactor
+    gram: Tensor
+    """``batch_shape x r x r``: ``B = I + Zᵀ diag(p) Z``."""
+    gram_cholesky: Tensor
+    """``batch_shape x r x r`` lower factor of ``B``."""
+    projected: Tensor
+    """``batch_shape x r``: ``Zᵀ e``."""
+    prior_mean: float | Tensor
+    """Constant prior mean μ₀ (a tensor must broadcast against ``batch_shape x n``)."""
+    largest_precision: Tensor
+    """``batch_shape``: the largest p, of the input that is known best (1/y²); 0 without data."""
+
+    @property
+    def weights(self) -> Tensor:
+        """``batch_shape x r``: ``w = B⁻¹ Zᵀ e``. O(r²)."""
+        return torch.cholesky_solve(self.projected.unsqueeze(-1), self.gram_cholesky).squeeze(-1)
+
+    @property
+    def trace(self) -> float:
+        """``tr B``, the largest of the batch."""
+        return self._scales[0]
+
+    @property
+    def best_precision(self) -> float:
+        """The largest p of the batch (1/y²): the posterior variance there is about its inverse, the smallest there is."""
+        return self._scales[1]
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        """Both in one read of the device. O(r)."""
+        trace = self.gram.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1).amax()
+        first, second = torch.stack([trace, self.largest_precision.detach().amax().to(trace)]).tolist()
+        return first, second
+
+
+@dataclass(frozen=True, eq=False)
+class OneProduct:
+    """A posterior in the form of an exact GP with m pseudo-data: one matrix product gives mean and variance.
+
+    ``mean(x) = μ₀ + k_D(x)ᵀ α`` and ``variance(x) = k(x,x) − ‖Rᵀ k_D(x)‖²``.
+    """
+
+    columns: Tensor
+    """``batch_shape x m x (r + 1)``: ``[R, α]``."""
+    inverse_root: Tensor
+    """``batch_shape x r x r``: ``L_B⁻¹``, to multiply with instead of solving where this form is accurate enough: its norm is
+    at most 1, so that costs ``√(tr B)`` units of round-off, less than :func:`one_product_error`."""
+    prior_mean: float | Tensor
+    triangular: bool = False
+    """Whether ``R`` is upper triangular (r = m): then almost half of the product is spared."""
+
+    @property
+    def root(self) -> Tensor:
+        """``batch_shape x m x r``: ``R``."""
+        return self.columns[..., :-1]
+
+    @property
+    def alpha(self) -> Tensor:
+        """``batch_shape x m``: ``α``."""
+        return self.columns[..., -1]
+
+    @property
+    def step(self) -> int:
+        """Columns of ``R`` in one product of :meth:`moments`."""
+        m, quarter = self.columns.shape[-2], -(-self.columns.shape[-2] // _TRIANGLE_BLOCKS)
+        if not self.triangular:
+            return m
+        if self.columns.device.type == "cpu":
+            return quarter if m >= 16 * _TRIANGLE_BLOCKS else m
+        return min(max(quarter, _DEVICE_COLUMNS), m)
+
+    def mean(self, K_DX: Tensor) -> Tensor:
+        """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
+        return self.prior_mean + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
+
+    def moments(self, K_DX: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return posterior mean (y) and variance (y², at least 0), each ``batch_shape x n``. O(n m r).
+
+        Round-off of the variance is about ``eps · k(x,x)`` in absolute terms; use :func:`variance` where variances are
+        tinier than that. A triangular root is split into column blocks that skip its zeros: 5/8 of the product is left.
+
+        Args:
+            K_DX: ``batch_shape x m x n`` kernel between dictionary and points.
+            prior_variance: ``batch_shape x n``, ``k(x, x)``.
+        """
+        (m, width), step = self.columns.shape[-2:], self.step
+        explained = torch.zeros_like(prior_variance)
+        for start in range(0, m, step):
+            last = start + step >= m
+            rows, stop = min(start + step, m), width if last else start + step
+            product = self.columns[..., :rows, start:stop].mT @ K_DX[..., :rows, :]
+            if last:
+                means = self.prior_mean + product[..., -1, :]
+                product = product[..., :-1, :]
+            explained = explained + _squares(product).sum(dim=-2)
+        return means, (prior_variance - explained).clamp_min(0.0)
+
+
+def _squares(product: Tensor) -> Tensor:
+    """Return the squares of a tensor that nobody else holds, in its own memory where autograd allows it."""
+    return product.square() if product.requires_grad else product.square_()
+
+
+_TRIANGLE_BLOCKS = 4
+"""Column blocks of a triangular product: 4 spare 3/8 of it, more make the products too thin."""
+_DEVICE_COLUMNS = 256
+"""Columns of such a block on a GPU, at least: what narrower ones spare is less than what their launches take."""
+
+
+def fit(
+    factor: NystromFactor, features: Tensor, precision: Tensor, weighted_residuals: Tensor, *, prior_mean: float | Tensor = 0.0
+) -> DTC:
+    """Fit the DTC posterior to distinct inputs. O(n r² + r³).
+
+    Args:
+        factor: The whitening of the dictionary.
+        features: ``batch_shape x n x r`` features of the distinct inputs; n = 0 gives the prior.
+        precision: ``batch_shape x n``, count/λ or 1/noise of each input (1/y²).
+        weighted_residuals: ``batch_shape x n``, ``(sum − count·μ₀)/λ`` of each input (1/y).
+        prior_mean: The constant prior mean μ₀ (y).
+
+    Raises:
+        ValueError: If ``B`` is not finite.
+    """
+    eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    gram = eye + (features * precision.unsqueeze(-1)).mT @ features
+    projected = (features.mT @ weighted_residuals.unsqueeze(-1)).squeeze(-1)
+    return DTC(factor, gram, safe_cholesky(gram).factor, projected, prior_mean, largest_precision(precision))
+
+
+def largest_precision(precision: Tensor) -> Tensor:
+    """Return the largest precision of ``batch_shape x n`` inputs, ``batch_shape``; 0 where there are none. O(n)."""
+    return precision.amax(dim=-1) if precision.shape[-1] else precision.new_zeros(precision.shape[:-1])
+
+
+def mean(state: DTC, features: Tensor) -> Tensor:
+    """Return ``μ₀ + z(x)ᵀ w``, ``batch_shape x n``, from features ``batch_shape x n x r``. O(n r)."""
+    return state.prior_mean + (features @ state.weights.unsqueeze(-1)).squeeze(-1)
+
+
+def whitened(state: DTC, features: Tensor) -> Tensor:
+    """Return ``u(x) = L_B⁻¹ z(x)``, ``batch_shape x n x r``: ``u(x)ᵀu(x') = z(x)ᵀ B⁻¹ z(x')``. O(n r²)."""
+    return torch.linalg.solve_triangular(state.gram_cholesky, features.mT, upper=False).mT
+
+
+def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
+    """Return the posterior variance in the two-term form ``(k − ‖z‖²)₊ + ‖L_B⁻¹ z‖²``, ``batch_shape x n``. O(n r²).
+
+    Both terms are at least 0, so it stays accurate where the variance is tiny. It is the oracle of
+    :meth:`OneProduct.moments`.
+
+    Args:
+        state: The posterior.
+        features: ``batch_shape x n x r`` features of the points.
+        prior_variance: ``batch_shape x n``, ``k(x, x)`` (y²).
+    """
+    return residual(features, prior_variance) + whitened(state, features).square().sum(dim=-1)
+
+
+def residual(features: Tensor, prior_variance: Tensor) -> Tensor:
+    """Return ``(k(x,x) − ‖z(x)‖²)₊``, ``batch_shape x n``: what the dictionary cannot represent (y²). O(n r)."""
+    return (prior_variance - features.square().sum(dim=-1)).clamp_min(0.0)
+
+
+def covariance(state: DTC, features: Tensor, other_features: Tensor, prior_covariance: Tensor) -> Tensor:
+    """Return the joint posterior covariance ``k − zᵀz' + zᵀB⁻¹z'``, ``batch_shape x n x n'``. O((n + n') r² + n n' r).
+
+    A genuine positive semi-definite GP covariance (two copies of one point are perfectly correlated).
+
+    Args:
+        state: The posterior.
+        features: ``batch_shape x n x r`` features of the points.
+        other_features: ``batch_shape x n' x r`` features of the others.
+        prior_covariance: ``batch_shape x n x n'``, ``k(x, x')`` (y²).
+    """
+    explained = features @ other_features.mT
+    return prior_covariance - explained + whitened(state, features) @ whitened(state, other_features).mT
+
+
+def one_product_error(state: DTC) -> float:
+    """Return about how far, in units of k(x,x), the variance of :func:`one_product` is from the true one: ``2 · eps · tr B``.
+
+    By default it is absolute, so an input that has been observed c times, whose variance is about ``noise/c``, loses
+    ``error · c · k(x,x)/noise`` of it: who reads variances off this form compares the two
+    (:func:`sparse_bo.arms.moments.evaluator`). The smallest eigenvalues of ``I − B⁻¹`` come from differences of numbers of
+    size 1 that are known to ``eps · κ(B)``.
+    """
+    return 2.0 * torch.finfo(state.gram.dtype).eps * state.trace
+
+
+def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
+    """Rewrite the posterior so that a sweep over arms is one matrix product (algorithms §1). O(m r² + r³).
+
+    ``R Rᵀ = P (I − B⁻¹) Pᵀ``: with ``I − B⁻¹ = U Uᵀ`` by Cholesky from the last row up, ``R = P U``; ``α = P w``. With
+    ``P = L⁻ᵀ`` both factors are upper triangular, and so is ``R``. ``I − B⁻¹`` is known to :func:`one_product_error`, and so
+    much is added to what may be 0.
+
+    Args:
+        state: The posterior.
+        relative: Whether to add that times ``B⁻¹``: variances come out lower by that share of themselves, at most, and
+            covariances stay positive semi-definite. Default: times the identity, and variances come out lower by that times
+            k(x,x), at most, which is for who compares the two.
+    """
+    eye = torch.eye(state.gram.shape[-1], dtype=state.gram.dtype, device=state.gram.device)
+    inverse_root = triangular_inverse(state.gram_cholesky)
+    error, inverse = one_product_error(state), inverse_root.mT @ inverse_root
+    shrinkage = eye - max(1.0 - error, 0.0) * inverse if relative else (1.0 + error) * eye - inverse
+    upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
+    columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
+    return OneProduct(columns, inverse_root, state.prior_mean, state.factor.triangular)
+
+
+def left_out(state: DTC, features: Tensor, residuals: Tensor, noise: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the posterior of each row as if that row had not been observed, with the same dictionary. O(n r²).
+
+    Removing row i takes ``pᵢzᵢzᵢᵀ`` from ``B``; with ``hᵢ = zᵢᵀB⁻¹zᵢ`` and the fit ``fᵢ = zᵢᵀw`` (Sherman & Morrison 1950)
+
+        mean₋ᵢ(xᵢ) − μ₀ = (fᵢ − pᵢhᵢrᵢ) / (1 − pᵢhᵢ),      variance₋ᵢ(xᵢ) = k(xᵢ, xᵢ) − ‖zᵢ‖² + hᵢ / (1 − pᵢhᵢ).
+
+    Args:
+        state: A posterior fitted to the rows (and, usually, to others).
+        features: ``batch_shape x n x r`` features of the rows.
+        residuals: ``batch_shape x n`` what was observed less the prior mean (y).
+        noise: ``batch_shape x n`` noise variances, ``1/p`` (y²).
+        prior_variance: ``batch_shape x n``, ``k(x, x)``.
+
+    Returns:
+        Means less the prior mean and variances of f, each ``batch_shape x n``.
+    """
+    h = whitened(state, features).square().sum(dim=-1)  # batch_shape x n
+    fits = (features @ state.weights.unsqueeze(-1)).squeeze(-1)
+    remaining = (1.0 - h / noise).clamp_min(torch.finfo(h.dtype).eps)
+    means = (fits - residuals * h / noise) / remaining
+    return means, residual(features, prior_variance) + h / remaining

@@ -1,0 +1,153 @@
+"""Observations merged by input: distinct inputs with counts, sums and what their repeats scatter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.domains.sharded import remember
+from sparse_bo.linalg.sums import group_sums
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Observations merged by input: cost follows distinct inputs, never pulls. A value: adding returns a new one."""
+
+    X: Tensor
+    """``n x d`` distinct inputs."""
+    counts: Tensor
+    """``n`` observations of each input."""
+    sums: Tensor
+    """``n`` sums of the observations (y)."""
+    anchors: Tensor
+    """``n`` first observation of each input (y): what :attr:`squares` are measured from, so that data far from zero do not
+    cancel."""
+    squares: Tensor
+    """``n`` sums of ``(y − anchor)²`` (y²)."""
+    first_pull: Tensor
+    """``n`` number of observations that came before the first one of each input: the order in which they were seen."""
+    indices: Tensor | None = None
+    """``n`` row of each input in the arm set, ascending; ``None`` for inputs that are not arms."""
+
+    @property
+    def n(self) -> int:
+        """Number of distinct inputs."""
+        return self.X.shape[0]
+
+    @property
+    def rows(self) -> Tensor:
+        """``n`` row of each input in the arm set, ascending.
+
+        Raises:
+            ValueError: If the inputs are not arms.
+        """
+        if self.indices is None:
+            raise ValueError(
+                "expected observations of arms (with indices), got observations of free inputs; use merge_observations"
+            )
+        return self.indices
+
+    @property
+    def means(self) -> Tensor:
+        """``n`` mean observation of each input (y)."""
+        return self.sums / self.counts
+
+    @property
+    def scatter(self) -> Tensor:
+        """``n`` sums of ``(y − mean)²`` of the repeats of each input (y²), at least 0."""
+        deviations = self.sums - self.counts * self.anchors
+        return (self.squares - deviations.square() / self.counts).clamp_min(0.0)
+
+    @property
+    def pulls(self) -> int:
+        """Number of observations in all (reads the device)."""
+        return int(self.counts.sum())
+
+
+def no_observations(arms: ArmSet) -> Observations:
+    """Return the empty observations of an arm set (``a x d``), with indices."""
+    empty = torch.zeros(0, dtype=arms.dtype, device=arms.device)
+    indices = torch.empty(0, dtype=torch.long, device=arms.device)
+    return Observations(arms[:0], empty, empty, empty, empty, indices, indices)
+
+
+def merge_observations(X: Tensor, y: Tensor) -> Observations:
+    """Merge repeated rows of ``X``: k repeats become one row with count k. O(n log n · d).
+
+    Args:
+        X: ``n x d`` inputs, repeats allowed.
+        y: ``n`` observations.
+    """
+    distinct, group = torch.unique(X, dim=0, return_inverse=True)
+    first = _first(group, torch.arange(len(y), device=y.device), distinct.shape[0])
+    anchors = y[first]
+    terms = torch.stack([torch.ones_like(y), y, (y - anchors[group]).square()])
+    counts, sums, squares = group_sums(terms, group, groups=len(distinct))
+    return Observations(
+        distinct,
+        counts,
+        sums,
+        anchors,
+        squares,
+        first,
+    )
+
+
+def _first(group: Tensor, order: Tensor, groups: int) -> Tensor:
+    """Return the smallest ``order`` of each group, ``groups``."""
+    return order.new_empty(groups).scatter_reduce(0, group, order, "amin", include_self=False)
+
+
+def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, y: Tensor) -> Observations:
+    """Add observations of arms. O((n + q) log(n + q)).
+
+    Args:
+        observations: Those so far, with indices.
+        arms: ``a x d``, the arm set.
+        indices: ``q`` rows of ``arms``, repeats allowed.
+        y: ``q`` observations.
+
+    Raises:
+        ValueError: If ``observations`` has no indices.
+    """
+    distinct, group = torch.unique(torch.cat([observations.rows, indices]), return_inverse=True)
+    now = torch.arange(len(y) + observations.n, device=y.device)  # the old inputs stand before the new pulls
+    anchors = torch.cat([observations.anchors, y])[_first(group, now, distinct.shape[0])]
+    when = torch.cat([observations.first_pull, now[: len(y)] + observations.pulls])
+    old = torch.stack([observations.counts, observations.sums, observations.squares])
+    new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
+    counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
+    remember(arms, distinct)
+    return Observations(
+        arms[distinct],
+        counts,
+        sums,
+        anchors,
+        squares,
+        _first(group, when, distinct.shape[0]),
+        distinct,
+    )
+
+
+def repeated_rows(X: Tensor) -> Tensor | None:
+    """Return the rows of ``X`` (``a x d``) that equal a row of lower index, or ``None`` if all are distinct. O(a (d + log a)).
+
+    Rows are hashed and sorted; only rows that share a hash are compared.
+    """
+    primes = torch.arange(1, X.shape[1] + 1, dtype=X.dtype, device=X.device).mul_(2.0**0.5).sin_().add_(1.5)
+    hashed = torch.zeros_like(X[:, 0])
+    for column, factor in zip(X.unbind(dim=-1), primes, strict=True):
+        hashed = hashed + column * factor  # element by element: equal rows give equal hashes, to the last bit
+    order = hashed.argsort(stable=True)
+    same = hashed[order[1:]] == hashed[order[:-1]]
+    if not bool(same.any()):
+        return None
+    none = same.new_zeros(1)
+    candidates = order[torch.cat([same, none]) | torch.cat([none, same])].sort().values
+    _, group = torch.unique(X[candidates], dim=0, return_inverse=True)
+    first = _first(group, candidates, int(group.max()) + 1)
+    repeats = candidates[candidates != first[group]]
+    return repeats if len(repeats) else None

@@ -1,0 +1,212 @@
+"""The state of a policy over a finite arm set between two batches: a value, and how it begins, is kept and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior, KernelColumns
+from sparse_bo.dictionary import Dictionary
+from sparse_bo.domains import Arms
+from sparse_bo.domains.lazy import ArmSet
+from sparse_bo.gp.observations import Observations, no_observations
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
+from sparse_bo.policies.bandits.fitted import Fitted
+from sparse_bo.policies.failures import (
+    Failures,
+    Refusal,
+    box_correlation,
+    doubtful,
+    freeze_failures,
+    kernel_correlation,
+    spared,
+    thaw_failures,
+)
+from sparse_bo.policies.persistence import (
+    KEPT,
+    freeze_fields,
+    freeze_observations,
+    thaw_fields,
+    thaw_observations,
+)
+from sparse_bo.policies.states import Report
+from sparse_bo.policies.timing import Phase
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedArms(Fitted):
+    """What a policy with a model over arms knows from the last resparsification to the next. A value."""
+
+    posterior: ArmPosterior
+    """Posterior over the arms."""
+    columns: KernelColumns
+    """Kernel columns kept for the next resparsification: they save time and change nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class BanditState:
+    """Everything a policy over arms knows between two batches. A value."""
+
+    arms: ArmSet
+    """``a x d``, float64."""
+    observations: Observations
+    fitted: FittedArms | None = None
+    """The model; ``None`` before there is data, or without a model."""
+    round: int = field(default=0, metadata=KEPT)
+    """Batches told so far."""
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last update, by phase."""
+    failures: Failures | None = None
+    """Where evaluations failed; ``None`` as long as none has."""
+
+    def refusal(self, pending: Tensor | None = None) -> Refusal | None:
+        """Return which arms are better left alone: those backing off, and those among failures.
+
+        An arm whose last evaluation succeeded is never refused. What is near is told by the model's kernel, and before there
+        is one (in a design at random, and for policies without a model) by the distance in the arms' hull, as on a box.
+
+        Args:
+            pending: Arms without results (``q``); once there are failures, those that have never succeeded are not tried
+                twice at a time.
+
+        Returns:
+            ``None`` if nothing has failed.
+        """
+        failures = self.failures
+        if failures is None:
+            return None
+        observed, pulls = self.observations, self.pulls
+        proven = torch.isin(failures.where, observed.rows)
+        backing_off = failures.where[failures.backing_off(pulls, proven=proven)]
+        if pending is not None:
+            backing_off = torch.cat([backing_off, pending[~torch.isin(pending, observed.rows)]])
+        speaking = failures.speaking(pulls)
+        speaking = failures.where[speaking[~proven[speaking]]]  # an arm with a success is feasible
+        against = self.arms[speaking]
+        if self.posterior is not None:
+            prior = self.posterior.prior
+            correlation, memory = kernel_correlation(prior.covariance), prior.memory_bytes
+        else:
+            hull = torch.stack([self.arms.amin(dim=0), self.arms.amax(dim=0)])
+            correlation, memory = box_correlation(hull), DEFAULT_MEMORY_BYTES
+
+        def refuse(indices: Tensor) -> Tensor:
+            refusals = torch.isin(indices, backing_off)
+            open_ = (~refusals & ~torch.isin(indices, observed.rows)).nonzero().squeeze(-1)
+            refusals[open_] = doubtful(self.arms[indices[open_]], against, observed.X, correlation, memory_bytes=memory)
+            return refusals
+
+        return refuse
+
+    def tried_once(self, picks: Tensor, *, pending: Tensor) -> Tensor:
+        """Return which of ``q`` picks to make, once evaluations have failed: arms that never succeeded not twice at a time."""
+        if self.failures is None:
+            return torch.ones_like(picks, dtype=torch.bool)
+        out = torch.cat([pending, picks])
+        earlier = (out.unsqueeze(0) == picks.unsqueeze(1)).int().argmax(dim=1)
+        first = earlier == torch.arange(len(pending), len(out), device=picks.device)
+        return first | torch.isin(picks, self.observations.rows)
+
+    @property
+    def posterior(self) -> ArmPosterior | None:
+        """Posterior over the arms at the last resparsification; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.posterior
+
+    @property
+    def width(self) -> float | None:
+        """Multiplier of √leverage (y) in the next batch's scores; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.width
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The current dictionary; ``None`` without a model."""
+        return None if self.fitted is None else self.fitted.posterior.dictionary
+
+    @property
+    def pulls(self) -> int:
+        """Successful evaluations so far."""
+        return self.observations.pulls
+
+    def without_results(self) -> BanditState:
+        """See :meth:`State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={})
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`State.standardised_errors`; the noise variance is λ."""
+        if self.posterior is None:
+            return None
+        variances = self.posterior.prior.regularization * (1.0 + self.posterior.leverages_at(picks))
+        return (y - self.posterior.means_at(picks)) / variances.sqrt()
+
+    def report(self) -> Report:
+        """See :meth:`State.report`; the best arm is sought among those evaluated. At most one posterior mean at n arms."""
+        observed_index, observed_mean, count = self._best_observed()
+        posterior = self.posterior
+        index, mean, sd = observed_index, observed_mean, None
+        if posterior is not None:
+            index, mean, leverage = self._best_evaluated(posterior)
+            sd = (leverage * posterior.prior.regularization) ** 0.5
+        return Report(
+            best_index=index,
+            best_x=None if index is None else self.arms[index],
+            best_mean=mean,
+            best_sd=sd,
+            best_observed_index=observed_index,
+            best_observed_x=None if observed_index is None else self.arms[observed_index],
+            best_observed_mean=observed_mean,
+            best_observed_count=count,
+            dictionary_size=None if posterior is None else posterior.dictionary.m,
+            rank=None if posterior is None else posterior.state.factor.rank,
+            jitter=None if posterior is None else posterior.state.factor.jitter,
+            effective_dimension=None if posterior is None else posterior.effective_dimension,
+            width=self.width,
+            rkhs_norm=None if self.fitted is None else self.fitted.rkhs_norm,
+        )
+
+    def _best_evaluated(self, posterior: ArmPosterior) -> tuple[int, float, float]:
+        """Return the arm with the highest posterior mean among those with a success, its mean (y) and its leverage."""
+        rows = self.observations.rows
+        means = posterior.means_at(rows)
+        best = int(means.argmax())
+        return int(rows[best]), float(means[best]), float(posterior.leverages_at(rows[best : best + 1]))
+
+    def _best_observed(self) -> tuple[int | None, float | None, int | None]:
+        observations = self.observations
+        if observations.n == 0:
+            return None, None, None
+        mean, position = observations.means.max(dim=0)
+        return int(observations.rows[position]), float(mean), int(observations.counts[position])
+
+
+def initial_state(arms: ArmSet) -> BanditState:
+    """Return the state of an arm set (``a x d``) without data."""
+    return BanditState(arms, no_observations(arms))
+
+
+def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Return ``q`` random arms: not observed, pending or backing off as long as there are such.
+
+    Draws as :meth:`Arms.uniform`; once evaluations have failed, again for arms better left alone.
+    """
+    failures, seen = state.failures, torch.cat([state.observations.rows, pending])
+    if failures is None:
+        return domain.uniform(q, seen=seen, generator=generator)
+    proven = torch.isin(failures.where, state.observations.rows)
+    seen = torch.cat([seen, failures.where[failures.backing_off(state.pulls, proven=proven)]])
+    draws = domain.uniform(q, seen=seen, generator=generator)
+    return spared(draws, state.refusal(pending), count=domain.count, generator=generator)
+
+
+def freeze_evaluated(state: BanditState) -> dict[str, Any]:
+    """Return what was evaluated, without arms and model: O(distinct pulled arms)."""
+    return freeze_observations(state.observations) | freeze_fields(state) | freeze_failures(state.failures)
+
+
+def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:
+    """Return the state that :func:`freeze_evaluated` froze, without a model; tensors on the device of ``arms``."""
+    failures = thaw_failures(frozen)
+    return BanditState(arms, thaw_observations(frozen, arms), failures=failures, **thaw_fields(BanditState, frozen))

@@ -1,0 +1,220 @@
+"""Policies without a model: the floor that any other has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Arms, Box, Domain
+from sparse_bo.gp.observations import add_observations
+from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
+from sparse_bo.policies.box_states import BoxState, freeze_points, initial_box_state, spared_points, thaw_points, told
+from sparse_bo.policies.failures import forgiven, spared
+from sparse_bo.policies.persistence import on_device
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
+from sparse_bo.policies.states import with_failures
+from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.validation import check_count, check_number, check_probability
+
+
+class ArmChoice(Protocol):
+    """What tells one policy without a model over arms from another: how the next arms follow from the observations."""
+
+    def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q`` arms; ``pending`` ones have no result yet."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmsWithoutModel(Mechanism[BanditState]):
+    """A policy over arms, in memory or not, that looks at the observations alone.
+
+    Attributes:
+        domain: The arms, float64.
+        batch_size: Arms per batch.
+        choose: How arms are chosen.
+    """
+
+    domain: Arms
+    batch_size: int
+    choose: ArmChoice
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_state(self.domain.points)
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` arms, or ``max_q`` if that is less. Draws as ``choose`` does."""
+        q = min(self.batch_size, max_q)
+        return Proposal(self.choose(self.domain, state, q, pending=pending, generator=generator))
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Record the observations."""
+        watch = Stopwatch()
+        with watch.phase("observe"):
+            observations = add_observations(state.observations, self.domain.points, picks, y)
+        failures = forgiven(state.failures, picks)
+        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures)
+
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms)."""
+        return freeze_evaluated(state)
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Reads the pulled arms alone."""
+        return thaw_evaluated(self.domain.points, on_device(frozen, self.domain.device))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RandomPoints(Mechanism[BoxState]):
+    """Points of a box, uniformly at random.
+
+    Attributes:
+        box: In float64.
+        batch_size: Points per batch.
+    """
+
+    box: Box
+    batch_size: int
+
+    def init(self) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return initial_box_state(self.box)
+
+    def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers a point; near failures again."""
+        q = min(self.batch_size, max_q)
+        return Proposal(spared_points(self.box.uniform, q, state, pending=pending, generator=generator))
+
+    def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
+        """Record the observations."""
+        return replace(told(state, picks, y), seconds={})
+
+    def fail(self, state: BoxState, picks: Tensor) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
+    def freeze(self, state: BoxState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
+        return freeze_points(state)
+
+    def thaw(self, frozen: Frozen) -> BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        return BoxState(self.box, **thaw_points(BoxState, on_device(frozen, self.box.device)))
+
+
+def check_exploration(epsilon: float, decay: float) -> None:
+    """Check the two numbers of :func:`exploration`.
+
+    Raises:
+        TypeError: If one is not a number.
+        ValueError: If ``decay`` is negative, or ``epsilon`` is: it must be in [0, 1] without decay, and at least 0 with.
+    """
+    if check_number("decay", decay) < 0.0:
+        raise ValueError(f"expected decay >= 0, got {decay!r}")
+    if decay == 0.0:
+        check_probability("epsilon", epsilon, closed=True)
+    elif check_number("epsilon", epsilon) < 0.0:
+        raise ValueError(f"expected epsilon >= 0, got {epsilon!r}")
+
+
+def with_exploration(
+    state: BanditState, best: Tensor, *, epsilon: float, decay: float, q: int, out: int, generator: torch.Generator
+) -> Tensor:
+    """Return ``q`` arms: the t-th evaluation a random one with probability ``min(1, epsilon · t^−decay)``, else ``best``.
+
+    Draws one uniform number per arm of the batch, then the random arms.
+
+    Args:
+        state: Its pulls, and those that are ``out``, come before the batch: t goes on from there.
+        best: Scalar, an arm.
+        epsilon: ε, at least 0.
+        decay: At least 0; 0: ε for good; 1: the schedule of Auer et al. 2002 (Fig. 3, ``ε_t = min(1, cK/(d²t))``).
+        q: Arms to return.
+        out: Evaluations without results.
+        generator: CPU generator.
+    """
+    t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
+    explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)
+    indices = best.repeat(q)
+    if bool(explore.any()):
+        randoms = torch.randint(state.arms.shape[0], (int(explore.sum()),), generator=generator, device="cpu")
+        randoms = spared(randoms.to(indices.device), state.refusal(), count=state.arms.shape[0], generator=generator)
+        indices[explore.to(indices.device)] = randoms
+    return indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSearch:
+    """Uniformly at random: arms without repeats as long as there are arms left, or points of a box.
+
+    Attributes:
+        batch_size: Evaluations per batch.
+    """
+
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size)
+
+    @property
+    def name(self) -> str:
+        """``"random"``."""
+        return "random"
+
+    def on(self, domain: Domain) -> ArmsWithoutModel | RandomPoints:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        if isinstance(domain, Box):
+            return RandomPoints(box=domain, batch_size=self.batch_size)
+        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=unseen_arms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonGreedy:
+    """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
+
+    The first arms of a run are random. With a model in place of the mean observations:
+    :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
+
+    Attributes:
+        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
+        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)``; 0: constant, 1: the ε_t-greedy of
+            Auer et al. 2002 (Fig. 3), whose regret is logarithmic for ``epsilon`` large enough.
+        batch_size: Arms per batch; each is drawn on its own.
+    """
+
+    epsilon: float = 0.1
+    decay: float = 0.0
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_exploration(self.epsilon, self.decay)
+        check_count("batch_size", self.batch_size)
+
+    @property
+    def name(self) -> str:
+        """``"epsilon-greedy"``."""
+        return "epsilon-greedy"
+
+    def on(self, domain: Domain) -> ArmsWithoutModel:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=self._choose)
+
+    def _choose(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw one uniform number per arm of the batch, then the random arms; without observations all arms are random."""
+        observed = state.observations
+        if observed.n == 0:
+            return unseen_arms(domain, state, q, pending=pending, generator=generator)
+        refuse, means, out = state.refusal(), observed.means, len(pending)
+        refusals = torch.zeros_like(means, dtype=torch.bool) if refuse is None else refuse(observed.rows)
+        if not bool(refusals.all()):
+            means = means.masked_fill(refusals, -torch.inf)
+        best = observed.rows[means.argmax()]
+        return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

@@ -1,0 +1,201 @@
+"""REMBO and HeSBO: search a random low-dimensional subspace of a box by any policy on boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Box, Domain
+from sparse_bo.policies.box_states import BoxState, initial_box_state, told
+from sparse_bo.policies.comparators.embeddings import TOLERANCE, Embedding, GaussianEmbedding, HashEmbedding
+from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB
+from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
+from sparse_bo.policies.states import Report, State
+from sparse_bo.validation import check_count
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedState(BoxState):
+    """What a policy in an embedding knows: the data in the user's box, the inner policy's state in the small one. A value."""
+
+    embedding: Embedding = field(kw_only=True)
+    inner: State = field(kw_only=True)
+    """The inner policy's state."""
+
+    def to_cube(self, X: Tensor) -> Tensor:
+        """Map the user's box to [−1, 1]^D."""
+        return 2.0 * self.box.to_unit(X) - 1.0
+
+    def from_cube(self, X: Tensor) -> Tensor:
+        """Map [−1, 1]^D to the user's box."""
+        return self.box.from_unit(0.5 * (X + 1.0))
+
+    def without_results(self) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.states.State.without_results`."""
+        return replace(self, round=self.round + 1, seconds={}, inner=self.inner.without_results())
+
+    def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
+        """See :meth:`sparse_bo.policies.states.State.standardised_errors`: the inner policy's."""
+        return self.inner.standardised_errors(self.embedding.preimage(self.to_cube(picks))[0], y)
+
+    def report(self) -> Report:
+        """See :meth:`sparse_bo.policies.states.State.report`; the model is the inner policy's."""
+        inner = self.inner.report()
+        best = None if inner.best_x is None else self.from_cube(self.embedding.lift(inner.best_x[None]))[0]
+        lucky = None if inner.best_observed_x is None else self.from_cube(self.embedding.lift(inner.best_observed_x[None]))[0]
+        return replace(inner, best_x=best, best_observed_x=lucky)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedSearch(Mechanism[EmbeddedState]):
+    """A mechanism on a low-dimensional box, whose picks are lifted into the user's.
+
+    Attributes:
+        policy: Name of the policy, for errors.
+        box: The user's box, in float64.
+        embedding: From the small box into the cube [−1, 1]^D.
+        inner: The mechanism on the small box.
+        keeps_batch_open: As ``inner`` does.
+    """
+
+    policy: str
+    box: Box
+    embedding: Embedding
+    inner: Mechanism[Any]
+    keeps_batch_open: bool
+
+    def init(self) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        empty = initial_box_state(self.box)
+        return EmbeddedState(empty.box, empty.X, empty.y, embedding=self.embedding, inner=self.inner.init())
+
+    def ask(self, state: EmbeddedState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Lift the inner policy's picks into the box."""
+        inside = self.embedding.preimage(state.to_cube(pending))[0] if len(pending) else self.embedding.box.no_picks
+        proposal = self.inner.ask(state.inner, max_q=max_q, pending=inside, generator=generator)
+        if isinstance(proposal, Wait):
+            return proposal
+        return Proposal(state.from_cube(self.embedding.lift(proposal.picks)), proposal.rechecked)
+
+    def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
+        """Tell the inner policy the low-dimensional points.
+
+        Raises:
+            ValueError: If a told point is not in the embedded subspace.
+        """
+        inside, misses = self.embedding.preimage(state.to_cube(picks))
+        worst = int(misses.argmax())
+        if float(misses[worst]) > TOLERANCE:
+            raise ValueError(
+                f"{self.policy} knows only points of its subspace, got one (row {worst}) that lies {float(misses[worst]):.1e} "
+                "half-widths of the box outside; tell only points that were asked"
+            )
+        inner = self.inner.tell(state.inner, inside, y, generator=generator)
+        return replace(told(state, picks, y), inner=inner, seconds=inner.seconds)
+
+    def fail(self, state: EmbeddedState, picks: Tensor) -> EmbeddedState:
+        """Let the inner policy know of the low-dimensional points."""
+        inside, _ = self.embedding.preimage(state.to_cube(picks))
+        return replace(state, inner=self.inner.fail(state.inner, inside))
+
+    def freeze(self, state: EmbeddedState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`; ``None`` where the inner policy has no snapshots."""
+        inner = self.inner.freeze(state.inner)
+        return None if inner is None else freeze_fields(state) | under("inner", inner)
+
+    def thaw(self, frozen: Frozen) -> EmbeddedState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`; the embedding is drawn again from its seed."""
+        kept = thaw_fields(EmbeddedState, on_device(frozen, self.box.device))
+        return replace(self.init(), inner=self.inner.thaw(part_of(frozen, "inner")), **kept)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddingSettings:
+    """The settings of REMBO and HeSBO.
+
+    Attributes:
+        inner: Policy that searches the low-dimensional box; default: GP-UCB through BoTorch, warm-started.
+        target_dims: d, dimensions of the subspace, at most those of the box.
+        embedding_seed: Decides the random embedding (it must be known before the first draw of a run).
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range.
+    """
+
+    inner: Policy | None = None
+    target_dims: int = 10
+    embedding_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("target_dims", self.target_dims)
+        check_count("embedding_seed", self.embedding_seed, minimum=0)
+        if self.inner is not None and not isinstance(self.inner, Policy):
+            raise TypeError(f"expected inner to be a policy on boxes or None, got {type(self.inner).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class REMBO(EmbeddingSettings):
+    """Bayesian optimisation in a random Gaussian embedding (Wang et al. 2016). Settings: :class:`EmbeddingSettings`."""
+
+    @property
+    def name(self) -> str:
+        """``"rembo"``."""
+        return "rembo"
+
+    def on(self, domain: Domain) -> EmbeddedSearch:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        return _embedded_search(self, domain, name=self.name, draw=self.embedding)
+
+    def embedding(self, box: Box) -> GaussianEmbedding:
+        """Draw ``D d`` normal numbers."""
+        generator = torch.Generator().manual_seed(self.embedding_seed)
+        return GaussianEmbedding(
+            torch.randn(box.dims, self.target_dims, generator=generator, device="cpu", dtype=torch.float64).to(box.bounds)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeSBO(EmbeddingSettings):
+    """Bayesian optimisation in a hashing-enhanced subspace (Nayebi et al. 2019). Settings: :class:`EmbeddingSettings`."""
+
+    @property
+    def name(self) -> str:
+        """``"hesbo"``."""
+        return "hesbo"
+
+    def on(self, domain: Domain) -> EmbeddedSearch:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        return _embedded_search(self, domain, name=self.name, draw=self.embedding)
+
+    def embedding(self, box: Box) -> HashEmbedding:
+        """Draw D hashes and D signs."""
+        generator = torch.Generator().manual_seed(self.embedding_seed)
+        hashes = torch.randint(self.target_dims, (box.dims,), generator=generator, device="cpu")
+        signs = torch.randint(2, (box.dims,), generator=generator, device="cpu").mul(2).sub(1)
+        return HashEmbedding(hashes.to(box.bounds.device), signs.to(box.bounds), self.target_dims)
+
+
+def _embedded_search(
+    settings: EmbeddingSettings, domain: Domain, *, name: str, draw: Callable[[Box], Embedding]
+) -> EmbeddedSearch:
+    """Draw an embedding, and bind the inner policy to its low-dimensional box.
+
+    Raises:
+        TypeError: If the domain is no box, or the inner policy searches none.
+        ValueError: If ``target_dims`` exceeds the dimensions of the box.
+    """
+    box = box_of(domain, policy=name).double()
+    if settings.target_dims > box.dims:
+        raise ValueError(
+            f"expected target_dims <= the {box.dims} dimensions of the box, got {settings.target_dims}; lower target_dims"
+        )
+    embedding = draw(box)
+    policy = BoTorchUCB(warm_start=True) if settings.inner is None else settings.inner
+    inner = policy.on(embedding.box)
+    return EmbeddedSearch(name, box, embedding, inner, keeps_batch_open=inner.keeps_batch_open)

@@ -1,0 +1,138 @@
+"""Policies over arms that look at the sparse posterior in their own way: BKB's model, another choice of arms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import ArmPosterior
+from sparse_bo.dictionary import Sampler
+from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
+from sparse_bo.policies.bandits.bkb import BKB
+from sparse_bo.policies.bandits.state import BanditState
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, held_arms_of
+from sparse_bo.policies.settings import PriorSettings, SweepSettings
+from sparse_bo.validation import check_count
+
+
+class PosteriorChoice(Protocol):
+    """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
+
+    def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Return ``q`` arms.
+
+        Args:
+            posterior: Over the arms, at the last resparsification.
+            state: Whose posterior it is: the observations, and how many there are.
+            q: Arms to return.
+            out: Evaluations without results.
+            generator: CPU generator.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosteriorArms(Mechanism[BanditState]):
+    """A policy over arms that chooses from the posterior of another.
+
+    Attributes:
+        model: Makes the initial design, the dictionary and the posterior; states are its states.
+        batch_size: Arms per batch.
+        choose: How arms are chosen once there is a posterior.
+    """
+
+    model: ArmUCB
+    batch_size: int
+    choose: PosteriorChoice
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return self.model.init()
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return random arms until the initial design is complete, then at most ``batch_size`` arms of this policy's choice."""
+        if state.fitted is None:
+            return self.model.ask(state, max_q=max_q, pending=pending, generator=generator)
+        q = min(self.batch_size, max_q)
+        return Proposal(self.choose(state.fitted.posterior, state, q, out=len(pending), generator=generator))
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""
+        return self.model.tell(state, picks, y, generator=generator)
+
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return self.model.fail(state, picks)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
+        return self.model.freeze(state)
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        return self.model.thaw(frozen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
+    """The settings that these policies share: those of :class:`sparse_bo.BKB`'s model, and the size of a batch.
+
+    Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
+    ``prior_mean``, ``regularization``; the rest is learned, see :class:`.UCBPolicy`) and
+    :class:`sparse_bo.policies.settings.SweepSettings` (``sweep_dtype``, ``memory_bytes``). Arms are in memory.
+
+    Attributes:
+        oversampling: q̄ > 0 of the leverage dictionary.
+        dictionary: Another sampler in place of leverage sampling; :class:`sparse_bo.dictionary.AllSampler`: the exact GP.
+        batch_size: Arms per batch; each is drawn on its own.
+        initial_design: Distinct random arms first; ``None``: 1 if nothing is learned, else ``max(10, 2d)``.
+    """
+
+    oversampling: float = 2.0
+    dictionary: Sampler | None = None
+    batch_size: int = 1
+    initial_design: int | None = None
+
+    def __post_init__(self) -> None:
+        PriorSettings.__post_init__(self)
+        SweepSettings.__post_init__(self)
+        check_count("batch_size", self.batch_size)
+        _ = self.model  # checks what it shares with this policy
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name for reports."""
+
+    @abstractmethod
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
+        """Return how arms are chosen from ``arms`` (``a x d``).
+
+        Raises:
+            ValueError: If a setting does not fit the arms.
+        """
+
+    @property
+    def model(self) -> BKB:
+        """The policy whose initial design, dictionary and posterior this one uses."""
+        return BKB(
+            covar_module=self.covar_module,
+            prior_mean=self.prior_mean,
+            regularization=self.regularization,
+            oversampling=self.oversampling,
+            dictionary=self.dictionary,
+            width=0.0,
+            initial_design=self.initial_design,
+            sweep_dtype=self.sweep_dtype,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def on(self, domain: Domain) -> PosteriorArms:
+        """See :meth:`sparse_bo.policies.Policy.on`."""
+        arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
+        return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))

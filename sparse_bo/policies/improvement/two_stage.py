@@ -1,0 +1,131 @@
+"""Expected improvement over arms until the best hill is found, then an upper-confidence policy that goes on from all it saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Arms, Domain
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
+from sparse_bo.policies.bandits.bbkb import BBKB
+from sparse_bo.policies.bandits.policy import UCBPolicy
+from sparse_bo.policies.bandits.state import BanditState
+from sparse_bo.policies.improvement.mechanism import ArmSearch
+from sparse_bo.policies.improvement.policy import ExpectedImprovement
+from sparse_bo.policies.improvement.state import ImprovementState
+from sparse_bo.policies.persistence import part_of, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms
+from sparse_bo.validation import check_count
+
+WIDTH = 1.0
+"""Of the second stage's intervals, in posterior standard deviations: see :class:`TwoStage`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmStages(Mechanism[BanditState]):
+    """Two policies over the same arms, one after the other. A state is the first one's, from the handover on the second's.
+
+    Attributes:
+        first: Until there are ``after`` evaluations.
+        then: It is told all of them at once.
+        after: Evaluations; those made before the run count.
+    """
+
+    first: ArmSearch
+    then: ArmUCB
+    after: int
+
+    keeps_batch_open = True  # as `then` does; `first` asks for results whenever a place is free
+
+    def init(self) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return self.first.init()
+
+    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return what the stage's policy does."""
+        if isinstance(state, ImprovementState):
+            return self.first.ask(state, max_q=max_q, pending=pending, generator=generator)
+        return self.then.ask(state, max_q=max_q, pending=pending, generator=generator)
+
+    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+        """Observe as the stage's policy does, or hand over. Draws as the second policy does, and never in the first stage."""
+        if not isinstance(state, ImprovementState):
+            return self.then.tell(state, picks, y, generator=generator)
+        if state.pulls + len(picks) < self.after:
+            return self.first.tell(state, picks, y, generator=generator)
+        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
+        return self.then.tell(empty, told, results, generator=generator)
+
+    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        if isinstance(state, ImprovementState):
+            return self.first.fail(state, picks)
+        return self.then.fail(state, picks)
+
+    def freeze(self, state: BanditState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`."""
+        if isinstance(state, ImprovementState):
+            return under("first", self.first.freeze(state))
+        return under("then", self.then.freeze(state))
+
+    def thaw(self, frozen: Frozen) -> BanditState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
+        first = part_of(frozen, "first")
+        return self.first.thaw(first) if first else self.then.thaw(part_of(frozen, "then"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStage:
+    """Expected improvement first, then an upper-confidence policy: for the best of many arms in many evaluations.
+
+    :class:`sparse_bo.policies.ExpectedImprovement` finds the best hill in few evaluations, but each costs it more than the one
+    before. :class:`sparse_bo.BBKB` makes ten thousand in seconds, but learns its prior from the first few dozen arms that it
+    looks at, and stays where these led it. Here the second begins with all that the first has seen.
+
+    The first stage has looked around, so that the second's intervals need not be as wide as those of a policy that has not.
+    With :data:`WIDTH` regret per evaluation is 0.0031 on Cadata (193 evaluations in the first stage, 10⁴ in all, means of
+    seeds 0 to 4), with a width of 1.5 0.0035, with a calibrated one 0.0080; on 2,048 noisy arms of Levy-4 (1,000 of 4,000,
+    seeds 1 and 2) 2.5, 3.6 and 9.4. The recommended arm is the best one in all of these runs but one with a calibrated width.
+
+    Costs are those of the stage: 8 a n bytes for a arms and n ≤ ``after`` evaluations in the first.
+
+    Attributes:
+        first: Its settings.
+        then: Any upper-confidence policy: :class:`sparse_bo.BBKB`, :class:`sparse_bo.BKB`, …
+        after: The first has so many evaluations; those made before the run count.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If ``after`` is below 1.
+    """
+
+    first: ExpectedImprovement = field(default_factory=ExpectedImprovement)
+    then: UCBPolicy = field(default_factory=lambda: BBKB(width=WIDTH))
+    after: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name, kind in (("first", ExpectedImprovement), ("then", UCBPolicy)):
+            value: Any = getattr(self, name)
+            if not isinstance(value, kind):
+                wanted = "an ExpectedImprovement()" if name == "first" else "an upper-confidence policy such as BBKB()"
+                raise TypeError(f"expected {name} to be {wanted}, got {value!r}")
+        check_count("after", self.after)
+
+    @property
+    def name(self) -> str:
+        """``"two-stage"``."""
+        return "two-stage"
+
+    def on(self, domain: Domain) -> ArmStages:
+        """See :meth:`sparse_bo.policies.Policy.on`.
+
+        Raises:
+            TypeError: If the domain is a box.
+            ValueError: If the arms do not fit into memory, are in shards, or a setting does not fit them.
+        """
+        first = self.first.on(as_arms(domain, policy=self.name))  # refuses shards, and what does not fit into memory
+        return ArmStages(first=first, then=self.then.on_arms(Arms(first.arms)), after=self.after)

@@ -1,0 +1,200 @@
+"""Which observations the model of a round is fitted to: all, or a buffer of bounded size filled by one of two rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.models.gradient_subset import Gradient, gradient_subset
+from sparse_bo.policies.subset.surrogate_state import SurrogateState
+
+Pool = Literal["buffer", "exact", "all"]
+"""Among which observations a diverse subset is chosen: the last subset and the newest, or all, exactly or in low rank."""
+
+CLOCK_ROUNDS = 10
+"""The first rounds with a model, whose mean duration is T̄ of a buffer that goes by the clock."""
+
+
+class Subset(Protocol):
+    """Chooses the observations that a model is fitted to."""
+
+    def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
+        """Return rows of ``state.X``, ascending.
+
+        Args:
+            state: All data, the newest batch included, and the last model.
+            newest: Observations in the newest batch, the last rows.
+            generator: CPU generator.
+        """
+        ...
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """Return the state after a round in which choosing and fitting took so long."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All observations."""
+
+    def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
+        """See :class:`Subset`."""
+        return torch.arange(len(state.y), device=state.y.device)
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """See :class:`Subset`: the same state."""
+        return state
+
+
+class BufferSize(Protocol):
+    """How many observations a buffer holds."""
+
+    def of(self, state: SurrogateState) -> int | None:
+        """Return M; ``None`` as long as there is no limit."""
+        ...
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """See :class:`Subset`."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A number M."""
+
+    size: int
+
+    def of(self, state: SurrogateState) -> int:
+        """See :class:`BufferSize`."""
+        return self.size
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """See :class:`Subset`: the same state."""
+        return state
+
+
+@dataclass(frozen=True)
+class ClockSize:
+    """The number of observations when a round first takes long (GSSBO Alg. 1, lines 5 to 10).
+
+    Attributes:
+        slowdown: Z, times the mean of the first :data:`CLOCK_ROUNDS` rounds.
+        least: Lower limit of M.
+    """
+
+    slowdown: float
+    least: int
+
+    def of(self, state: SurrogateState) -> int | None:
+        """See :class:`BufferSize`."""
+        return state.buffer
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """See :class:`Subset`: the state with one more duration, or with M."""
+        if state.buffer is not None:
+            return state
+        if len(state.first_seconds) < CLOCK_ROUNDS:
+            return replace(state, first_seconds=(*state.first_seconds, seconds))
+        slow = seconds > self.slowdown * sum(state.first_seconds) / CLOCK_ROUNDS
+        return replace(state, buffer=max(len(state.y), self.least)) if slow else state
+
+
+class FillRule(Protocol):
+    """Fills a buffer."""
+
+    def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
+        """Return ``size`` rows of ``state.X``, fewer than there are, ascending; arguments as in :meth:`Subset.rows`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """All observations as long as they fit into a buffer, then as many as it holds."""
+
+    size: BufferSize
+    fill: FillRule
+
+    def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
+        """See :class:`Subset`."""
+        size = self.size.of(state)
+        if size is None or len(state.y) <= size:
+            return torch.arange(len(state.y), device=state.y.device)
+        return self.fill(state, size, newest=newest, generator=generator)
+
+    def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
+        """See :class:`Subset`."""
+        return self.size.timed(state, seconds)
+
+
+@dataclass(frozen=True)
+class DiverseRows:
+    """The observations whose gradients are most diverse (GSSBO, :func:`sparse_bo.gradient_subset`).
+
+    Where many observations were given at the start, no model can rank them yet: then :class:`RandomRows`.
+
+    Attributes:
+        initial: The first observations, which always stay; the newest batch stays too.
+        gradient: ``"column"``, ``"scalar"`` or ``"nystrom"``.
+        pool: Among which to choose, see :class:`sparse_bo.GSSBO`.
+        perturbation: Variance of the noise on the gradients.
+    """
+
+    initial: int
+    gradient: Gradient
+    pool: Pool
+    perturbation: float
+
+    def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
+        """See :class:`FillRule`."""
+        if state.surrogate is None or state.subset is None:
+            return RandomRows(self.initial)(state, size, newest=newest, generator=generator)
+        n = len(state.y)
+        newest = min(newest, size - self.initial)
+        pool: Tensor | None = None  # all, in low rank
+        if self.pool == "buffer":
+            pool = torch.cat([state.subset, torch.arange(n - newest, n, device=state.y.device)])
+        elif self.pool == "exact":
+            pool = torch.arange(n, device=state.y.device)
+        return gradient_subset(
+            state.surrogate,
+            state.box.to_unit(state.X),
+            state.y,
+            size=size,
+            initial=self.initial,
+            newest=newest,
+            gradient=self.gradient,
+            pool=pool,
+            perturbation=self.perturbation,
+            generator=generator,
+        )
+
+
+@dataclass(frozen=True)
+class RandomRows:
+    """Observations uniformly at random.
+
+    Attributes:
+        initial: The first observations, which always stay.
+        keep_newest: Whether the newest batch stays too, once there is a model.
+    """
+
+    initial: int
+    keep_newest: bool = True
+
+    def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
+        """See :class:`FillRule`."""
+        kept = min(newest, size - self.initial) if self.keep_newest and state.surrogate is not None else 0
+        rows = random_subset(len(state.y), size=size, initial=self.initial, newest=kept, generator=generator)
+        return rows.to(state.y.device)
+
+
+def random_subset(n: int, *, size: int, initial: int, newest: int, generator: torch.Generator) -> Tensor:
+    """Return ``size`` of n rows, ascending: the first ``initial``, the last ``newest``, the others uniformly at random.
+
+    Draws one permutation.
+    """
+    others = torch.randperm(n - initial - newest, generator=generator, device="cpu")[: size - initial - newest] + initial
+    return torch.cat([torch.arange(initial, device="cpu"), others, torch.arange(n - newest, n, device="cpu")]).sort().values

@@ -1,0 +1,211 @@
+"""The loop behind every policy through BoTorch: fit a model to chosen observations, propose points, take in their results.
+
+One mechanism, of which GP-UCB, GSSBO, RSSBO, Thompson sampling and others are choices of parts: which observations the model is
+fitted to (:mod:`~sparse_bo.policies.subset.subsets`), how it is made and fitted (:mod:`~sparse_bo.policies.subset.fitting`),
+and how points are proposed (:mod:`~sparse_bo.policies.subset.proposers`). The parts live in the unit cube.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from botorch.models.model import Model
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from sparse_bo.domains import Box
+from sparse_bo.models.parameters import shapes
+from sparse_bo.policies.box_states import freeze_points, initial_box_state, spared_points, thaw_points, told
+from sparse_bo.policies.failures import Refusal
+from sparse_bo.policies.persistence import on_device, part_of, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.states import with_failures
+from sparse_bo.policies.subset.confidence import width_of
+from sparse_bo.policies.subset.fitting import ConditionOn, ModelFit
+from sparse_bo.policies.subset.proposers import Fitted, MaximiseAcquisition, Proposer, Search
+from sparse_bo.policies.subset.settings import SurrogateSettings
+from sparse_bo.policies.subset.subsets import Everything, Subset
+from sparse_bo.policies.subset.surrogate_models import MakeModel
+from sparse_bo.policies.subset.surrogate_state import InBox, SurrogateState
+from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.seeding import seeded
+from sparse_bo.widths import SurrogateWidth
+
+ELSEWHERE = 512
+"""Points drawn of each kind where a proposal is refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class SurrogateLoop(Mechanism[SurrogateState]):
+    """Bayesian optimisation of a box with a model that is fitted anew after every batch.
+
+    Attributes:
+        box: The box, in float64.
+        initial_design: Points of a scrambled Sobol sequence before the first model.
+        batch_size: Points per batch.
+        width: Posterior standard deviations in the default acquisition function: a number, or what it depends on.
+        subset: Chooses the observations that the model is fitted to.
+        fit: Makes and fits the model.
+        proposer: Proposes points.
+        own_model: Whether the model is made by a function of the user's: it may then hold more than a GP does.
+    """
+
+    box: Box
+    initial_design: int
+    batch_size: int
+    width: float | SurrogateWidth
+    subset: Subset
+    fit: ModelFit
+    proposer: Proposer
+    own_model: bool = False
+
+    def init(self) -> SurrogateState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        empty = initial_box_state(self.box)
+        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(self.width, SurrogateWidth) else self.width)
+
+    def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return points of the initial design until it is complete, then those of the proposer.
+
+        Draws once for the scrambling, or once to seed BoTorch.
+        """
+        out = len(pending)
+        over = 1 + out - self.batch_size  # results until the batch has room for a point
+        if state.surrogate is None or state.subset is None or state.width is None:
+            missing = self.initial_design - len(state.y)
+            if missing <= out:
+                return Wait(max(missing, over))
+            q = min(max_q, missing - out)
+            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
+        if over > 0:
+            return Wait(over)
+        known = self.fit.known(state.subset, len(state.y))
+        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known, state.width)
+        with seeded(generator, device=self.box.device):
+            best = self.proposer(fitted, min(max_q, self.batch_size - out), pending=self.box.to_unit(pending))
+        picks = self.box.from_unit(best.detach().clamp(0.0, 1.0))
+        refuse = state.refusal()
+        return Proposal(picks if refuse is None else self._elsewhere(state, picks, refuse, generator))
+
+    def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
+        """Observe; choose the observations to fit to; fit. Draws for the choice, then once to seed BoTorch."""
+        watch = Stopwatch()
+        with watch.phase("observe"):
+            state = told(state, picks, y)
+        if len(state.y) < self.initial_design:
+            return replace(state, seconds=watch.seconds)
+        with watch.phase("sample"):
+            subset = self.subset.rows(state, newest=len(picks), generator=generator)
+        with watch.phase("learn"), seeded(generator, device=self.box.device):
+            X = self.box.to_unit(state.X)
+            model = self.fit.fitted(X, state.y, subset, previous=state.surrogate)
+            width = width_of(self.width, model, X, state.y, self.fit.known(subset, len(state.y)))
+        after = replace(state, model=InBox(model, self.box), subset=subset, width=width, seconds=watch.seconds)
+        return self.subset.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
+
+    def fail(self, state: SurrogateState, picks: Tensor) -> SurrogateState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
+    def freeze(self, state: SurrogateState) -> Frozen | None:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), and the model's parameters and buffers.
+
+        GPs are what data, parameters and buffers make them. A ``surrogate`` of your own may be more (fully Bayesian models
+        are, and what is no ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
+        """
+        frozen = freeze_points(state)
+        model = state.surrogate
+        if model is None or state.subset is None:
+            return frozen
+        held = _held(model)
+        if self.own_model:
+            anew = _held(self._unfitted(state, state.subset))
+            if not isinstance(model, ExactGP) or shapes(anew) != shapes(held) or len(model.batch_shape):
+                return None
+        return frozen | under("model", {name: value.detach() for name, value in held.items()})
+
+    def thaw(self, frozen: Frozen) -> SurrogateState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters back and is not fitted."""
+        arrays = on_device(frozen, self.box.device)
+        state = replace(self.init(), **thaw_points(SurrogateState, arrays))
+        state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
+        if state.subset is None:
+            return state
+        model, parts = self._unfitted(state, state.subset), part_of(arrays, "model")
+        with torch.no_grad():
+            for name, part in _held(model).items():
+                if not torch.equal(part, parts[name]):
+                    part.copy_(parts[name])
+        model.eval()
+        return replace(state, model=InBox(model, self.box))
+
+    def _elsewhere(self, state: SurrogateState, picks: Tensor, refuse: Refusal, generator: torch.Generator) -> Tensor:
+        """Return the picks (``q x d``) with refused ones replaced by the best of other points: whatever proposed them.
+
+        The others are quasi-random points and points around the best observation, by upper confidence bounds. Draws only where
+        a pick is refused; where everything is, the picks stay.
+        """
+        wrong = refuse(picks).nonzero().squeeze(-1)
+        if not len(wrong) or state.model is None:
+            return picks
+        X = self.box.sobol(ELSEWHERE, generator=generator)
+        noise = torch.randn(X.shape, generator=generator, device="cpu", dtype=torch.float64).to(X)
+        sides = self.box.upper - self.box.lower
+        scales = torch.logspace(-3, -0.5, ELSEWHERE, dtype=X.dtype, device=X.device).unsqueeze(-1)
+        near = (state.X[state.y.argmax()] + scales * sides * noise).clamp(self.box.lower, self.box.upper)
+        X = torch.cat([X, near])
+        X = X[~refuse(X)]
+        if not len(X):
+            return picks
+        with torch.no_grad():
+            posterior = state.model.posterior(X.unsqueeze(-2))
+            scores = (posterior.mean + (state.width or 0.0) * posterior.variance.sqrt()).flatten()
+        best = scores.argsort(descending=True, stable=True)[: len(wrong)]
+        picks = picks.clone()
+        picks[wrong[: len(best)]] = X[best]
+        return picks
+
+    def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
+        """Return the model of a state as it was before it was fitted; what it draws is put back."""
+        known = self.fit.known(subset, len(state.y))
+        with seeded(torch.Generator(), device=self.box.device):
+            return self.fit.unfitted(self.box.to_unit(state.X[known]), state.y[known])
+
+
+def surrogate_loop(
+    settings: SurrogateSettings,
+    box: Box,
+    *,
+    make: MakeModel,
+    subset: Subset | None = None,
+    proposer: Proposer | None = None,
+    condition_on: ConditionOn = "subset",
+) -> SurrogateLoop:
+    """Return the loop of a policy's settings.
+
+    Args:
+        settings: Of the policy.
+        box: Where it searches.
+        make: Makes the model.
+        subset: Default: :class:`~sparse_bo.policies.subset.subsets.Everything`.
+        proposer: Default: :class:`~sparse_bo.policies.subset.proposers.MaximiseAcquisition`.
+        condition_on: What the model knows, see :class:`~sparse_bo.policies.subset.fitting.ModelFit`.
+    """
+    search = Search(settings.num_restarts, settings.raw_samples)
+    return SurrogateLoop(
+        box=box.double(),
+        initial_design=settings.initial_design,
+        batch_size=settings.batch_size,
+        width=settings.width,
+        subset=subset or Everything(),
+        fit=ModelFit(make, settings.fitter, settings.warm_start, condition_on),
+        proposer=proposer or MaximiseAcquisition(search, settings.acquisition),
+        own_model=settings.surrogate is not None,
+    )
+
+
+def _held(model: Model) -> dict[str, Any]:
+    """Return a model's parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

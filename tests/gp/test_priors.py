@@ -1,0 +1,366 @@
+"""Learning the prior from distinct inputs."""
+
+import logging
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparse_bo import BBKB, AskTell, maximize
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.gp.learning import (
+    COMMON_SD,
+    GROWTH,
+    LENGTHSCALE_SD,
+    NOISE_CENTRE,
+    NOISE_SD,
+    SCALE_SD,
+    learn_prior,
+    learning_is_due,
+    scaled_rbf,
+)
+from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
+from sparse_bo.gp.priors import CLIP, KnownPrior, Prior, crash_floor, warn_if_uncentred, without_crashes
+from sparse_bo.kernels import covariance_function
+
+OPEN = Prior(None, None, None)
+
+
+def problem(n: int = 60, noise: float = 0.1, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    arms = torch.rand(200, 2, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 0.5], dtype=torch.float64) - 1.0
+    index = torch.randint(200, (n,), generator=generator)
+    truth = 100.0 + 5.0 * torch.sin(2.0 * arms[:, 0])
+    y = truth[index] + noise * torch.randn(n, generator=generator, dtype=torch.float64)
+    return arms, index, y
+
+
+def hull(arms: Tensor) -> Tensor:
+    return torch.stack([arms.amin(dim=0), arms.amax(dim=0)])
+
+
+def observe(arms: Tensor, index: Tensor, y: Tensor) -> Observations:
+    return add_observations(no_observations(arms), arms, index, y)
+
+
+def learned_from(arms: Tensor, index: Tensor, y: Tensor, given: Prior = OPEN, **kwargs) -> KnownPrior:
+    return learn_prior(given, observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3), **kwargs)
+
+
+def numbers(prior: KnownPrior) -> list[float]:
+    kernel = prior.covar_module
+    return [
+        *kernel.base_kernel.lengthscale.detach().flatten().tolist(),
+        float(kernel.outputscale.detach()),
+        prior.prior_mean,
+        prior.regularization,
+    ]
+
+
+def dense_log_posterior(prior: KnownPrior, arms: Tensor, index: Tensor, y: Tensor) -> float:
+    """Of all pulls, by a dense normal density and the priors as the module's docstring states them, in standard units."""
+    observations = observe(arms, index, y)
+    scale, shift = float(observations.means.std()), float(observations.means.mean())
+    bounds = hull(arms)
+    X, d = (arms[index] - bounds[0]) / (bounds[1] - bounds[0]), arms.shape[1]
+    lengthscales = prior.covar_module.base_kernel.lengthscale.detach().flatten() / (bounds[1] - bounds[0])
+    s, noise = float(prior.covar_module.outputscale.detach()) / scale**2, prior.regularization / scale**2
+    mean = (prior.prior_mean - shift) / scale
+    K = s * torch.exp(-0.5 * torch.cdist(X / lengthscales, X / lengthscales).square()) + noise * torch.eye(len(X))
+    value = torch.distributions.MultivariateNormal(torch.full_like(y, mean), K).log_prob((y - shift) / scale)
+
+    def normal(x: float, centre: float, sd: float) -> float:
+        return -0.5 * ((x - centre) / sd) ** 2
+
+    value = float(value) + normal(mean, 0.0, 1.0) + normal(math.log(s), 0.0, SCALE_SD)
+    value += normal(math.log(noise), NOISE_CENTRE, NOISE_SD)
+    common = torch.full((d, d), COMMON_SD**2)
+    middle = torch.full_like(lengthscales, math.log(0.2 * math.sqrt(d)))
+    prior_of_logs = torch.distributions.MultivariateNormal(middle, (common + LENGTHSCALE_SD**2 * torch.eye(d)).to(middle))
+    return value + float(prior_of_logs.log_prob(lengthscales.log()))
+
+
+def test_what_is_learned_is_the_maximum_of_the_dense_posterior():
+    """No step of any parameter in either direction is better by a dense computation over all pulls."""
+    arms, index, y = problem()
+    best = learned_from(arms, index, y)
+    at = numbers(best)
+    top = dense_log_posterior(best, arms, index, y)
+    scale = float(observe(arms, index, y).means.std())
+    for i in range(len(at)):
+        for step in (-0.2, 0.2):
+            moved = list(at)
+            moved[i] = at[i] + step * scale if i == 3 else at[i] * math.exp(step)
+            other = KnownPrior(scaled_rbf(torch.tensor(moved[:2], dtype=torch.float64), moved[2]), moved[3], moved[4])
+            assert dense_log_posterior(other, arms, index, y) < top + 0.02
+
+
+def test_learned_kernel_predicts():
+    arms, index, y = problem()
+    learned = learned_from(arms, index, y)
+    k = covariance_function(learned.covar_module, like=arms)
+    X = arms[index]
+    A = k.cross(X, X) + learned.regularization * torch.eye(len(X), dtype=torch.float64)
+    mean = learned.prior_mean + k.cross(arms, X) @ torch.linalg.solve(A, y - learned.prior_mean)
+    truth = 100.0 + 5.0 * torch.sin(2.0 * arms[:, 0])
+    assert float((mean - truth).abs().max()) < 0.5
+
+
+def test_what_is_given_stays():
+    arms, index, y = problem()
+    kernel = gpytorch.kernels.RBFKernel().double()
+    kernel.lengthscale = 0.8
+    noise_only = learned_from(arms, index, y, Prior(kernel, 100.0, None))
+    assert noise_only.covar_module is kernel
+    assert noise_only.prior_mean == 100.0
+    assert learned_from(arms, index, y, Prior(None, None, 0.25)).regularization == 0.25
+    assert learned_from(arms, index, y, Prior(None, 90.0, None)).prior_mean == 90.0
+    assert kernel.lengthscale.item() == pytest.approx(0.8)
+
+
+def test_noise_and_mean_are_learned_beside_a_given_kernel():
+    arms, index, y = problem(n=200, noise=0.5)
+    kernel = scaled_rbf(torch.tensor([0.8, 5.0], dtype=torch.float64), 25.0)
+    learned = learned_from(arms, index, y, Prior(kernel, None, None))
+    assert learned.regularization == pytest.approx(0.25, rel=0.3)
+    assert learned.prior_mean == pytest.approx(100.0, abs=4.0)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-22, 1e-3, 1e3, 1e25, 1e60])
+def test_the_prior_follows_the_units(scale: float):
+    """``y → a y`` gives a² in variances, a in the mean and the same lengthscales: nothing goes through float32."""
+    arms, index, y = problem()
+    one, other = numbers(learned_from(arms, index, y)), numbers(learned_from(arms, index, scale * y))
+    assert other[:2] == pytest.approx(one[:2], rel=1e-6)
+    assert other[2] == pytest.approx(scale**2 * one[2], rel=1e-6, abs=0.0)
+    assert other[3] == pytest.approx(scale * one[3], rel=1e-6, abs=0.0)
+    assert other[4] == pytest.approx(scale**2 * one[4], rel=1e-6, abs=0.0)
+
+
+@pytest.mark.parametrize("shift", [-1e4, 1e6, 1e8])
+def test_the_prior_follows_a_shift(shift: float):
+    arms, index, y = problem()
+    one, other = numbers(learned_from(arms, index, y)), numbers(learned_from(arms, index, y + shift))
+    assert [*other[:3], other[4]] == pytest.approx([*one[:3], one[4]], rel=1e-3)
+    assert other[3] - shift == pytest.approx(one[3], abs=1e-2)
+
+
+def test_pulls_of_one_input_do_not_shrink_the_prior():
+    """A policy that has settled says nothing of the spread of the objective."""
+    arms, index, y = problem(n=40)
+    best = index[y.argmax()]
+    again = float(y.max()) + 0.1 * torch.randn(10_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    early = learned_from(arms, index, y)
+    late = learned_from(arms, torch.cat([index, best.repeat(10_000)]), torch.cat([y, again]))
+    assert numbers(late)[2] == pytest.approx(numbers(early)[2], rel=0.5)
+    assert late.regularization == pytest.approx(0.01, rel=0.1)
+
+
+def test_ten_repeats_of_one_point_can_be_learned_from():
+    arms, _, _ = problem()
+    y = torch.linspace(0.9, 1.1, 10, dtype=torch.float64)
+    learned = learned_from(arms, torch.zeros(10, dtype=torch.long), y)
+    assert all(math.isfinite(x) for x in numbers(learned))
+    assert learned.regularization > 0.0
+
+
+@pytest.mark.parametrize("value", [0.0, 4.0, -1e30, 1e-30])
+def test_constant_observations_and_constant_columns_can_be_learned_from(value: float):
+    arms, index, y = problem(n=12)
+    arms[:, 1] = 3.0
+    learned = learned_from(arms, index, torch.full_like(y, value))
+    assert learned.regularization > 0.0
+    assert learned.prior_mean == pytest.approx(value, rel=1e-6, abs=1e-6)
+
+
+def test_discrete_labels_can_be_learned_from():
+    arms, index, _ = problem(n=80)
+    learned = learned_from(arms, index, (arms[index, 0] > 1.0).double())
+    assert all(math.isfinite(x) for x in numbers(learned))
+    assert numbers(learned)[0] < 4.0  # the side of the hull
+
+
+def test_one_outlier_leaves_the_prior_of_the_others():
+    arms, index, y = problem()
+    clean = learned_from(arms, index, y)
+    for value in (-1e30, 1e30):
+        wild = learned_from(arms, index, torch.cat([y[:-1], y.new_tensor([value])]))
+        assert numbers(wild)[2] < 1e3 * numbers(clean)[2]
+
+
+def test_values_far_below_are_raised_for_a_learned_kernel_alone():
+    arms, index, y = problem()
+    seen = observe(arms, index, torch.cat([y[:-1], y.new_tensor([-1e30])]))
+    assert without_crashes(seen, Prior(gpytorch.kernels.RBFKernel(), None, None)) is seen
+    raised = without_crashes(seen, OPEN)
+    low, high = torch.quantile(seen.means, seen.means.new_tensor([0.25, 0.75])).tolist()
+    assert float(raised.means.min()) == pytest.approx(low - CLIP * (high - low))
+    assert int((raised.sums != seen.sums).sum()) == 1
+    assert without_crashes(observe(arms, index, y), OPEN).sums.tolist() == observe(arms, index, y).sums.tolist()
+    assert crash_floor(torch.tensor([1.0, 2.0, 3.0])) == -math.inf
+    assert crash_floor(torch.tensor([1.0, 1.0, 1.0, 1.0, -5.0])) == -math.inf
+
+
+def test_more_inputs_than_the_learning_budget_are_sampled(monkeypatch):
+    """The most pulled ones are among them."""
+    arms, index, y = problem(n=150)
+    index, y = torch.cat([index, index[:1].repeat(50)]), torch.cat([y, y[0] + torch.zeros(50, dtype=torch.float64)])
+    monkeypatch.setattr("sparse_bo.gp.learning.LEARNING_INPUTS", 30)
+    one, two = learned_from(arms, index, y), learned_from(arms, index, y)
+    assert numbers(one) == numbers(two)
+    monkeypatch.setattr("sparse_bo.gp.learning.MOST_PULLED", 0.0)
+    assert numbers(learned_from(arms, index, y)) != numbers(one)
+
+
+def test_the_search_starts_from_the_last_prior(monkeypatch):
+    """With next to no steps, what is learned is about the last prior; without one it is far from it."""
+    arms, index, y = problem()
+    best = learned_from(arms, index, y)
+    monkeypatch.setattr("sparse_bo.gp.learning.STEPS", 0)
+    again = learned_from(arms, index, y, previous=best)
+    assert numbers(again) == pytest.approx(numbers(best), rel=1e-2)
+    assert numbers(learned_from(arms, index, y))[0] != pytest.approx(numbers(best)[0], rel=5e-2)
+
+
+def test_a_failure_keeps_the_last_prior_and_says_so(monkeypatch):
+    arms, index, y = problem()
+    good = learned_from(arms, index, y)
+
+    def broken(*args, **kwargs):
+        raise ValueError("a matrix cannot be factorised")
+
+    monkeypatch.setattr("sparse_bo.gp.learning.merged_evidence", broken)
+    with pytest.warns(NumericalWarning, match=r"could not be learned .* cannot be factorised.* those of before"):
+        assert learned_from(arms, index, y, previous=good) is good
+    with pytest.warns(NumericalWarning, match="typical ones in the units of the data"):
+        typical = learned_from(arms, index, y)
+    assert typical.prior_mean == pytest.approx(float(observe(arms, index, y).means.mean()))
+    assert all(math.isfinite(x) for x in numbers(typical))
+
+
+def test_learning_is_due_when_inputs_grow_or_pulls_double():
+    arms, _, _ = problem()
+
+    def seen(inputs: int, pulls: int) -> Observations:
+        index = torch.cat([torch.arange(inputs), torch.zeros(pulls - inputs, dtype=torch.long)])
+        return observe(arms, index, torch.zeros(pulls, dtype=torch.float64))
+
+    assert learning_is_due(seen(1, 1), 0)
+    assert not learning_is_due(seen(20, 39), 20)
+    assert learning_is_due(seen(20, 40), 20)
+    enough = math.ceil(20 * GROWTH)
+    assert learning_is_due(seen(enough, enough), 20)
+    assert not learning_is_due(seen(enough - 1, enough - 1), 20)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradient_modes_do_not_matter(mode):
+    arms, index, y = problem()
+    expected = numbers(learned_from(arms, index, y))
+    with mode():
+        assert numbers(learned_from(arms, index, y)) == expected
+
+
+def test_free_inputs_are_learned_from_like_arms():
+    """Boxes and models pass observations without indices."""
+    arms, index, y = problem()
+    merged = merge_observations(arms[index], y)
+    free = learn_prior(OPEN, merged, hull(arms), generator=torch.Generator())
+    assert numbers(free) == pytest.approx(numbers(learned_from(arms, index, y)), rel=1e-4)
+
+
+def test_a_prior_is_known_once_kernel_and_noise_are():
+    kernel = gpytorch.kernels.RBFKernel()
+    prior = Prior(kernel, None, 0.1)
+    assert prior.complete
+    assert prior.known() == (kernel, 0.0, 0.1)
+    for missing, name in ((Prior(None, 1.0, 0.1), "a kernel"), (Prior(kernel, 1.0, None), "regularization")):
+        assert not missing.complete
+        with pytest.raises(ValueError, match=f"expected a prior with {name}, got None"):
+            missing.known()
+
+
+def test_an_uncentred_objective_with_a_given_prior_is_warned_of_once(recwarn):
+    arms, index, y = problem()
+    given = Prior(gpytorch.kernels.RBFKernel(), None, 0.1)
+    seen = observe(arms, index, y)
+    with pytest.warns(NumericalWarning, match=r"about 9\d.*Pass prior_mean=9"):
+        warn_if_uncentred(given, seen, before=0)
+    recwarn.clear()
+    warn_if_uncentred(given, seen, before=10)  # could have been said then
+    warn_if_uncentred(given._replace(prior_mean=0.0), seen, before=0)  # the user's word
+    warn_if_uncentred(given, observe(arms, index, y - 100.0), before=0)
+    assert not recwarn.list
+
+
+def bowl(X: Tensor) -> Tensor:
+    return -(X - 0.3).square().sum(dim=-1)
+
+
+def domain(kind: str) -> dict[str, Tensor]:
+    if kind == "box":
+        return {"bounds": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)}
+    return {"arms": torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+
+
+def picks_of(function, kind: str = "arms", **kwargs) -> np.ndarray:
+    result = maximize(function, **domain(kind), budget=14, seed=1, **kwargs)
+    assert result.best_mean is not None
+    return np.array(result.history.points if kind == "box" else result.history.indices)
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+@pytest.mark.parametrize(("a", "b"), [(1e30, 0.0), (1e-22, 0.0), (1e-40, 0.0), (1e25, 1e25), (2.0, 1e3)])
+def test_picks_follow_the_units(kind: str, a: float, b: float):
+    expected = picks_of(bowl, kind, policy=BBKB())  # the policy that learns its prior here
+    np.testing.assert_allclose(picks_of(lambda X: a * bowl(X) + b, kind, policy=BBKB()), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_default_run_does_not_need_gradients_switched_on(kind: str, mode):
+    expected = picks_of(bowl, kind)
+    with mode():
+        np.testing.assert_array_equal(picks_of(bowl, kind), expected)
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+def test_a_crash_far_below_does_not_hide_the_best(kind: str):
+    best = maximize(lambda X: torch.where(X[:, 0] > 0.9, -1e30, bowl(X)), **domain(kind), budget=22, seed=1).best_x
+    assert float(bowl(best)) > -0.1
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+def test_a_run_with_a_given_prior_says_that_the_objective_is_far_from_its_mean(kind: str):
+    kernel = gpytorch.kernels.RBFKernel()
+    with pytest.warns(NumericalWarning, match="Pass prior_mean=") as told:
+        picks_of(lambda X: 100.0 + bowl(X), kind, policy=BBKB(covar_module=kernel, regularization=0.01))
+    assert len([w for w in told if issubclass(w.category, NumericalWarning)]) == 1
+
+
+def test_the_spread_of_the_best_point_of_a_box_has_no_floor():
+    """GPyTorch never reports a variance below 10⁻¹⁰."""
+    loop, generator = AskTell(bounds=domain("box")["bounds"], seed=0), torch.Generator().manual_seed(0)
+    noise = 1e-11 * torch.randn(12, generator=generator, dtype=torch.float64)
+    result = loop.run(lambda X: 1e-9 * bowl(X) + noise[: len(X)], 12)
+    assert 0.0 < result.best_sd < 1e-9
+
+
+def test_the_model_of_a_learned_box_is_shown_in_the_users_units():
+    loop = AskTell(bounds=domain("box")["bounds"], seed=0)
+    loop.run(lambda X: 50.0 + 10.0 * bowl(X), 12)
+    state = loop.state
+    means, variances = state.predicted(state.X)
+    posterior = state.model.posterior(state.X)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), means, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(posterior.variance.squeeze(-1), variances, rtol=1e-2, atol=1e-6)
+
+
+def test_learning_logs_what_it_did(caplog):
+    arms, index, y = problem()
+    with caplog.at_level(logging.INFO, logger="sparse_bo.gp.learning"):
+        learned_from(arms, index, y)
+    assert "learned hyper-parameters from" in caplog.text

@@ -1,0 +1,222 @@
+"""Expected improvement over arms: picks against dense algebra, what is evaluated again, failures, journals, bad input."""
+
+import math
+
+import pytest
+import torch
+
+from sparse_bo import AskTell, ProductGrid, maximize
+from sparse_bo.domains import Arms, Box
+from sparse_bo.gp.evidence import learn
+from sparse_bo.policies import ExpectedImprovement, ImprovementState, Wait
+from sparse_bo.policies.improvement import mechanism as arm_search
+from sparse_bo.policies.trust_region import surrogate
+from tests.builders import arms, noisy, unit_box, waves
+
+
+def told(policy, X, evaluated, y):
+    mechanism = policy.on(Arms(X))
+    state = mechanism.tell(mechanism.init(), evaluated, y, generator=torch.Generator().manual_seed(0))
+    return mechanism, state
+
+
+def ask(mechanism, state, q, pending=()):
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+    proposal = mechanism.ask(state, max_q=q, pending=torch.tensor(pending, dtype=torch.long), generator=generator)
+    assert torch.equal(generator.get_state(), before)  # draws nothing once there is a model
+    return proposal.picks.tolist()
+
+
+def dense_picks(state, q, given, *, noise_variance):
+    """Return the ``q`` arms after ``given`` ones by the formulas: joint Gaussian algebra, EI with Huang's factor, argmax."""
+    learned, U = state.surrogate.learned, state.unit
+    places = state.places
+    rows, counts = places.rows, places.counts[places.rows]
+    y = state.surrogate.warp(places.values[rows])
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    picks = list(given)
+    for _ in range(q):
+        at = torch.cat([state.told[rows], torch.tensor(picks, dtype=torch.long)])
+        K = learned.correlation(U[at], U[at])
+        K += learned.noise * torch.diag(torch.cat([1.0 / counts.double(), torch.ones(len(picks), dtype=torch.float64)]))
+        k = learned.correlation(U, U[at])
+        known = K[: len(rows), : len(rows)]
+        means = learned.mean + k[:, : len(rows)] @ torch.linalg.solve(known, y - learned.mean)
+        variances = learned.scale * (1.0 - (k * torch.linalg.solve(K, k.T).T).sum(-1)).clamp_min(1e-12)
+        best = means[at].max()
+        sd = variances.sqrt()
+        z = (means - best) / sd
+        improvement = sd * (z * normal.cdf(z) + normal.log_prob(z).exp())
+        if noise_variance:
+            improvement = improvement * (1.0 - math.sqrt(noise_variance) / (variances + noise_variance).sqrt())
+        else:
+            improvement[at] = 0.0
+        picks.append(int(improvement.argmax()))
+    return picks[len(given) :]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_picks_are_those_of_dense_algebra(noise):
+    X = arms(80)
+    evaluated = torch.tensor([3, 17, 42, 60, 71, 8, 33, 3])  # an arm twice: it tells whether there is noise
+    y = waves(X[evaluated]) + noise * torch.tensor([0.3, -1.0, 0.4, 1.2, -0.7, 0.2, -0.1, -0.9], dtype=torch.float64)
+    mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, y)
+    tau = state.surrogate.gp.noise_variance if noise else 0.0
+    assert ask(mechanism, state, 4) == dense_picks(state, 4, [], noise_variance=tau)
+    assert ask(mechanism, state, 2, [5, 50]) == dense_picks(state, 2, [5, 50], noise_variance=tau)
+
+
+def test_a_batch_in_pieces_is_the_batch_at_once():
+    X = arms(200, 3)
+    evaluated = torch.arange(0, 200, 20)
+    mechanism, state = told(ExpectedImprovement(batch_size=6, initial_design=10), X, evaluated, waves(X[evaluated]))
+    whole = ask(mechanism, state, 6)
+    assert len(set(whole)) == 6
+    assert whole[:2] + ask(mechanism, state, 9, whole[:2]) == whole
+    assert mechanism.ask(state, max_q=3, pending=torch.tensor(whole), generator=torch.Generator()) == Wait(1)
+
+
+def test_without_noise_one_arm_is_evaluated_twice_and_the_best_is_found():
+    X = arms(1_000, 4)
+    values = -((X - 0.3).square().sum(dim=-1) + 0.3 * torch.cos(9.0 * X).sum(dim=-1))
+    result = maximize(values.__getitem__, arms=X, budget=60, seed=0, call_with="indices", vectorized=True)
+    state = result.state
+    assert isinstance(state, ImprovementState)
+    assert result.best_index == int(values.argmax())
+    assert (result.best_mean, result.best_sd) == (float(values.max()), 0.0)
+    assert len(state.told) == 60
+    assert len(torch.unique(state.told)) == 59
+
+
+def test_noise_makes_arms_worth_evaluating_again_and_an_evaluated_arm_is_recommended():
+    X = arms(150)
+    found = []
+    for seed in range(3):
+        result = maximize(noisy(X, seed, sd=0.5), arms=X, budget=80, seed=seed, call_with="indices", vectorized=True)
+        told = result.state.told
+        assert len(torch.unique(told)) < 75
+        assert result.best_index in told.tolist()
+        assert 0.0 < result.best_sd < 0.5
+        found.append(float(waves(X).max() - waves(X)[result.best_index]))
+    assert max(found) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("X", "values"),
+    [
+        (arms(4), [1.0, 2.0, 3.0, 2.0]),
+        (arms(12), [5.0] * 12),
+        (torch.ones(1, 3, dtype=torch.float64), [1.0]),
+        (torch.cat([arms(20, 1), torch.full((20, 1), 7.0, dtype=torch.float64)], dim=1), list(range(20))),
+        (arms(10, 1).repeat(3, 1), [float(i % 10) for i in range(30)]),
+        (arms(30).float(), [1e30 * (-1.0) ** i for i in range(30)]),
+    ],
+    ids=["fewer arms than evaluations", "all equal", "one arm", "a constant column", "equal arms", "huge values"],
+)
+def test_whatever_the_arms_the_budget_is_spent_and_the_best_recommended(X, values):
+    values = torch.tensor(values, dtype=torch.float64)
+    result = maximize(values.__getitem__, arms=X, budget=25, seed=0, call_with="indices", vectorized=True)
+    assert result.state.pulls == 25
+    assert float(values[result.best_index]) == float(values.max())
+
+
+def test_arms_that_fail_are_left_alone_for_a_while():
+    X, seen = arms(100), []
+
+    def objective(i):
+        seen.extend(i.tolist())
+        y = waves(X)[i]
+        y[X[i, 0] > 0.6] = torch.nan
+        return y
+
+    result = maximize(objective, arms=X, budget=60, seed=0, call_with="indices", vectorized=True)
+    failed = [i for i in seen if float(X[i, 0]) > 0.6]
+    assert 0 < len(failed) < 25
+    assert len(set(failed)) > len(failed) - 4
+    allowed = waves(X).masked_fill(X[:, 0] > 0.6, -torch.inf)
+    assert result.best_index == int(allowed.argmax())
+
+
+def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+    X = arms(120, 3)
+    evaluate = noisy(X)
+
+    def go_on(loop, until):
+        while loop.asked < until:
+            batch = loop.ask(until - loop.asked)
+            loop.tell(batch.tickets, y[batch.indices] + 0.01 * torch.tensor(batch.tickets, dtype=torch.float64).cos())
+        return loop
+
+    y = evaluate(torch.arange(120))
+    expected = go_on(AskTell(X, ExpectedImprovement(), seed=0), 50)
+    with AskTell(X, ExpectedImprovement(), seed=0, storage=tmp_path / "run.db") as loop:
+        go_on(loop, 30)
+    with AskTell.resume(tmp_path / "run.db", arms=X) as again:
+        assert again.policy == ExpectedImprovement()
+        assert go_on(again, 50).state.told.tolist() == expected.state.told.tolist()
+
+
+def test_a_lazy_set_that_fits_is_brought_into_memory():
+    grid = ProductGrid([torch.linspace(0.0, 1.0, 9, dtype=torch.float64)] * 2)
+    result = maximize(waves, arms=grid, policy=ExpectedImprovement(), budget=20, seed=0)
+    assert result.best_index == int(waves(grid.rows(0, 81)).argmax())
+
+
+def test_what_cannot_be_searched_is_refused():
+    with pytest.raises(TypeError, match="chooses among arms, got a box"):
+        ExpectedImprovement().on(Box(unit_box()))
+    big = ProductGrid([torch.linspace(0.0, 1.0, 1_000, dtype=torch.float64)] * 3)
+    with pytest.raises(ValueError, match="'expected-improvement' needs its arms in memory"):
+        ExpectedImprovement().on(Arms(big))
+    with pytest.raises(ValueError, match="batch_size"):
+        ExpectedImprovement(batch_size=0)
+    with pytest.raises(TypeError, match="initial_design"):
+        ExpectedImprovement(initial_design=2.5)
+
+
+def test_among_arms_that_are_evaluated_often_the_newest_repeats_tell_the_noise(monkeypatch):
+    """Three repeats of 120 arms were 360 rows more in every likelihood."""
+    X, seen = arms(120, 2), []
+
+    def learning(V, y, **how):
+        seen.append((V, y))
+        return learn(V, y, **how)
+
+    monkeypatch.setattr(surrogate, "learn", learning)
+    evaluated = torch.arange(120).repeat(4)
+    _, state = told(ExpectedImprovement(), X, evaluated, noisy(X)(evaluated))
+    V, y = seen[0]
+    newest = torch.arange(480 - surrogate.REPEATS, 480)
+    assert len(V) == 120 + surrogate.REPEATS
+    assert torch.equal(V[120:], state.U[newest])
+    assert len(y) == len(V)
+
+
+def rough(evaluated, count, *, noise):
+    """Return observations of ``count`` arms that have nothing to do with each other; arm 15 is the best by far."""
+    generator = torch.Generator().manual_seed(0)
+    values = 0.5 * torch.randn(count, generator=generator, dtype=torch.float64)
+    values[15] = 3.0
+    return values[evaluated] + noise * torch.randn(len(evaluated), generator=generator, dtype=torch.float64)
+
+
+def test_an_evaluated_arm_that_the_model_does_not_know_is_not_evaluated_again(monkeypatch):
+    """It was, hundreds of times: to the model it was as promising as before."""
+    monkeypatch.setattr(arm_search, "MOST_KNOWN", 40)
+    X = arms(210, 3)
+    evaluated = torch.cat([torch.arange(200), torch.arange(20)])  # repeats show the noise
+    mechanism, state = told(ExpectedImprovement(batch_size=60), X, evaluated, rough(evaluated, 210, noise=0.1))
+    known = state.told[state.surrogate.rows]
+    assert len(known) == 40
+    picks = torch.tensor(ask(mechanism, state, 60))
+    assert bool((torch.isin(picks, known) | (picks >= 200)).all())
+
+
+def test_the_more_evaluations_the_more_of_them_may_be_of_the_best_arm():
+    """Eleven evaluations of an arm tell it to 0.3 of the noise, which was enough however many there were in all."""
+    X = torch.linspace(0.0, 1.0, 31, dtype=torch.float64).unsqueeze(-1)
+    others = torch.cat([torch.arange(1, 15), torch.arange(16, 31)])  # arm 0 is never evaluated
+    evaluated = torch.cat([others.repeat(24), torch.full((15,), 15)])
+    mechanism, state = told(ExpectedImprovement(), X, evaluated, rough(evaluated, 31, noise=0.5))
+    assert ask(mechanism, state, 1) == [15]

@@ -1,0 +1,219 @@
+"""The trust-region policy where every evaluation counts: what an evaluation is worth, and when the search settles."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparse_bo import AskTell, TrustRegion, maximize
+from sparse_bo.acquisition.expected_improvement import log_expected_improvement
+from sparse_bo.domains import Box
+from sparse_bo.gp.evidence import Learned
+from sparse_bo.policies.description import describe, rebuild
+from sparse_bo.policies.trust_region.local_gp import local_gp
+from sparse_bo.policies.trust_region.region import Region
+from sparse_bo.policies.trust_region.repeats import TOLD, every_evaluation, places
+from sparse_bo.policies.trust_region.settling import LOOKS, due_looks, paced
+from sparse_bo.policies.trust_region.warping import KINDS, warp
+from sparse_bo.policies.trust_region.worth import Worth
+from tests.builders import arms, unit_box, waves
+from tests.policies.builders import bowl, box
+
+LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+EVERY = TrustRegion(goal="cumulative")
+
+
+def repeated(n=12, seed=0):
+    """Points of which some are evaluated up to n/3 times, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    X = arms(n // 3, 2)[torch.cat([torch.arange(n // 3), torch.zeros(n - n // 3, dtype=torch.int64)])]
+    X = X[torch.randperm(n, generator=generator)]
+    return X, waves(X) + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def test_repeats_are_one_point_with_their_mean():
+    X, y = repeated()
+    found, same = places(X, y), (X.unsqueeze(1) == X).all(dim=-1)
+    firsts = [min(row.nonzero().squeeze(-1).tolist()) for row in same]
+    assert found.first.tolist() == firsts
+    assert found.rows.tolist() == sorted(set(firsts))
+    assert found.counts.tolist() == same.sum(dim=1).tolist()
+    assert torch.allclose(found.values, torch.stack([y[row].mean() for row in same]))
+    nth = [int(row[:place].sum()) for place, row in enumerate(same)]
+    assert found.again.tolist() == [place for place, before in enumerate(nth) if 0 < before <= TOLD]
+
+
+def test_equal_observations_have_that_value_for_their_mean_to_the_last_bit():
+    X = arms(1, 2).expand(7, 2)
+    assert places(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
+
+
+def test_where_the_best_point_counts_repeats_are_evaluations_of_their_own():
+    X, y = repeated()
+    state = TrustRegion().on(Box(unit_box())).init()
+    assert [part.tolist() for part in replace(state, X=X, y=y).places] == [part.tolist() for part in every_evaluation(y)]
+
+
+def test_a_gp_of_means_is_the_gp_of_the_observations():
+    X, y = repeated()
+    found, A = places(X, y), arms(8, 2, seed=1)
+    rows = found.rows
+    merged = local_gp(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
+    every = local_gp(X, y, LEARNED).moments(A)
+    assert torch.allclose(merged.mean, every.mean)
+    assert torch.allclose(merged.variance, every.variance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worth_is_the_gain_less_the_cost_in_the_units_of_the_observations(kind):
+    y = waves(arms(40, 2)).exp()
+    bent = warp(kind, y)
+    mean = torch.linspace(-1.5, 1.2, 7, dtype=torch.float64, requires_grad=True)
+    variance = torch.linspace(0.1, 2.0, 7, dtype=torch.float64, requires_grad=True)
+    best = bent(y).max()
+    gain = log_expected_improvement(mean, variance, float(best))
+    worth = Worth(bent, best, horizon=20.0)(mean, gain)
+    at = best.clone().requires_grad_()
+    unit = torch.autograd.grad(bent.inverse(at), at)[0]
+    expected = (bent.inverse(mean) - bent.inverse(best)) / unit + 20.0 * gain.value.exp()
+    by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
+    assert torch.allclose(worth.value, expected)
+    assert torch.allclose(worth.by_mean, by_mean)
+    assert torch.allclose(worth.by_variance, by_variance)
+
+
+def test_a_search_settles_when_nothing_pays_or_a_region_ends_and_goes_on_when_the_best_value_rises():
+    still = {"rose": False, "idle": False, "looks": 2, "total": 30}
+    region = Region(centre=3)
+    assert paced(region, region, **still).settled == 0
+    assert paced(region, region, **{**still, "idle": True}).settled == 30
+    ended = paced(region, replace(region, restarts=1), **still)
+    assert (ended.settled, ended.looks) == (30, 0)
+    later = paced(ended, replace(region, restarts=1), **{**still, "total": 40})
+    assert (later.settled, later.looks) == (30, 2)
+    again = paced(later, later, **{**still, "rose": True})
+    assert (again.settled, again.looks) == (0, 0)
+
+
+def test_looks_are_a_shrinking_share():
+    region = Region(centre=3, settled=100, looks=3)
+    assert due_looks(region, total=100 + 49, out=0) == int(LOOKS * 7.0) - 3
+    assert due_looks(region, total=100 + 49, out=2) == int(LOOKS * 7.0) - 5
+    assert due_looks(region, total=104, out=0) == 0
+
+
+def counted(objective, budget, *, bounds=None, seed=0):
+    """Run until the budget is spent; return the loop, and of each batch since the search settled: evaluations, others."""
+    loop = AskTell(bounds=box() if bounds is None else bounds, policy=EVERY, seed=seed)
+    seen, settled, others, total = [], 0, 0, 0
+    while loop.asked < budget:
+        before = loop.state
+        batch = loop.ask(budget - loop.asked)
+        loop.tell(batch.tickets, objective(batch.X))
+        if settled:
+            best = before.X[before.best_row]
+            others, total = others + int((best != batch.X).any(dim=-1).sum()), total + len(batch.X)
+            seen.append((total, others))
+        now = 0 if loop.state.region is None else loop.state.region.settled
+        if now != settled:
+            settled, others, total = now, 0, 0
+    return loop, seen
+
+
+def hills(X):
+    """Two hills that a model does not foresee from afar, and a wavy plain: there is always something to look for."""
+    return torch.exp(-40.0 * (X - 0.3).square().sum(dim=-1)) + 0.05 * torch.sin(25.0 * X).sum(dim=-1)
+
+
+def test_once_settled_few_evaluations_are_of_other_points():
+    loop, seen = counted(hills, 260, bounds=unit_box(2))
+    assert seen[-1][0] > 100  # it has settled, and stays settled
+    assert all(others <= LOOKS * math.sqrt(total) for total, others in seen)
+    assert seen[-1][1] > 0  # but it goes on looking
+    assert loop.state.region.looks == seen[-1][1]
+
+
+def test_a_smooth_maximum_is_evaluated_again_and_again():
+    result = maximize(bowl, bounds=box(), policy=EVERY, budget=100, seed=0)
+    assert result.best_mean > -1e-4
+    same = (result.best_x == result.state.X).all(dim=-1)
+    assert int(same.sum()) > 60
+    best = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=100, seed=0)
+    assert float(bowl(result.state.X).sum()) > 0.7 * float(bowl(best.state.X).sum())
+
+
+def test_a_point_that_was_lucky_is_left():
+    """A bad point had luck once: what it is worth comes out when it is evaluated again."""
+    mechanism, generator = EVERY.on(Box(box())), torch.Generator().manual_seed(0)
+    X = torch.cat([box().mean(dim=0, keepdim=True).expand(4, 2), mechanism.box.uniform(12, generator=generator)])
+    y = bowl(X) + 0.02 * torch.randn(len(X), generator=generator, dtype=torch.float64)
+    lucky = int(y.argmin())
+    y[lucky] = y.max() + 0.05
+    state = mechanism.tell(mechanism.init(), X, y, generator=generator)
+    point = state.X[[lucky]].expand(6, 2)
+    after = mechanism.tell(state, point, bowl(point), generator=generator)
+    assert not torch.equal(after.X[after.best_row], after.X[lucky])
+
+
+def test_the_model_knows_the_noise_that_repeats_show():
+    generator = torch.Generator().manual_seed(0)
+    noisy = lambda X: bowl(X) + 0.3 * torch.randn(len(X), generator=generator, dtype=torch.float64)  # noqa: E731
+    result = maximize(noisy, bounds=box(), policy=EVERY, budget=80, seed=0)
+    fitted = result.state.fitted
+    known = fitted.warp.inverse(torch.tensor([fitted.noise, 0.0], dtype=torch.float64))
+    assert 0.1 < float(known[0] - known[1]) < 0.9
+    assert len(fitted.rows) < 60
+    assert float(bowl(result.best_x.unsqueeze(0))) > -0.2
+
+
+def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+    def go_on(loop, until):
+        while loop.asked < until:
+            batch = loop.ask(until - loop.asked)
+            loop.tell(batch.tickets, hills(batch.X))
+        return loop
+
+    stops = (60, 110, 180)
+    expected = AskTell(bounds=unit_box(2), policy=EVERY, seed=0)
+    for stop in stops:
+        go_on(expected, stop)
+    with AskTell(bounds=unit_box(2), policy=EVERY, seed=0, storage=tmp_path / "run.db") as loop:
+        go_on(loop, stops[0])
+    for stop in stops[1:]:
+        with AskTell.resume(tmp_path / "run.db") as again:
+            assert again.policy == EVERY
+            go_on(again, stop)
+            assert again.history.points == expected.history.points[: len(again.history.points)]
+            region = again.state.region
+    assert region == expected.state.region
+    assert region.settled
+
+
+def test_an_older_journal_is_of_a_run_where_the_best_point_counts():
+    older = describe(TrustRegion(batch_size=2))
+    del older["fields"]["goal"]
+    assert rebuild(older) == TrustRegion(batch_size=2)
+
+
+def test_an_older_region_has_not_settled():
+    mechanism, generator = TrustRegion().on(Box(box())), torch.Generator().manual_seed(0)
+    X = mechanism.box.uniform(8, generator=generator)
+    frozen = mechanism.freeze(mechanism.tell(mechanism.init(), X, bowl(X), generator=generator))
+    older = {name: part for name, part in frozen.items() if name not in ("region.settled", "region.looks")}
+    assert len(older) == len(frozen) - 2
+    assert mechanism.thaw(older).region == mechanism.thaw(frozen).region
+
+
+def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
+    loop, _ = counted(bowl, 60)
+    best = loop.state.X[loop.state.best_row]
+    batch = loop.ask()
+    assert bool((best == batch.X).all())
+    loop.fail(batch.tickets)
+    assert not bool((best == loop.ask().X).all(dim=-1).any())
+
+
+def test_an_unknown_goal_is_refused():
+    with pytest.raises(ValueError, match="goal"):
+        TrustRegion(goal="worst")

@@ -1,0 +1,351 @@
+"""The trust-region policy through AskTell and maximize: batches, pending points, failures, reports, hostile objectives."""
+
+import math
+
+import pytest
+import torch
+from botorch.acquisition import qLogNoisyExpectedImprovement
+
+import sparse_bo
+from sparse_bo import AskTell, TrustRegion, maximize, problems
+from sparse_bo.domains import Box
+from sparse_bo.errors import ObjectiveError, PendingBatchError
+from sparse_bo.policies import RegionState, Wait
+from sparse_bo.policies.trust_region.local_gp import Moments
+from sparse_bo.policies.trust_region.mechanism import GROWTH, RegionSearch, largest_batch
+from sparse_bo.policies.trust_region.search import known
+from sparse_bo.policies.trust_region.surrogate import EXACT_NOISE
+from tests.builders import unit_box
+from tests.policies.builders import bowl, box
+
+NOTHING = box()[:0]
+
+
+def told(policy, n=20, *, bounds=None, objective=bowl, seed=0):
+    where = Box(box() if bounds is None else bounds)
+    mechanism, generator = policy.on(where), torch.Generator().manual_seed(seed)
+    X = where.uniform(n, generator=generator)
+    return mechanism, mechanism.tell(mechanism.init(), X, objective(X), generator=generator), generator
+
+
+def test_a_smooth_maximum_is_found_to_three_digits():
+    result = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=40, seed=0)
+    assert float(bowl(result.best_x.unsqueeze(0))) > -1e-3
+    assert result.best_mean == pytest.approx(0.0, abs=1e-2)
+    assert isinstance(result.state, RegionState)
+
+
+def branin(X):
+    x, y = X[:, 0], X[:, 1]
+    valley = y - 5.1 / (4.0 * math.pi**2) * x.square() + 5.0 / math.pi * x - 6.0
+    return -(valley.square() + 10.0 * (1.0 - 1.0 / (8.0 * math.pi)) * x.cos() + 10.0)
+
+
+def test_branin_is_solved_in_sixty_evaluations():
+    bounds = torch.tensor([[-5.0, 0.0], [10.0, 15.0]], dtype=torch.float64)
+    best = [maximize(branin, bounds=bounds, policy=TrustRegion(), budget=60, seed=seed).best_mean for seed in (0, 1)]
+    assert best == pytest.approx([-0.397887] * 2, abs=2e-3)
+
+
+def waves_of_each_input(X):
+    """Minus Rastrigin's function of 4 inputs, its maximum 0 off the middle: 4⁴ maxima, of which one is the highest."""
+    Z = 4.0 * (X - 0.37)
+    return -(Z.square() + 1.0 - torch.cos(2.0 * math.pi * Z)).sum(dim=-1)
+
+
+def test_a_sum_of_functions_of_one_input_each_is_seen_as_one():
+    result = maximize(waves_of_each_input, bounds=unit_box(4), policy=TrustRegion(), budget=90, seed=0)
+    assert result.state.fitted.learned.additive
+    assert float(waves_of_each_input(result.best_x.unsqueeze(0))) > -0.05
+
+
+def test_a_run_that_knows_a_sum_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+    def go_on(loop, until):
+        while loop.asked < until:
+            batch = loop.ask(64 - loop.asked)
+            loop.tell(batch.tickets, waves_of_each_input(batch.X))
+        return loop
+
+    expected = go_on(AskTell(bounds=unit_box(4), policy=TrustRegion(), seed=0), 64)
+    with AskTell(bounds=unit_box(4), policy=TrustRegion(), seed=0, storage=tmp_path / "run.db") as loop:
+        assert go_on(loop, 40).state.fitted.learned.additive
+    with AskTell.resume(tmp_path / "run.db") as again:
+        assert go_on(again, 64).history.points == expected.history.points
+
+
+def test_a_second_best_maximum_is_left():
+    """Two bumps, the lower one wide: the run starts there, resolves it, and has to find the narrow one."""
+
+    def bumps(X):
+        wide = torch.exp(-0.5 * (X - 0.25).square().sum(dim=-1) / 0.2**2)
+        return wide + 1.5 * torch.exp(-0.5 * (X - 0.85).square().sum(dim=-1) / 0.06**2)
+
+    for seed in range(3):
+        result = maximize(bumps, bounds=unit_box(2), policy=TrustRegion(), budget=120, seed=seed)
+        assert float(bumps(result.best_x.unsqueeze(0))) > 1.4
+
+
+def test_batches_are_distinct_and_as_large_as_asked_for():
+    for size in (1, 7, 100):
+        mechanism, state, generator = told(TrustRegion(batch_size=size))
+        picks = mechanism.ask(state, max_q=10**6, pending=NOTHING, generator=generator).picks
+        assert picks.shape == (size, 2)
+        assert len(torch.unique((picks * 1e6).round(), dim=0)) == size
+        assert torch.equal(picks, picks.clamp(box()[0], box()[1]))
+
+
+def test_batches_grow_with_the_data_unless_their_size_is_given():
+    mechanism = TrustRegion().on(Box(box()))
+    assert [largest_batch(mechanism.batch_size, n) for n in (10, GROWTH, 10 * GROWTH)] == [4, 4, 10]
+    assert largest_batch(TrustRegion(batch_size=3).on(Box(box())).batch_size, 10**4) == 3
+
+
+def test_pending_points_fill_the_batch_and_are_not_proposed_again():
+    mechanism, state, generator = told(TrustRegion(batch_size=6))
+    first = mechanism.ask(state, max_q=4, pending=NOTHING, generator=generator).picks
+    more = mechanism.ask(state, max_q=10, pending=first, generator=generator).picks
+    assert len(more) == 2
+    assert float(torch.cdist(more, first).min()) > 1e-6
+    waiting = mechanism.ask(state, max_q=10, pending=torch.cat([first, more, more]), generator=generator)
+    assert isinstance(waiting, Wait)
+    assert waiting.needed == 3
+
+
+def test_the_number_of_results_that_it_waits_for_is_right():
+    loop = AskTell(policy=TrustRegion(initial_design=4, batch_size=3), bounds=box(), seed=0)
+    batch = loop.ask()
+    assert len(batch) == 4
+    for left in (4, 3, 2, 1):
+        with pytest.raises(PendingBatchError) as caught:
+            loop.ask()
+        assert caught.value.needed == left
+        open_ = loop.reissue(loop.pending[:1])
+        loop.tell(open_.tickets, bowl(open_.X))
+    assert len(loop.ask()) == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget"),
+    [(TrustRegion(batch_size=4), 60), (TrustRegion(goal="cumulative"), 80)],
+    ids=["best", "cumulative"],
+)
+def test_a_run_on_results_that_come_late_and_in_another_order_ends_well(policy, budget):
+    loop = AskTell(policy=policy, bounds=box(), seed=1)
+    while loop.asked < budget:
+        try:
+            loop.ask(2)
+        except PendingBatchError:
+            open_ = loop.reissue([loop.pending[-1]])
+            loop.tell(open_.tickets, bowl(open_.X))
+    assert loop.state.report().best_mean == pytest.approx(0.0, abs=0.05)
+
+
+def rough(X):
+    """A bowl with teeth: to a model of few points they look like noise."""
+    return bowl(X) + 0.5 * torch.sin(40.0 * X).sum(dim=-1)
+
+
+def test_the_first_pick_after_the_design_repeats_its_best_point_once():
+    mechanism, state, generator = told(TrustRegion(batch_size=3))
+    picks = mechanism.ask(state, max_q=10, pending=NOTHING, generator=generator).picks
+    assert picks.shape == (3, 2)
+    assert torch.equal(picks[0], state.X[state.y.argmax()])
+    assert not bool((mechanism.ask(state, max_q=10, pending=picks[:1], generator=generator).picks == picks[0]).all(dim=1).any())
+    after = mechanism.tell(state, picks, rough(picks), generator=generator)
+    again = mechanism.ask(after, max_q=10, pending=NOTHING, generator=generator).picks
+    assert len(torch.unique(torch.cat([after.X, again]), dim=0)) == len(after.X) + len(again) - 1
+
+
+def test_where_a_repeat_shows_no_noise_the_highest_observation_is_recommended():
+    mechanism, state, generator = told(TrustRegion(), objective=rough)
+    best = state.X[state.y.argmax()].unsqueeze(0)
+    same = mechanism.tell(state, best, rough(best), generator=generator)
+    report = same.report()
+    assert torch.equal(report.best_x, best[0])
+    assert (report.best_mean, report.best_sd) == (float(rough(best)), 0.0)
+    assert same.fitted.learned.noise <= EXACT_NOISE * (1.0 + 1e-9)
+    other = mechanism.tell(state, best, rough(best) - 1.0, generator=generator)
+    assert other.report().best_sd > 0.0
+
+
+def test_the_report_is_in_the_units_of_the_user():
+    _, state, _ = told(TrustRegion(), n=30, objective=lambda X: 1e6 + 1e3 * bowl(X))
+    report = state.report()
+    assert report.best_x.tolist() == state.X[state.y.argmax()].tolist()
+    assert report.best_mean == pytest.approx(float(state.y.max()), abs=0.05 * float(state.y.std()))
+    assert report.dictionary_size == 30
+    assert 0.0 <= report.best_sd < float(state.y.std())
+
+
+def test_the_model_is_a_botorch_model_in_the_units_of_the_user():
+    _, state, _ = told(TrustRegion(), n=30)
+    with torch.no_grad():
+        posterior = state.model.posterior(state.X)
+        alone = state.model.posterior(state.X.unsqueeze(-2))
+    assert torch.allclose(posterior.mean.squeeze(-1), state.y, atol=0.1)
+    assert torch.allclose(alone.mean.flatten(), posterior.mean.flatten())
+    assert torch.allclose(alone.variance.flatten(), posterior.variance.flatten(), atol=1e-4)
+    acquisition = qLogNoisyExpectedImprovement(state.model, state.X, prune_baseline=False)
+    U = state.X[:3].unsqueeze(-2).clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(acquisition(U).sum(), U)
+    assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")  # half of the design fails
+def test_points_where_evaluations_fail_are_avoided():
+    def half(X):
+        y = bowl(X)
+        return torch.where(X[:, 0] > 1.0, torch.nan, y)  # the maximum is on the edge
+
+    result = maximize(half, bounds=box(), policy=TrustRegion(), budget=120, seed=0)
+    failed = [math.isnan(v) for values in result.history.column("values") for v in values]
+    assert sum(failed[60:]) < 20
+    assert result.best_mean == pytest.approx(0.0, abs=0.05)
+
+
+def test_what_is_known_to_less_than_the_noise_is_known():
+    _, state, _ = told(TrustRegion(), n=30, objective=lambda X: bowl(X) + 0.5 * torch.randn(len(X)).double())
+    gp = state.fitted.gp
+    none = torch.zeros(30, 1, dtype=torch.float64)
+    for sd, expected in ((0.05, True), (0.5, False)):
+        variance = torch.tensor([sd**2 * gp.noise_variance], dtype=torch.float64)
+        assert known(gp, Moments(none[0], variance, none)) == expected
+
+
+def test_picks_do_not_depend_on_the_number_of_threads():
+    hartmann = problems.synthetic("hartmann6", noise_sd=0.0).function
+    before = torch.get_num_threads()
+    runs = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            runs.append(maximize(hartmann, bounds=unit_box(6), policy=TrustRegion(), budget=60, seed=3).history.points)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert runs[0] == runs[1]
+
+
+def test_a_run_is_the_same_on_another_device(device):
+    expected = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=24, seed=0)
+    got = maximize(bowl, bounds=box(device), policy=TrustRegion(), budget=24, seed=0)
+    assert torch.allclose(got.best_x.cpu(), expected.best_x, atol=1e-3)
+    assert got.state.X.device.type == torch.device(device).type
+
+
+def test_the_global_generator_is_left_alone():
+    state = torch.get_rng_state()
+    maximize(bowl, bounds=box(), policy=TrustRegion(), budget=20, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_settings_are_checked_and_defaults_follow_the_dimension():
+    with pytest.raises(ValueError, match="batch_size >= 1"):
+        TrustRegion(batch_size=0)
+    with pytest.raises(TypeError, match="initial_design"):
+        TrustRegion(initial_design=2.5)
+    with pytest.raises(ValueError, match="anywhere"):
+        TrustRegion(anywhere=1.5)
+    with pytest.raises(TypeError, match="searches a box"):
+        AskTell(unit_box(2), TrustRegion())
+    made = {d: TrustRegion().on(Box(unit_box(d))) for d in (1, 6, 20, 60, 1000)}
+    assert all(isinstance(m, RegionSearch) for m in made.values())
+    assert [m.design_size for m in made.values()] == [5, 12, 40, 80, 100]
+    assert [m.anywhere for m in made.values()] == [0.25, 0.25, 0.0, 0.0, 0.0]
+    assert sparse_bo.policies.TrustRegion is TrustRegion
+
+
+def cauchy(u):
+    """Return what quantiles of a Student-t distribution of one degree of freedom are."""
+    return torch.tan(math.pi * (u - 0.5))
+
+
+def heavy_tails():
+    """Heavy-tailed noise, another value at every evaluation."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda X: bowl(X) + 0.1 * cauchy(torch.rand(len(X), generator=generator, dtype=torch.float64, device="cpu").to(X))
+
+
+def outliers(X):
+    """Heavy tails by place: the same whenever a place is evaluated, so that they are the objective's own."""
+    u = (1e4 * (X * torch.tensor([12.9898, 7.233]).double()).sum(dim=-1).sin()).frac().abs()
+    return bowl(X) + 0.1 * cauchy(u)
+
+
+HOSTILE = {
+    "1e30": lambda X: torch.where(X[:, 0] < 0.0, -1e30, bowl(X)),
+    "all huge": lambda X: 1e30 * bowl(X),
+    "tiny": lambda X: 1e-30 * bowl(X),
+    "heavy tails": heavy_tails(),
+    "far away": lambda X: bowl(X) + 1e9,
+    "labels": lambda X: (bowl(X) > -2.0).double() + (bowl(X) > -0.4).double(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_values_end_in_a_sensible_recommendation(name):
+    result = maximize(HOSTILE[name], bounds=box(), budget=80, seed=0)
+    assert float(bowl(result.best_x.unsqueeze(0))) > -0.5
+    assert math.isfinite(result.best_mean)
+
+
+def test_an_outlier_that_is_the_objectives_own_is_recommended():
+    result = maximize(outliers, bounds=box(), budget=80, seed=0)
+    highest = max(value for row in result.history.rows for value in row.values)
+    assert float(outliers(result.best_x.unsqueeze(0))) == pytest.approx(highest)
+    assert highest > 0.0  # the bowl's own values are not
+
+
+def test_a_constant_objective_is_explored_to_the_end():
+    result = maximize(lambda X: torch.full((len(X),), 7.0).double(), bounds=box(), budget=60, seed=0)
+    assert result.best_mean == pytest.approx(7.0)
+    points = torch.tensor([x for row in result.history.points for x in row]).reshape(-1, 2)
+    assert len(torch.unique(points, dim=0)) == 60
+
+
+def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
+    calls = []
+
+    def objective(X):
+        calls.append(len(X))
+        return bowl(X) if len(calls) < 4 else torch.full((len(X),), math.inf).double()
+
+    with pytest.raises(ObjectiveError, match="finite values") as caught:
+        maximize(objective, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.db")
+    told = sum(calls[:3])
+    assert caught.value.result.state.pulls == told
+    result = maximize(bowl, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.db", resume=True)
+    assert result.state.pulls == 80
+    assert result.best_mean == pytest.approx(0.0, abs=1e-2)
+
+
+def test_failures_of_thirty_percent_do_not_matter():
+    def flaky(X):
+        u = (1e4 * (X * torch.tensor([12.9898, 7.233]).double()).sum(dim=-1).sin()).frac().abs()
+        return torch.where(u < 0.3, torch.nan, bowl(X))
+
+    result = maximize(flaky, bounds=box(), budget=80, seed=0)
+    assert float(bowl(result.best_x.unsqueeze(0))) > -0.01
+
+
+@pytest.mark.parametrize("budget", [1, 2, 9])
+def test_a_budget_below_the_design_ends_with_the_best_seen(budget):
+    result = maximize(bowl, bounds=box(), budget=budget, seed=0)
+    assert result.state.pulls == budget
+    values = [v for row in result.history.column("values") for v in row]
+    assert result.best_x is not None
+    assert result.best_observed_mean == pytest.approx(max(values))
+
+
+def test_one_input_is_enough():
+    result = maximize(lambda X: -(X[:, 0] - 0.3).square(), bounds=unit_box(1), budget=20, seed=0)
+    assert float(result.best_x) == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_thousand_inputs_end_above_the_median_of_their_design():
+    def sphere(X):
+        return -(X - 0.4).square().sum(dim=-1)
+
+    result = maximize(sphere, bounds=unit_box(1000), budget=60, seed=0)
+    design = [value for values in result.history.column("values") for value in values][:20]
+    assert float(sphere(result.best_x.unsqueeze(0))) > sorted(design)[10]  # 60 evaluations teach little of 1,000 inputs
