@@ -69,7 +69,7 @@ class LazyArms(ABC):
     def digest(self) -> str:
         """Return a hash of the contents, equal for equal sets on any device. O(a d) if rows are stored data."""
 
-    def part(self, start: int, stop: int) -> LazyArms:
+    def subset(self, start: int, stop: int) -> LazyArms:
         """Return the rows ``start … stop − 1`` (at least one) as a set of their own."""
         return PartOfArms(self, start, stop)
 

@@ -90,8 +90,8 @@ class MemmapArms(LazyArms):
         """See :meth:`LazyArms.amax`."""
         return self._file.high.to(dtype=self._dtype, device=self._device)
 
-    def part(self, start: int, stop: int) -> MemmapArms:
-        """See :meth:`LazyArms.part`. Reads the rows once."""
+    def subset(self, start: int, stop: int) -> MemmapArms:
+        """See :meth:`LazyArms.subset`. Reads the rows once."""
         other = object.__new__(MemmapArms)
         other._file = _checked(self._file.path, self._file.array[start:stop], first_row=start)
         other._dtype, other._device = self._dtype, self._device

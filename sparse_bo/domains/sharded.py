@@ -124,7 +124,7 @@ class ShardedArms(LazyArms):
             if start < stop and path is not None:
                 part = MemmapArms(path, rows=(start, stop))
             elif start < stop and isinstance(arms, (Tensor, LazyArms)):
-                part = arms[start:stop] if isinstance(arms, Tensor) else arms.part(start, stop)
+                part = arms[start:stop] if isinstance(arms, Tensor) else arms.subset(start, stop)
         return ShardedArms(part, group=group)
 
     @property
