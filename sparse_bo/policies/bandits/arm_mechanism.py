@@ -28,7 +28,7 @@ from sparse_bo.arms import (
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
-from sparse_bo.domains.memory import is_streamed
+from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.learning import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
