@@ -348,7 +348,7 @@ def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, pic
     kept[torch.searchsorted(rows, dictionary.indices[inside])] = dictionary.probabilities[inside].to(kept)
     told = picks[torch.isin(picks, rows)]
     new = torch.bincount(torch.searchsorted(rows, told), minlength=len(rows)).to(candidates.counts)
-    return candidates._replace(kept=kept, new=new)
+    return candidates._replace(previous_probabilities=kept, new=new)
 
 
 def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:
