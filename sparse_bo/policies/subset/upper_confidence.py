@@ -1,12 +1,11 @@
 """BoTorch's upper confidence bound of one point, with its gradient in closed form for GPs with a stationary kernel.
 
-With ``k = k(x, D)``, ``mean = m + kα`` and ``variance = v − ‖kR‖²`` of exact and sparse GPs alike, every entry of k has the
-weight
+With ``k = k(x, D)``, ``mean = m + kα`` and ``variance = v − ‖kR‖²`` (exact and sparse GPs), every entry of k has the weight
 
     c = α − (√β / σ) R (Rᵀ k)
 
-in the bound's gradient, so that value and gradient are three thin products and no graph: on the hundred observations of a
-buffer a tenth of what a call of GPyTorch's prediction costs.
+in the bound's gradient. Value and gradient are three thin products without a graph: with a hundred observations they cost a
+tenth of a call of GPyTorch's prediction.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 
 LEAST_VARIANCE = 1e-10
-"""GPyTorch takes a smaller variance (y², float64) for this, with gradient 0, and warns; here nothing is said."""
+"""GPyTorch's floor of variances (y², float64), where their gradient is 0."""
 
 
 class Bound(NamedTuple):
@@ -41,13 +40,13 @@ class Bound(NamedTuple):
     lengthscales: Tensor
     """``d``, or 1."""
     variance: Tensor
-    """Scalar: of the prior, in the outcome transform's units as all but the next three."""
+    """Scalar prior variance, in transformed units, as all other fields but the next three."""
     mean: Tensor
-    """Scalar: of the prior."""
+    """Scalar prior mean."""
     shift: float
-    """Of the outcome transform (y)."""
+    """Shift of the outcome transform (y)."""
     scale: float
-    """Of the outcome transform (y)."""
+    """Scale of the outcome transform (y)."""
     width: float
     """√β."""
     points: Tensor
@@ -78,7 +77,7 @@ class ClosedFormUpperConfidenceBound(UpperConfidenceBound):  # type: ignore[misc
     """``UpperConfidenceBound`` of BoTorch in closed form, differentiable once."""
 
     def __init__(self, model: Model, *, beta: float, bound: Bound) -> None:
-        """Hold the model, as BoTorch's class does, and the bound that it gives."""
+        """Store the model, as BoTorch's class does, and its bound."""
         super().__init__(model, beta=beta)
         self.bound = bound
 
@@ -104,9 +103,9 @@ class _Value(torch.autograd.Function):
 
 
 def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction:
-    """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form where that is certain to be the same.
+    """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form for the models below.
 
-    That is for ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
+    These are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
     constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.closed_form.stationary_parts` and one noise
     variance, in float64.
     """
