@@ -16,7 +16,7 @@ from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.elimination.source import CandidateSource
-from sparse_bo.policies.persistence import KEPT, kept_since
+from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.widths import BatchWidth, ConstantWidth
@@ -64,17 +64,17 @@ class EliminationState:
     """What the data contradict, if they do: the run cannot go on."""
     doublings: int = field(default=0, metadata=KEPT)
     """How often F was doubled."""
-    norm: float | None = field(default=None, metadata=kept_since(None))
+    norm: float | None = field(default=None, metadata=KEPT)
     """F of the bounds, once a batch is complete; ``None`` for bounds without one."""
-    coverages: Sequence[Sequence[int]] = field(default=(), metadata=kept_since(()))
+    coverages: Sequence[Sequence[int]] = field(default=(), metadata=KEPT)
     """For each complete batch with results: its inputs, and those whose mean result lies in the interval promised before."""
-    norm_at_least: float | None = field(default=None, metadata=kept_since(None))
+    norm_at_least: float | None = field(default=None, metadata=KEPT)
     """The least F that the size of no batch's results refutes."""
-    refuted: str | None = field(default=None, metadata=kept_since(None))
+    refuted: str | None = field(default=None, metadata=KEPT)
     """What refutes the bounds; ``None``: nothing does, or F was multiplied until nothing did."""
-    trusted: int | None = field(default=None, metadata=kept_since(None))
+    trusted: int | None = field(default=None, metadata=KEPT)
     """So many batches eliminate, as those after them were refuted and this stops it; ``None``: all."""
-    failed: Tensor | None = field(default=None, metadata=kept_since(None))
+    failed: Tensor | None = field(default=None, metadata=KEPT)
     """What has failed of planned batches since the last result of any, in order: ``plan`` does not hold that yet."""
     leading: Leading | None = None
     """The best candidate when the last batch was concluded; ``None``: looked up when it is asked for."""

@@ -310,17 +310,6 @@ class TestPlanning:
         assert torch.equal(rest, whole[5:])
         assert len(late.findings) == complete
 
-    def test_snapshots_of_early_versions_name_batches_without_results(self):
-        """They have the plan's batch and seed, of which the generator is evidence enough."""
-        X, generator = arms(150), torch.Generator().manual_seed(7)
-        policy, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
-        state = policy.init().without_results()
-        whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
-        seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(7)))
-        thawed = policy.thaw({**policy.freeze(state), "planned": [[0, seed]]})
-        assert torch.equal(policy.ask(thawed, max_q=10**9, pending=nothing, generator=generator).picks, whole)
-        assert thawed.round == 1
-
 
 def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan():
     X, member = arms(400), Member()
