@@ -57,7 +57,7 @@ class Journal:
         self.path, self._data = path, memoryview(data)
         self.about: dict[str, Any] = {}
         """Identifies the run."""
-        self.end = _after_header(path, data)
+        self.end = self._start = _after_header(path, data)
         """Where the last whole record ends."""
         self._events, self._arms = array("Q"), -1  # offsets
         self._rows, self._last_row = array("q"), -1  # offsets by number, −1: damaged
@@ -117,6 +117,15 @@ class Journal:
     def arms(self) -> Tensor | None:
         """Return the arms, ``a x d``; ``None`` if they were too large, or are damaged."""
         return None if self._arms < 0 else unpack(record_at(self._data, self._arms)[1])["arms"]
+
+    def same_events(self, end: End) -> bool:
+        """Return whether the file once ended at ``end``, and no event was added since."""
+        found = False
+        for record in scan(self._data, self._start):
+            if found and record.kind in EVENTS:
+                return False
+            found |= record.end == end
+        return found
 
     def _take(self, record: Record) -> None:
         """Note where a record is.

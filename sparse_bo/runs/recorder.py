@@ -170,12 +170,12 @@ class Recorder:
         """Return the writer, opened again if it was released.
 
         Raises:
-            StorageError: If it cannot be opened, or the file has changed since.
+            StorageError: If it cannot be opened, or has other events now.
         """
         assert self._writer is not None
         if self._released_at is not None:
-            writer, _ = Writer.open(self._writer.storage)
-            if writer.end != self._released_at:
+            writer, journal = Writer.open(self._writer.storage)
+            if not journal.same_events(self._released_at):
                 writer.close()
                 raise StorageError(
                     f"{writer.path} was written by another process since this loop released it, or is another run's, put in "
