@@ -132,7 +132,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         rows.append((f"{r['budget']:,}", asked, "yes" if r["journal"] else "no", *costs, *kept))
     columns = ("evaluations", "asked", "journal", "processor µs", "wall µs", "updates", "journal MB", "read s", "resume s")
     yield Table(columns, rows)
-    yield "A journal of single asks and tells, processor µs per evaluation (both transactions) as it grows:"
+    yield "A journal of single asks and tells, processor µs per evaluation (both records) as it grows:"
     loads = newest([r for r in records if r["benchmark"] == "load"], "observations", "seed").values()
     rows = [
         (
@@ -159,8 +159,7 @@ EXPERIMENT = Experiment(
     about="""
 BBKB on Cadata (20,640 arms, published settings) with an objective that costs nothing: ask, tell, model and journal
 together, per evaluation, without the objective. One at a time: one ask and one tell per evaluation, with so many
-evaluations out at all times. With a journal every ask and every tell is one SQLite transaction, of one evaluation or of a
-batch.
+evaluations out at all times. With a journal every ask and every tell is one record, of one evaluation or of a batch.
 """,
     jobs=jobs,
     page=page,

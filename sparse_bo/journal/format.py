@@ -84,7 +84,7 @@ class Record(NamedTuple):
     offset: int
     kind: bytes
     """Empty if the head is damaged."""
-    payload: memoryview
+    payload: bytes
     whole: bool
     """Whether the checksums of head and payload hold."""
     end: End
@@ -123,13 +123,13 @@ def frame(kind: bytes, payload: bytes, end: End) -> tuple[bytes, End]:
     return head + _CHECK.pack(check) + payload, End(end.offset + _HEAD_BYTES + len(payload), check)
 
 
-def record_at(data: memoryview, offset: int) -> tuple[bytes, memoryview]:
+def record_at(data: bytes, offset: int) -> tuple[bytes, bytes]:
     """Return kind and payload of the record at ``offset``."""
     length, kind, _ = _HEAD.unpack_from(data, offset)
     return kind, data[offset + _HEAD_BYTES : offset + _HEAD_BYTES + length]
 
 
-def scan(data: memoryview, end: End) -> Iterator[Record]:
+def scan(data: bytes, end: End) -> Iterator[Record]:
     """Yield the records after ``end``, up to one that is cut off or has a damaged head. About 1 µs each.
 
     A record is cut off if the file ends within it, or if nothing but zeros follows: power failures leave those.
@@ -150,32 +150,44 @@ def scan(data: memoryview, end: End) -> Iterator[Record]:
         number += 1
 
 
-def decode_event(kind: bytes, payload: memoryview, dims: int | None) -> Event:
-    """Return an event; its arrays are views. ``dims`` is ``d`` of a box, ``None`` over arms."""
-    name, stop = EVENTS[kind], 0
+def arrays_of(kind: bytes, payload: bytes, dims: int | None) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes of the picks, tickets and results of an event. ``dims`` is ``d`` of a box, ``None`` over arms."""
+    if kind == b"tell":
+        half = len(payload) // 2
+        return payload[:0], payload[:half], payload[half:]
+    if kind == b"ask ":
+        return payload[_ASK.size :], payload[:0], payload[:0]
+    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
+    return payload[:stop], payload[:0], payload[stop:]
+
+
+def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
+    """Return an event; its arrays are views. Arguments: :func:`arrays_of`."""
+    name = EVENTS[kind]
+    picks, tickets, results = arrays_of(kind, payload, dims)
+    if name == "ask":
+        first, max_q = _ASK.unpack_from(payload)
+        return Event(name, first, None if max_q < 0 else max_q, decode_picks(picks, dims))
     if name == "tell":
-        stop = len(payload) // 2
-        return Event(name, tickets=np.frombuffer(payload[:stop], "<i8"), results=np.frombuffer(payload[stop:], "<f8"))
-    if name == "update":
-        return Event(name)
-    start = _ASK.size if name == "ask" else 0
-    stop = len(payload) if name == "ask" else len(payload) // (1 + (dims or 1)) * (dims or 1)
-    data = payload[start:stop]
-    picks = np.frombuffer(data, "<i8") if dims is None else np.frombuffer(data, "<f8").reshape(-1, dims)
+        return Event(name, tickets=np.frombuffer(tickets, "<i8"), results=np.frombuffer(results, "<f8"))
     if name == "initial":
-        return Event(name, picks=picks, results=np.frombuffer(payload[stop:], "<f8"))
-    first, max_q = _ASK.unpack_from(payload)
-    return Event(name, first, None if max_q < 0 else max_q, picks)
+        return Event(name, picks=decode_picks(picks, dims), results=np.frombuffer(results, "<f8"))
+    return Event(name)
 
 
-def row_number(payload: memoryview) -> int:
+def decode_picks(data: bytes, dims: int | None) -> NDArray[Any]:
+    """Return ``q`` arms, or ``q x d`` points."""
+    return np.frombuffer(data, "<i8") if dims is None else np.frombuffer(data, "<f8").reshape(-1, dims)
+
+
+def row_number(payload: bytes) -> int:
     """Return the number of a row of the history."""
     return int(_ROW.unpack_from(payload)[0])
 
 
-def decode_row(payload: memoryview) -> Row:
+def decode_row(payload: bytes) -> Row:
     """Return a row of the history."""
-    return Row(row_number(payload), *json.loads(bytes(payload[_ROW.size :])))
+    return Row(row_number(payload), *json.loads(payload[_ROW.size :]))
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
@@ -194,7 +206,7 @@ def pack(values: Mapping[str, Any]) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, *arrays))
 
 
-def unpack(data: bytes | memoryview) -> dict[str, Any]:
+def unpack(data: bytes) -> dict[str, Any]:
     """Return the values that :func:`pack` packed, tensors on the CPU.
 
     Raises:
@@ -203,7 +215,7 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
     try:
         start = 8 + int.from_bytes(data[:8], "little")
         values: dict[str, Any] = {}
-        for name, part in json.loads(bytes(data[8:start])).items():
+        for name, part in json.loads(data[8:start]).items():
             if "value" in part:
                 values[name] = part["value"]
                 continue

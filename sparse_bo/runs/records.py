@@ -255,22 +255,12 @@ def about_of(path: str | Path) -> Mapping[str, Any]:
 
 
 def evaluations_of(journal: Journal) -> Evaluations:
-    """Return all evaluations, by ticket. About 2 µs per event.
+    """Return all evaluations, by ticket. About 0.5 µs per event.
 
     Raises:
         StorageError: If events contradict each other.
     """
-    dims, before = journal.about.get("dims"), 0
-    picks: list[NDArray[Any]] = [np.zeros(0, np.int64) if dims is None else np.zeros((0, dims))]
-    tickets, results = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for event in journal.events():
-        if event.picks is not None:
-            picks.append(event.picks)
-        if event.results is not None:
-            results.append(event.results)
-            before = len(event.results) if event.tickets is None else before
-            tickets.append(np.arange(before) if event.tickets is None else event.tickets)
-    every, observed = np.concatenate(picks), np.concatenate(tickets)
+    every, observed, results, before = journal.evaluations()
     values, known = np.full(len(every), np.nan), np.zeros(len(every), np.bool_)
     if len(observed):
         if observed.min() < 0 or observed.max() >= len(every) or np.bincount(observed, minlength=len(every)).max() > 1:
@@ -278,7 +268,7 @@ def evaluations_of(journal: Journal) -> Evaluations:
                 f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
                 "AskTell; take another copy"
             )
-        values[observed], known[observed] = np.concatenate(results), True
+        values[observed], known[observed] = results, True
     return Evaluations(every, values, known, len(every) - before)
 
 
@@ -341,7 +331,7 @@ def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_run(path: str | Path) -> Recorded:
-    """Read a run from its journal, also while it is being written. A second or two per million evaluations.
+    """Read a run from its journal, also while it is being written. About 2 µs per event and 30 µs per row of the history.
 
     Raises:
         FileNotFoundError: If there is no journal.

@@ -65,7 +65,7 @@ def finished(loop: AskTell, *, budget: int = BUDGET) -> AskTell:
 def records(data: bytes) -> list[Record]:
     """Return the records in the bytes of a journal."""
     _, _, start = read_header(data)
-    return list(scan(memoryview(data), start))
+    return list(scan(data, start))
 
 
 def rewritten(data: bytes, change: Callable[[bytes, bytes], tuple[bytes, bytes] | None]) -> bytes:
