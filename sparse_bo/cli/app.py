@@ -42,7 +42,9 @@ Examples:
 
   sparse-bo run --problem hartmann6 --policy gssbo --budget 300 --noise-sd 0
 
-  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.journal, then, after a crash: sparse-bo resume run.journal
+  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.journal
+
+  sparse-bo resume run.journal
 
 An objective of your own: write experiment.py with a function of a q x d tensor that returns q values (higher is better;
 NaN marks a failed evaluation), and say which arms there are:
