@@ -13,7 +13,7 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.policies.elimination.batches import TRIES, PlannedBatch
+from sparse_bo.policies.elimination.batches import PlannedBatch
 from sparse_bo.policies.elimination.findings import Finding
 from sparse_bo.policies.elimination.source import CandidateSource
 from sparse_bo.policies.elimination.state import EliminationState
@@ -62,8 +62,6 @@ def thaw_elimination(
 ) -> EliminationState:
     """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch.
 
-    Snapshots of early versions have ``planned`` too: batches without results, which are made again as they were.
-
     Args:
         empty: The policy's state without data.
         frozen: Arrays on any device.
@@ -73,7 +71,7 @@ def thaw_elimination(
     source = empty.source
     frozen = on_device(frozen, source.domain.device)
     state = replace(empty, **thaw_fields(EliminationState, frozen))
-    if state.norm is None:  # before the first complete batch, for bounds without F, and of early versions
+    if state.norm is None:  # before the first complete batch, and for bounds without F
         state = replace(state, width=doubled(state.width, state.doublings))
     else:
         state = replace(state, width=with_norm(state.width, state.norm))
@@ -106,7 +104,4 @@ def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callab
     assert isinstance(points, Tensor)  # see above
     picked = add_observations(no_observations(points), points, order, torch.zeros_like(part["y"]))
     chosen = Design(order, picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
-    failures = part.get("failures")
-    if failures is None:  # of early versions, which gave up all picks or none
-        failures = torch.full_like(order, TRIES if part["given_up"] else 0)
-    return PlannedBatch(candidates, over(points), chosen, part["observed"], part["y"], failures)
+    return PlannedBatch(candidates, over(points), chosen, part["observed"], part["y"], part["failures"])

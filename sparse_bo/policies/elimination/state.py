@@ -16,7 +16,7 @@ from sparse_bo.policies.elimination.candidates import marginals_at
 from sparse_bo.policies.elimination.findings import Finding, known
 from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.elimination.source import CandidateSource
-from sparse_bo.policies.persistence import KEPT, kept_since
+from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.widths import BatchWidth, ConstantWidth
@@ -64,17 +64,17 @@ class EliminationState:
     """Description of a contradiction in the data, which ends the run."""
     doublings: int = field(default=0, metadata=KEPT)
     """Number of doublings of F."""
-    norm: float | None = field(default=None, metadata=kept_since(None))
+    norm: float | None = field(default=None, metadata=KEPT)
     """F of the bounds, once a batch is complete; ``None`` for bounds without one."""
-    coverages: Sequence[Sequence[int]] = field(default=(), metadata=kept_since(()))
+    coverages: Sequence[Sequence[int]] = field(default=(), metadata=KEPT))
     """For each complete batch with results: its inputs, and those whose mean result lies in the interval predicted before."""
-    norm_at_least: float | None = field(default=None, metadata=kept_since(None))
+    norm_at_least: float | None = field(default=None, metadata=KEPT)
     """Smallest F that no batch refutes by the size of its results."""
-    refuted: str | None = field(default=None, metadata=kept_since(None))
+    refuted: str | None = field(default=None, metadata=KEPT)
     """Description of the refutation of the bounds; ``None`` without one, or after F was enlarged."""
-    trusted: int | None = field(default=None, metadata=kept_since(None))
+    trusted: int | None = field(default=None, metadata=KEPT)
     """Number of batches that eliminate, when a refutation has stopped elimination; ``None``: all."""
-    failed: Tensor | None = field(default=None, metadata=kept_since(None))
+    failed: Tensor | None = field(default=None, metadata=KEPT)
     """Failed picks of the current plan before its first result, in order."""
     leading: Leading | None = None
     """The best candidate after the last batch; ``None``: computed on request."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparse_bo import BPE, SBPE, AskTell, ContradictionError, maximize
+from sparse_bo import BPE, SBPE, AskTell, ContradictionError, Storage, maximize
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
 from sparse_bo.domains import Arms, Box
@@ -310,17 +310,6 @@ class TestPlanning:
         assert torch.equal(rest, whole[5:])
         assert len(late.findings) == complete
 
-    def test_snapshots_of_early_versions_name_batches_without_results(self):
-        """They have the plan's batch and seed, of which the generator is evidence enough."""
-        X, generator = arms(150), torch.Generator().manual_seed(7)
-        policy, nothing = self.POLICY.on(Arms(X)), torch.empty(0, dtype=torch.long)
-        state = policy.init().without_results()
-        whole = policy.ask(state, max_q=10**9, pending=nothing, generator=generator).picks
-        seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(7)))
-        thawed = policy.thaw({**policy.freeze(state), "planned": [[0, seed]]})
-        assert torch.equal(policy.ask(thawed, max_q=10**9, pending=nothing, generator=generator).picks, whole)
-        assert thawed.round == 1
-
 
 def test_the_global_generator_is_untouched_and_the_seed_decides_the_plan():
     X, member = arms(400), Member()
@@ -352,9 +341,8 @@ def test_failed_evaluations_are_tried_again_once_and_then_left_out():
 @pytest.mark.parametrize("width", ["theory", "gaussian"])
 @pytest.mark.parametrize("policy_of", [SBPE, BPE])
 @pytest.mark.filterwarnings("ignore:.*evaluations failed:sparse_bo.errors.FailureWarning")
-def test_a_batch_that_fails_whole_is_tried_again_once_and_then_the_next_begins(policy_of, width, asked, tmp_path, monkeypatch):
+def test_a_batch_that_fails_whole_is_tried_again_once_and_then_the_next_begins(policy_of, width, asked, tmp_path):
     """Used to hand out the same batch for ever."""
-    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
     X, member = arms(60), Member()
     chosen = policy_of(**settings(member, width=width))
     first = AskTell(X, chosen).ask().indices.tolist()
@@ -369,7 +357,7 @@ def test_a_batch_that_fails_whole_is_tried_again_once_and_then_the_next_begins(p
         assert failing[: len(first)] == first
         return loop
 
-    path, reference = tmp_path / "run.db", begun(None)
+    path, reference = Storage(tmp_path / "run.journal", replay_seconds=0.0), begun(None)
     begun(path).close()
     with AskTell.resume(path) as loop:
         for each in (loop, reference):
