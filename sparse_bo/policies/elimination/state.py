@@ -66,7 +66,7 @@ class EliminationState:
     """Number of doublings of F."""
     norm: float | None = field(default=None, metadata=KEPT)
     """F of the bounds, once a batch is complete; ``None`` for bounds without one."""
-    coverages: Sequence[Sequence[int]] = field(default=(), metadata=KEPT))
+    coverages: Sequence[Sequence[int]] = field(default=(), metadata=KEPT)
     """For each complete batch with results: its inputs, and those whose mean result lies in the interval predicted before."""
     norm_at_least: float | None = field(default=None, metadata=KEPT)
     """Smallest F that no batch refutes by the size of its results."""

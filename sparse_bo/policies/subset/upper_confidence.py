@@ -22,7 +22,8 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
+from sparse_bo.acquisition.posteriors import ClosedForm, ModelKernel, batch_posterior
+from sparse_bo.gp.roots import MatrixRoot
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models import SparseGP
@@ -33,26 +34,24 @@ LEAST_VARIANCE = 1e-10
 
 
 class Bound(NamedTuple):
-    """``shift + scale · mean + width · σ`` of a GP with a stationary kernel. A value."""
+    """``mean + width · σ`` of a GP with a stationary kernel. A value."""
 
     kernel: str
     """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
     lengthscales: Tensor
     """``d``, or 1."""
     variance: Tensor
-    """Scalar prior variance, in transformed units, as all other fields but the next three."""
+    """Scalar prior variance, in units of ``scale``."""
     mean: Tensor
-    """Scalar prior mean."""
-    shift: float
-    """Shift of the outcome transform (y)."""
+    """Scalar prior mean (y)."""
     scale: float
-    """Scale of the outcome transform (y)."""
+    """Output scale (y²)."""
     width: float
     """√β."""
     points: Tensor
     """``n x d``: D over the lengthscales."""
     alpha: Tensor
-    """``n``."""
+    """``n`` (y)."""
     root: Tensor
     """``n x r``: R."""
 
@@ -62,13 +61,13 @@ class Bound(NamedTuple):
         value, slope = RADIAL[self.kernel](squared_distances(Z, self.points))
         k = value * self.variance
         explained = k @ self.root
-        variance = (self.variance - explained.square().sum(dim=-1)) * self.scale**2
+        variance = (self.variance - explained.square().sum(dim=-1)) * self.scale
         deviation = variance.clamp_min(LEAST_VARIANCE).sqrt()
-        bound = self.shift + self.scale * (self.mean + k @ self.alpha) + self.width * deviation
+        bound = self.mean + k @ self.alpha + self.width * deviation
         if not wanted:
             return bound, None
-        share = torch.where(variance > LEAST_VARIANCE, self.width * self.scale**2 / deviation, 0.0)
-        weights = self.scale * self.alpha - share.unsqueeze(-1) * (explained @ self.root.mT)
+        share = torch.where(variance > LEAST_VARIANCE, self.width * self.scale / deviation, 0.0)
+        weights = self.alpha - share.unsqueeze(-1) * (explained @ self.root.mT)
         weights = weights.mul_(slope).mul_(self.variance)  # dkᵢ/dx = −slopeᵢ (x − dᵢ)/ℓ²
         return bound, (weights @ self.points - weights.sum(dim=-1, keepdim=True) * Z) / self.lengthscales
 
@@ -124,21 +123,24 @@ def _bound_of(model: Any, width: float) -> Bound | None:
         return None
     inputs = model.train_inputs[0]
     with torch.no_grad():
-        posterior = batch_posterior(model, in_batch="process", like=inputs)
-        if not isinstance(posterior, ClosedForm):
+        closed = batch_posterior(model, in_batch="process", like=inputs)
+        if not isinstance(closed, ClosedForm):
             return None
-        parts = stationary_parts(posterior.kernel)
+        posterior, root = closed.posterior, closed.posterior.root
+        kernel = posterior.prior.kernel
+        assert isinstance(kernel, ModelKernel)
+        assert isinstance(root, MatrixRoot)
+        parts = stationary_parts(kernel.kernel)
         if parts is None or parts.lengthscales.dim() != 1 or inputs.dtype != torch.float64:
             return None
         return Bound(
             kernel=parts.name,
             lengthscales=parts.lengthscales.detach().clone(),
             variance=parts.variance.detach().clone(),
-            mean=model.mean_module.constant.detach().clone(),
-            shift=posterior.shift,
-            scale=posterior.scale,
+            mean=posterior.prior.mean_at(inputs[:1]).squeeze(),
+            scale=posterior.prior.scale,
             width=width,
-            points=posterior.representation.points / parts.lengthscales,
-            alpha=posterior.representation.alpha,
-            root=posterior.representation.root,
+            points=posterior.support / parts.lengthscales,
+            alpha=posterior.alpha,
+            root=root.matrix,
         )
