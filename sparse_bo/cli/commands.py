@@ -40,10 +40,10 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.report.tables import audit_table, recorded_summary
+from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import chosen_policy
-from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page

@@ -178,7 +178,7 @@ def test_a_resumed_run_takes_its_space_from_the_journal_and_names_what_differs(t
     run = {"policy": RandomSearch(), "storage": tmp_path / "run.db"}
     maximize(few, space=SMALL, feasible=lambda point: point["n"] > 1, budget=2, **run)
     for feasible in (None, lambda point: point["n"] > 0):
-        with pytest.raises(ValueError, match="had another feasible= over these parameters; take another storage="):
+        with pytest.raises(ValueError, match="had another feasible= over these parameters; pass another storage="):
             maximize(few, space=SMALL, feasible=feasible, budget=4, resume=True, **run)
     result = maximize(few, budget=4, resume=True, **run)
     assert len(result.history.parameters) == 4
@@ -276,7 +276,7 @@ def test_workers_get_dictionaries():
             "function failed at .*KeyError",
         ),
         (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
-        (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "needs space="),
+        (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "with space="),
         (lambda: AskTell(space=MIXED, initial=(OK, [1.0])), TypeError, "to be a list of dictionaries with .*, got dict"),
         (lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])), TypeError, "a list of dictionaries with .*iterator"),
         (lambda: AskTell(space=MIXED, initial=(["lr"], [1.0])), TypeError, "got str in row 0"),

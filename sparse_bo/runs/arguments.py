@@ -1,4 +1,4 @@
-"""What a run is given, checked: its budget, its seed, its notes, and observations made before it."""
+"""Checks of a run's arguments: budget, policy, seed, notes, and initial observations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from sparse_bo.policies import Policy
 from sparse_bo.validation import check_count, check_finite
 
 MOST = 10**9
-"""A run keeps every evaluation, in 100 bytes of memory or more: so many take 100 GB and some hours, without the objective."""
-
-SEEDS = 2**64
-"""A seed is smaller: torch's generators take no other."""
+"""Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
 
 
 def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
-    """Return a budget (NumPy's integers too) as an ``int`` that a run can come to the end of.
+    """Return a budget as an ``int`` after checks.
 
     Raises:
         TypeError: If it is not an integer.
@@ -29,17 +26,17 @@ def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
     """
     if check_count(name, budget, minimum=minimum) > MOST:
         raise ValueError(
-            f"expected {name} of at most {MOST:,}, got {int(budget):,}: a run keeps every evaluation in memory, in 100 bytes "
-            "or more each, so that it never comes to that end. Ask for what it can, and go on from there with another run"
+            f"expected {name} of at most {MOST:,}, got {int(budget):,}: a run stores every evaluation in memory, in at least "
+            "100 bytes each; pass a smaller budget, and continue with another run"
         )
     return int(budget)
 
 
 def check_policy(policy: Any) -> Policy:
-    """Return a policy as it is given.
+    """Return a policy after a check of its type.
 
     Raises:
-        TypeError: If it is none, or a policy's class.
+        TypeError: If ``policy`` is not a policy, or a policy's class.
     """
     if isinstance(policy, type) or not isinstance(policy, Policy):
         got = f"the class {policy.__name__}; call it" if isinstance(policy, type) else type(policy).__name__
@@ -48,14 +45,14 @@ def check_policy(policy: Any) -> Policy:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed (NumPy's integers too) as an ``int``.
+    """Return a seed as an ``int`` after checks.
 
     Raises:
         TypeError: If it is not an integer.
-        ValueError: If it is negative, or not below :data:`SEEDS`.
+        ValueError: If it is negative, or not below 2⁶⁴.
     """
-    if check_count("seed", seed, minimum=0) >= SEEDS:
-        raise ValueError(f"expected seed below 2^64 = {SEEDS}, got {seed}")
+    if check_count("seed", seed, minimum=0) >= 2**64:  # the limit of torch's generators
+        raise ValueError(f"expected seed below 2^64, got {seed}")
     return int(seed)
 
 

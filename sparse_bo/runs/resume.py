@@ -1,4 +1,4 @@
-"""A recorded run that is to be resumed: read on rank 0, sent to every rank."""
+"""The start of a resume: a recorded run, read on rank 0 and sent to every rank."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sparse_bo.runs.records import Start, domain_of, evaluations_of, policy_of, 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A recorded run, to be resumed."""
+    """A recorded run for a resume."""
 
     domain: Domain | None
-    """``None`` on its way between ranks: each has its own part of the arms."""
+    """``None`` between ranks: each has its own part of the arms."""
     policy: Policy
     settings: Mapping[str, Any]
     why: Mapping[str, Any]
     start: Start
-    """Where to begin."""
+    """Snapshot to start from."""
     events: Sequence[Event]
-    """After that."""
+    """Events after it."""
     writer: Writer | None
     """The open journal; ``None`` on the other ranks."""
 
@@ -40,7 +40,7 @@ def past_of(
     device: str | torch.device | None,
     feasible: Feasible | None,
 ) -> Past:
-    """Read a recorded run; over arms in shards, on rank 0 for every rank. Arguments and errors: ``AskTell.resume``.
+    """Read a recorded run; over sharded arms, on rank 0 for every rank. Arguments and errors: ``AskTell.resume``.
 
     Raises:
         RankError: On the other ranks, if rank 0 cannot read it.
@@ -50,7 +50,9 @@ def past_of(
         return _read(storage, arms, policy, device, feasible)
     assert isinstance(arms, ShardedArms)
     if device is not None:
-        raise ValueError("expected no device= with arms in shards: every rank computes where its part is; use arms.to(device)")
+        raise ValueError(
+            "expected no device= with sharded arms, got one; every rank computes on the device of its part, use arms.to(device)"
+        )
     arms.digest()  # on every rank, for the comparison below
     step, past = "reading the journal", None
     if group.leads:
