@@ -13,7 +13,6 @@ from typing import Any, get_args
 import typer
 
 from sparse_bo.cli.console import complain, console, refused, say
-from sparse_bo.cli.finish import finish, save
 from sparse_bo.cli.inputs import (
     INPUT_ERRORS,
     AnyProblem,
@@ -24,10 +23,9 @@ from sparse_bo.cli.inputs import (
     folder,
     problem_of,
 )
-from sparse_bo.cli.launch import launch, spread
+from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, save, spread, spread_over
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
-from sparse_bo.cli.ranks import device_on_rank, ranks_of_job, spread_over
 from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
