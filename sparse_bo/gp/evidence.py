@@ -105,9 +105,18 @@ class Learned:
             return self.lengthscales
         return (self.shares / self.alone.square() + self.rest * REST_CURVATURE / self.lengthscales.square()).rsqrt()
 
-    def correlation(self, U: Tensor, V: Tensor) -> Tensor:
+    @property
+    def log_cells(self) -> Tensor:
+        """Logarithm of the number of lengthscale-sized cells of the unit cube, scalar."""
+        return (1.0 / self.reach).clamp_min(1.0).log().sum()
+
+    def cross(self, U: Tensor, V: Tensor) -> Tensor:
         """Return the prior correlations, ``a x b`` of ``a x d`` and ``b x d`` points."""
         return self.slopes(U, V).value
+
+    def diagonal(self, U: Tensor) -> Tensor:
+        """Return the prior correlation of each of ``a x d`` points with itself: ones, ``a``."""
+        return torch.ones_like(U[..., 0])
 
     def slopes(self, U: Tensor, V: Tensor) -> CorrelationSlopes:
         """Return the correlations of ``r x d`` and ``n x d`` points with what their gradients need."""

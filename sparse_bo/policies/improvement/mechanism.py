@@ -160,8 +160,8 @@ class ArmSearch(Mechanism[ImprovementState]):
         refuse = state.refusal(given)
         if refuse is not None and not bool((refused := refuse(arms)).all()):
             arms = arms[~refused]
-        gp = fitted.gp.conditioned(unit[torch.cat([given, _failing(state)])])
-        best = torch.cat([fitted.gp.means(fitted.gp.X), fitted.gp.means(unit[given])]).max()
+        gp = fitted.gp.condition(unit[torch.cat([given, _failing(state)])])
+        best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[given])]).max()
         noisy = exact(state.U, state.y) is False
         corners = Bounds(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
         noise = fitted.gp.noise_variance if noisy else 0.0
@@ -176,7 +176,7 @@ class ArmSearch(Mechanism[ImprovementState]):
             seen = seen | (place == torch.arange(len(arms), device=arms.device))
             picks.append(arms[place].unsqueeze(0))
             u = pool.U[place].unsqueeze(0)
-            pool, gp = pool.after(gp, u, gp.moments(u)), gp.conditioned(u)
+            pool, gp = pool.after(gp, u, gp.moments(u)), gp.condition(u)
         return torch.cat([given[:0], *picks])
 
 

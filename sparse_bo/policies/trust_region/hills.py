@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.trust_region.local_gp import LocalGP
 
 PLACES = 7
 """Points between two ends at which a valley is looked for."""
@@ -19,19 +20,18 @@ SURPRISE = 0.02
 times on draws of a GP and at 15 of 21 on Hartmann-6 (after 60 to 300 evaluations, seeds 20, 21, 30)."""
 
 
-def surprising(gp: LocalGP) -> bool:
+def surprising(gp: Posterior, learned: Learned) -> bool:
     """Return whether the highest mean is higher than the model itself lets expect anywhere in the unit cube.
 
-    That one of N independent values (:attr:`.LocalGP.log_places`) exceeds the mean by r sd has at most the probability
+    That one of N independent values (:attr:`.Learned.log_cells`) exceeds the mean by r sd has at most the probability
     N Φ(−r). Where the highest mean is further above, the objective has hills that the model does not
     foresee: its expected improvement does not find them. O(n² d).
     """
-    learned = gp.learned
-    rise = (gp.means(gp.X).max() - learned.mean) / math.sqrt(learned.scale)
-    return bool(gp.log_places + torch.special.log_ndtr(-rise) < math.log(SURPRISE))
+    rise = (gp.mean(gp.support).max() - learned.mean) / math.sqrt(learned.scale)
+    return bool(learned.log_cells + torch.special.log_ndtr(-rise) < math.log(SURPRISE))
 
 
-def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:
+def on_hills(gp: Posterior, U: Tensor, tops: Tensor) -> Tensor:
     """Return which points have no valley of the posterior mean between them and one of some maxima (the hill-valley test).
 
     Ursem 1999, "Multinational evolutionary algorithms": two points are on one hill if no point of the straight line between
@@ -48,15 +48,15 @@ def on_hills(gp: LocalGP, U: Tensor, tops: Tensor) -> Tensor:
     if not len(tops) or not len(U):
         return torch.zeros(len(U), dtype=torch.bool, device=U.device)
     along = torch.arange(1, PLACES + 1, dtype=U.dtype, device=U.device).unsqueeze(-1) / (PLACES + 1)
-    heights, found = gp.means(U), torch.zeros(len(U), dtype=torch.bool, device=U.device)
-    for top, height in zip(tops, gp.means(tops), strict=True):  # one after another: N · PLACES · n numbers at a time
+    heights, found = gp.mean(U), torch.zeros(len(U), dtype=torch.bool, device=U.device)
+    for top, height in zip(tops, gp.mean(tops), strict=True):  # one after another: N · PLACES · n numbers at a time
         lines = U.unsqueeze(1) + along * (top - U).unsqueeze(1)  # N x PLACES x d
-        lowest = gp.means(lines.flatten(0, 1)).reshape(-1, PLACES).amin(dim=-1)
+        lowest = gp.mean(lines.flatten(0, 1)).reshape(-1, PLACES).amin(dim=-1)
         found |= lowest >= heights.minimum(height) - VALLEY
     return found
 
 
-def but_hills(gp: LocalGP, tops: Tensor, *, above: float, refuse: Refusal | None) -> Refusal | None:
+def but_hills(gp: Posterior, tops: Tensor, *, above: float, refuse: Refusal | None) -> Refusal | None:
     """Return a refusal of what ``refuse`` refuses and of points on hills that the search would climb to the same maximum.
 
     Args:
@@ -69,7 +69,7 @@ def but_hills(gp: LocalGP, tops: Tensor, *, above: float, refuse: Refusal | None
         return refuse
 
     def away(U: Tensor) -> Tensor:
-        found = gp.means(U) > above
+        found = gp.mean(U) > above
         found[found.nonzero().squeeze(-1)] = on_hills(gp, U[found], tops)
         return found if refuse is None else found | refuse(U)
 

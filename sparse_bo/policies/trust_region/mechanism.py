@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Box
+from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.box_states import freeze_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
@@ -18,7 +19,6 @@ from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.trust_region import search
 from sparse_bo.policies.trust_region.hills import but_hills, on_hills, surprising
-from sparse_bo.policies.trust_region.local_gp import LocalGP
 from sparse_bo.policies.trust_region.region import Region, first_region, moved, rose
 from sparse_bo.policies.trust_region.repeats import exact
 from sparse_bo.policies.trust_region.search import Bounds, Pool
@@ -133,7 +133,7 @@ class RegionSearch(Mechanism[RegionState]):
         assert region is not None
         assert fitted is not None
         X, designed = self.box.to_unit(after.X), before.fitted is None
-        means = fitted.warp(after.places.values[fitted.rows]) if exact else fitted.gp.means(X[fitted.rows])
+        means = fitted.warp(after.places.values[fitted.rows]) if exact else fitted.gp.mean(X[fitted.rows])
         noise, newest = 0.0 if exact else fitted.noise, after.pulls if designed else before.pulls
         next_one = moved(
             region,
@@ -144,7 +144,7 @@ class RegionSearch(Mechanism[RegionState]):
             total=after.pulls,
             dims=self.box.dims,
             noise=noise,
-            surprised=surprising(fitted.gp),
+            surprised=surprising(fitted.gp, fitted.learned),
             returned=bool(on_hills(fitted.gp, X[[region.centre]], X[list(region.ended)]).any()),
             scouted=int((rows >= region.start).sum()),
         )
@@ -214,15 +214,15 @@ class RegionSearch(Mechanism[RegionState]):
         """Return ``q x d`` picks in the unit cube; fewer if they are to pay and no other does."""
         refuse, failed = self._failures(state, fitted.gp)
         out = self.box.to_unit(pending)
-        gp = fitted.gp.conditioned(torch.cat([out, failed]))
+        gp = fitted.gp.condition(torch.cat([out, failed]))
         pools = self._pools(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
         if paying:
-            highest = torch.cat([fitted.gp.means(fitted.gp.X), fitted.gp.means(out)]).max()
+            highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
             worth = Worth(fitted.warp, highest, HORIZON * state.pulls)
             pools = [replace(pool, best=float(highest), worth=worth) for pool in pools]
         picks: list[Tensor] = []
         evaluated = self.box.to_unit(state.X)
-        filling = not self.cumulative and search.unresolved(gp, evaluated=len(evaluated))
+        filling = not self.cumulative and search.unresolved(fitted.learned, evaluated=len(evaluated))
         for _ in range(q):
             aside = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < self.anywhere
             if filling and (aside or region.scouting):
@@ -234,7 +234,7 @@ class RegionSearch(Mechanism[RegionState]):
             picks.append(u)
             at = gp.moments(u)
             pools = [pool.after(gp, u, at) for pool in pools]
-            gp = gp.conditioned(u)
+            gp = gp.condition(u)
         return torch.cat([pending[:0], *picks])
 
     def _pools(
@@ -243,7 +243,7 @@ class RegionSearch(Mechanism[RegionState]):
         fitted: FittedRegion,
         region: Region,
         *,
-        gp: LocalGP,
+        gp: Posterior,
         out: Tensor,
         refuse: Refusal | None,
         generator: torch.Generator,
@@ -263,7 +263,7 @@ class RegionSearch(Mechanism[RegionState]):
         centre, tops = X[region.centre], X[list(region.avoided)]
         bounds = Bounds(*region.sides(centre, fitted.learned.reach))
         whole = Bounds(torch.zeros_like(centre), torch.ones_like(centre))
-        means, promised = fitted.gp.means(X[fitted.rows]), fitted.gp.means(out)
+        means, promised = fitted.gp.mean(X[fitted.rows]), fitted.gp.mean(out)
         highest = float(torch.cat([means, promised]).max())
         own = torch.cat([means[_own(region, fitted, X)], promised[bounds.contain(out)]])
         best = float(own.max()) if len(own) else fitted.learned.mean if len(tops) else highest
@@ -279,13 +279,13 @@ class RegionSearch(Mechanism[RegionState]):
             bounds, U = whole, torch.cat([U, search.combined(gp, centre, generator=generator)])
         return [pool(U, bounds, best=best, refuse=away, centre=centre), everywhere]
 
-    def _failures(self, state: RegionState, gp: LocalGP) -> tuple[Refusal | None, Tensor]:
+    def _failures(self, state: RegionState, gp: Posterior) -> tuple[Refusal | None, Tensor]:
         """Return which points of the unit cube to leave alone, and those (``f x d``) where evaluations failed lately."""
         failures, box = state.failures, self.box
         if failures is None or not len(failures.where):
-            return None, gp.X[:0]
+            return None, gp.support[:0]
         failures = replace(failures, where=box.to_unit(failures.where))
-        near = refused(failures, pulls=state.pulls, succeeded=box.to_unit(state.X), correlation=gp.correlation)
+        near = refused(failures, pulls=state.pulls, succeeded=box.to_unit(state.X), correlation=gp.prior.kernel.cross)
         return near, failures.where[failures.speaking(state.pulls)]
 
 
@@ -299,7 +299,7 @@ def _own(region: Region, fitted: FittedRegion, X: Tensor) -> Tensor:
     return own
 
 
-def _next(gp: LocalGP, pools: Sequence[Pool], *, picked: int) -> Tensor | None:
+def _next(gp: Posterior, pools: Sequence[Pool], *, picked: int) -> Tensor | None:
     """Return the pick (``1 x d``) of the first pool whose pick pays and is not known yet.
 
     If there is none, it is a quasi-random point of the last; ``None`` where picks are to pay.

@@ -45,7 +45,7 @@ def best_row(fitted: FittedRegion, U: Tensor, y: Tensor, places: Places) -> int:
     highest = places.values[rows].argsort(descending=True, stable=True)
     trusted = rows[highest[: max(LEAST_TRUSTED, int(TRUSTED * len(rows)))]]
     known = fitted.rows[torch.isin(fitted.rows, trusted)]
-    return int(known[fitted.gp.means(U[known]).argmax()])
+    return int(known[fitted.gp.mean(U[known]).argmax()])
 
 
 def recommended(fitted: FittedRegion, U: Tensor, y: Tensor, places: Places) -> Recommended:

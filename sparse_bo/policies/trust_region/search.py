@@ -11,10 +11,11 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.acquisition.expected_improvement import LogImprovement, log_augmented_improvement
+from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.kernels.stationary import squared_distances
 from sparse_bo.linalg.largest import first_largest
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.trust_region.local_gp import LocalGP, Moments
 from sparse_bo.policies.trust_region.region import FEW_DIMS
 from sparse_bo.policies.trust_region.worth import Worth
 
@@ -84,7 +85,7 @@ class Pool:
     centre: Tensor | None = None
     """``d``: in more than :data:`FEW_DIMS` dimensions, climbs keep the coordinates that a candidate shares with it."""
 
-    def after(self, gp: LocalGP, pick: Tensor, at_pick: Moments) -> Pool:
+    def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> Pool:
         """Return the pool that knows that a pick (``1 x d``) will be observed; its mean stays, and counts as reached.
 
         Args:
@@ -92,14 +93,8 @@ class Pool:
             pick: The newest.
             at_pick: Its moments under ``gp``.
         """
-        mean, variance, features = self.moments
-        scale = gp.learned.scale
-        left = gp.correlation(self.U, pick).squeeze(-1) - at_pick.features.squeeze(-1) @ features
-        row = left / math.sqrt(float(at_pick.variance) / scale + gp.learned.noise)
-        smallest = torch.finfo(variance.dtype).tiny
-        variance = (variance - scale * row.square()).clamp_min(smallest)
         best = max(self.best, float(at_pick.mean))
-        return replace(self, moments=Moments(mean, variance, torch.cat([features, row.unsqueeze(0)])), best=best)
+        return replace(self, moments=gp.moments_given(self.U, self.moments, pick, at_pick), best=best)
 
     def gain(self, mean: Tensor, variance: Tensor) -> LogImprovement:
         """Return the logarithm of what observing points with such moments improves, in expectation; or what it is worth."""
@@ -144,7 +139,7 @@ def around(centre: Tensor, bounds: Bounds, *, generator: torch.Generator) -> Ten
     return torch.cat([U, near.maximum(bounds.lower).minimum(bounds.upper)])
 
 
-def combined(gp: LocalGP, centre: Tensor, *, generator: torch.Generator) -> Tensor:
+def combined(gp: Posterior, centre: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return candidates (``N x d``) that give each input the value that is best along it alone, by the model of a sum.
 
     Along each input, the others the centre's, posterior means and sd are computed at :data:`PLACES` values of the whole box. A
@@ -168,7 +163,7 @@ def combined(gp: LocalGP, centre: Tensor, *, generator: torch.Generator) -> Tens
 
 
 def pool_of(
-    gp: LocalGP,
+    gp: Posterior,
     U: Tensor,
     bounds: Bounds,
     *,
@@ -184,7 +179,7 @@ def pool_of(
     return Pool(U, bounds, gp.moments(U), best, noise_variance, refuse, centre=centre)
 
 
-def pick(gp: LocalGP, pool: Pool) -> Tensor:
+def pick(gp: Posterior, pool: Pool) -> Tensor:
     """Return the point (``1 x d``) of the highest expected improvement that climbs from the best candidates reach."""
     scores = pool.gain(pool.moments.mean, pool.moments.variance).value
     starts = pool.U[scores.topk(min(CLIMBS, len(pool.U))).indices]
@@ -199,17 +194,17 @@ def pick(gp: LocalGP, pool: Pool) -> Tensor:
     return U[int(pool.gain(mean, variance).value.argmax())].unsqueeze(0)
 
 
-def unresolved(gp: LocalGP, *, evaluated: int) -> bool:
+def unresolved(learned: Learned, *, evaluated: int) -> bool:
     """Return whether the unit cube has more independent places than evaluations: picks should fill it, too. O(d).
 
-    See :data:`FILLED_DIMS` and :attr:`.LocalGP.log_places`.
+    See :data:`FILLED_DIMS` and :attr:`.Learned.log_cells`.
 
     Args:
-        gp: Posterior.
+        learned: Hyper-parameters.
         evaluated: Evaluations, repeated ones included.
     """
-    d = gp.X.shape[1]
-    return d <= FILLED_DIMS and evaluated >= FILLED_FROM * d and math.log(evaluated) < float(gp.log_places)
+    d = len(learned.lengthscales)
+    return d <= FILLED_DIMS and evaluated >= FILLED_FROM * d and math.log(evaluated) < float(learned.log_cells)
 
 
 def emptiest(U: Tensor, X: Tensor) -> Tensor:
@@ -217,7 +212,7 @@ def emptiest(U: Tensor, X: Tensor) -> Tensor:
     return U[first_largest(squared_distances(U, X).amin(dim=1), scale=U.shape[1])].unsqueeze(0)
 
 
-def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = KNOWN**2) -> Tensor:
+def known(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = KNOWN**2) -> Tensor:
     """Return which of ``N`` points are known well enough (``N``): see :data:`KNOWN`, :data:`EXACT`, :data:`RESOLUTION`.
 
     A point whose mean is above the best by more than that is not: only what has been evaluated is recommended.
@@ -236,7 +231,7 @@ def known(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0, 
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
 
 
-def _climbed(gp: LocalGP, U: Tensor, pool: Pool, *, free: Tensor) -> Tensor:
+def _climbed(gp: Posterior, U: Tensor, pool: Pool, *, free: Tensor) -> Tensor:
     """Return ``r x d`` points climbed along ``free`` coordinates to higher log expected improvement, all in one search."""
     if not bool(free.any()):
         return U
@@ -246,7 +241,7 @@ def _climbed(gp: LocalGP, U: Tensor, pool: Pool, *, free: Tensor) -> Tensor:
         return (bounds.lower + span * torch.from_numpy(x).to(U).reshape(shape)).clamp(0.0, 1.0)
 
     def negative(x: Any) -> tuple[float, Any]:
-        at = gp.slopes(place(x))
+        at = gp.gradients(place(x))
         rise = pool.gain(at.mean, at.variance)
         gradient = rise.by_mean.unsqueeze(-1) * at.mean_gradient + rise.by_variance.unsqueeze(-1) * at.variance_gradient
         return -float(rise.value.sum()), -(gradient * span).flatten().cpu().numpy()
