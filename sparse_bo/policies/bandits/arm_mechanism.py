@@ -29,7 +29,7 @@ from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
-from sparse_bo.gp.learning import learn_prior, learning_is_due
+from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
 from sparse_bo.gp.quadratic import quadratic_form
@@ -82,7 +82,7 @@ class ArmUCB(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64. A lazy set that is still lazy here is streamed.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learning.learning_is_due`).
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
         design_size: Distinct random arms before the first score.
         max_batch_size: No batch is larger.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.
