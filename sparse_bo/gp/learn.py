@@ -17,7 +17,7 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +55,10 @@ logger = logging.getLogger(__name__)
 class Given(NamedTuple):
     """Hyper-parameters that are known, in standard units; ``None``: to be learned."""
 
-    covariance: Tensor | None = None
-    """``n x n`` prior covariance of the inputs; then the scale is 1."""
+    correlation: Tensor | None = None
+    """``n x n`` prior covariance of the inputs in units of the scale."""
+    scale: float | None = None
+    """Beside a correlation alone."""
     noise: float | None = None
     """Noise variance."""
     mean: float | None = None
@@ -85,7 +87,7 @@ class LogPosterior:
     @property
     def size(self) -> int:
         """Number of the correlation's hyper-parameters."""
-        if self.given.covariance is not None:
+        if self.given.correlation is not None:
             return 0
         return self.X.shape[1] * (3 if self.family == ADDITIVE else 1)
 
@@ -105,11 +107,11 @@ class LogPosterior:
         """
         given = self.given
         R: Correlation
-        if given.covariance is not None:
-            R = fixed_correlation(given.covariance)
+        if given.correlation is not None:
+            R = fixed_correlation(given.correlation)
         else:
             R = correlation_of(theta[: self.size], self.X, family=self.family, together=self.together)
-        scale: float | Tensor | None = None if given.covariance is None else 1.0
+        scale: float | Tensor | None = given.scale
         noise = theta[-1].exp()
         if given.noise is not None:
             scale, noise = noise, given.noise / noise
@@ -128,7 +130,7 @@ class LogPosterior:
         return value, torch.cat([found.by_correlation + prior.gradient, last.reshape(1)])
 
     def hyperparameters(self, theta: Tensor, evidence: float) -> Hyperparameters:
-        """Return the hyper-parameters at ``theta``; with a given covariance without lengthscales."""
+        """Return the hyper-parameters at ``theta``; with a given correlation without lengthscales."""
         found, d = self.likelihood(theta), self.X.shape[1]
         scale, last = float(found.scale), math.exp(float(theta[-1]))
         noise = last if self.given.noise is None else self.given.noise / scale
@@ -202,7 +204,7 @@ def learn(
     if not bool(torch.isfinite(X).all() & torch.isfinite(means).all()):
         raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
     best: Hyperparameters | None = None
-    for family in families if given.covariance is None else FAMILIES[:1]:  # a given covariance has none
+    for family in families if given.correlation is None else FAMILIES[:1]:  # what is given has none
         together = pairs(X) if family == ADDITIVE else None
         found = _highest(LogPosterior(X, means, scatter, family, priors, given, together), start, restart, max_steps)
         if best is None or found.evidence > best.evidence:
@@ -245,6 +247,7 @@ def learn_prior(
     *,
     generator: torch.Generator,
     previous: KnownPrior | None = None,
+    correlation: Hyperparameters | None = None,
     families: Sequence[str] = FAMILIES,
     priors: Priors = PRIORS,
     most: int = 300,
@@ -262,6 +265,8 @@ def learn_prior(
         bounds: ``2 x d``, corners of the domain (:meth:`sparse_bo.domains.Domain.hull`): they scale the inputs.
         generator: CPU generator.
         previous: The last result: where the search starts, and the answer if it fails.
+        correlation: Family and lengthscales (of a sum its reach, as Matérn-5/2) that are kept: mean, scale and noise alone
+            are learned. For data whose correlations another model has learned, maybe of transformed observations.
         families: Those of :func:`learn`, stationary.
         priors: Table of priors.
         most: Distinct inputs that are learned from; a quarter are the most repeated ones, the others a uniform sample.
@@ -272,6 +277,10 @@ def learn_prior(
     """
     data = _standardized(observations, bounds, most, generator)
     known = _known(given, data)
+    if correlation is not None and known.correlation is None:
+        family = "matern52" if correlation.additive else correlation.family
+        correlation = Hyperparameters(family, correlation.reach, correlation.noise, 0.0, 1.0, -math.inf)
+        known = known._replace(correlation=correlation.cross(data.X, data.X))
     try:
         if not (math.isfinite(data.scatter.squares) and math.isfinite(data.scale)):
             raise ValueError("their spread is beyond what float64 holds")
@@ -298,6 +307,8 @@ def learn_prior(
             return previous
         ell = data.X.new_full(data.ranges.shape, priors.lengthscale * math.sqrt(len(data.ranges)))
         found = Hyperparameters(families[0], ell, priors.noise, 0.0, 1.0, -math.inf)
+    if correlation is not None:
+        found = replace(found, family=correlation.family, lengthscales=correlation.lengthscales)
     logger.info("learned hyper-parameters from %d distinct inputs", len(data.means))
     return data.prior(found, given)
 
@@ -354,13 +365,13 @@ class _Standardized(NamedTuple):
 
 def _known(given: Prior, data: _Standardized) -> Given:
     """Return what is given in standard units."""
-    covariance = None
+    correlation = scale = None
     if given.covar_module is not None:
-        X = data.inputs
-        covariance = covariance_function(given.covar_module, like=X).cross(X, X) / data.scale / data.scale
+        X, scale = data.inputs, 1.0
+        correlation = covariance_function(given.covar_module, like=X).cross(X, X) / data.scale / data.scale
     noise = None if given.regularization is None else given.regularization / data.scale / data.scale
     mean = None if given.prior_mean is None else (given.prior_mean - data.shift) / data.scale
-    return Given(covariance, noise, mean)
+    return Given(correlation, scale, noise, mean)
 
 
 def _standardized(observations: Observations, bounds: Tensor, most: int, generator: torch.Generator) -> _Standardized:
