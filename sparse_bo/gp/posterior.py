@@ -39,6 +39,33 @@ class KernelSlopes(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class TracedSlopes:
+    """Kernel values with gradients by automatic differentiation, for kernels without a closed form."""
+
+    U: Tensor
+    """``r x d``, a leaf that requires gradients."""
+    graph: Tensor
+    """``r x n`` kernel values that depend on ``U``."""
+
+    @property
+    def value(self) -> Tensor:
+        """See :class:`KernelSlopes`."""
+        return self.graph.detach()
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """See :class:`KernelSlopes`."""
+        (found,) = torch.autograd.grad((weights * self.graph).sum(), self.U, retain_graph=True)
+        return found
+
+
+def traced(cross: Callable[[Tensor, Tensor], Tensor], X: Tensor, Y: Tensor) -> TracedSlopes:
+    """Return ``k(X, Y)`` of a differentiable function with its gradients by ``X`` (``r x d``)."""
+    with torch.enable_grad():
+        U = X.detach().requires_grad_()
+        return TracedSlopes(U, cross(U, Y))
+
+
 class KernelFunction(Protocol):
     """A prior covariance as functions of tensors, in units of the output scale."""
 
@@ -65,9 +92,9 @@ class ProcessPrior:
     scale: float = 1.0
     """s: variance per unit of the kernel (y²)."""
 
-    def mean_at(self, X: Tensor) -> Tensor | float:
-        """Return prior means (y) of ``… x n x d`` points: ``… x n``, or one number for all."""
-        return self.mean(X) if callable(self.mean) else self.mean
+    def mean_at(self, X: Tensor) -> Tensor:
+        """Return prior means (y) of ``… x n x d`` points: ``… x n``, or a scalar for all."""
+        return self.mean(X) if callable(self.mean) else X.new_tensor(self.mean)
 
 
 class Moments(NamedTuple):
@@ -132,9 +159,14 @@ class Posterior:
         """Return posterior variances (y²) of ``n x d`` points, ``n``. O(n m (d + r))."""
         return self.moments(X).variance
 
-    def moments(self, X: Tensor) -> Moments:
-        """Return means, variances and columns of ``n x d`` points. O(n m (d + r))."""
-        K_DX = self.prior.kernel.cross(self.support, X)
+    def moments(self, X: Tensor, *, K_DX: Tensor | None = None) -> Moments:
+        """Return means, variances and columns of ``n x d`` points. O(n m (d + r)).
+
+        Args:
+            X: Points.
+            K_DX: ``m x n`` kernel of the support and the points, if the caller has it.
+        """
+        K_DX = self.prior.kernel.cross(self.support, X) if K_DX is None else K_DX
         columns = self.root.columns(K_DX)
         variance = self._floored(self.root.variance(self.prior.kernel.diagonal(X), columns))
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)

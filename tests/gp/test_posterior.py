@@ -8,28 +8,13 @@ from torch import Tensor
 
 from sparse_bo.gp import dtc
 from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact, sparse
+from sparse_bo.gp.posterior import KernelSlopes, Posterior, ProcessPrior, exact, sparse, traced
 from sparse_bo.gp.roots import MatrixRoot
 from tests.builders import arms, waves
 from tests.oracles import Gaussian, exact_gp, nystrom, rbf, tolerance
 
 NOISE, SCALE, MEAN = 0.05, 2.0, 0.3
 EXACT = 1e-8
-
-
-@dataclass(frozen=True)
-class Values:
-    """Kernel values with gradients by automatic differentiation."""
-
-    U: Tensor
-    graph: Tensor
-
-    @property
-    def value(self) -> Tensor:
-        return self.graph.detach()
-
-    def gradient(self, weights: Tensor) -> Tensor:
-        return torch.autograd.grad((weights * self.graph).sum(), self.U, retain_graph=True)[0]
 
 
 @dataclass(frozen=True)
@@ -44,9 +29,8 @@ class RBF:
     def diagonal(self, X: Tensor) -> Tensor:
         return torch.ones_like(X[..., 0])
 
-    def slopes(self, X: Tensor, Y: Tensor) -> Values:
-        U = X.detach().requires_grad_()
-        return Values(U, self.cross(U, Y))
+    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
+        return traced(self.cross, X, Y)
 
 
 PRIOR = ProcessPrior(MEAN, RBF(), SCALE)

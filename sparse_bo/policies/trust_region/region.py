@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.policies.persistence import KEPT, kept_since
+from sparse_bo.policies.persistence import KEPT
 
 WHOLE = 2.0
 """Length at which a region is the whole box wherever its centre is; where a run in few dimensions starts."""
@@ -53,13 +53,13 @@ class Region:
     """Whether the region is being chosen: evaluations are made anywhere, and the best of them becomes the centre."""
     restarts: int = field(default=0, metadata=KEPT)
     """Regions before this one."""
-    ended: Sequence[int] = field(default=(), metadata=kept_since(()))
+    ended: Sequence[int] = field(default=(), metadata=KEPT)
     """Rows of the maxima that they resolved, one for each hill."""
-    avoiding: bool = field(default=False, metadata=kept_since(False))
+    avoiding: bool = field(default=False, metadata=KEPT)
     """Whether it stays off their hills: when the region before it ended the best value was a surprise to the model."""
-    settled: int = field(default=0, metadata=kept_since(0))
+    settled: int = field(default=0, metadata=KEPT)
     """Where every evaluation counts: evaluations when the search settled on the best point; 0: it goes on."""
-    looks: int = field(default=0, metadata=kept_since(0))
+    looks: int = field(default=0, metadata=KEPT)
     """Evaluations of other points since it settled."""
 
     @property

@@ -198,15 +198,6 @@ def test_an_older_journal_is_of_a_run_where_the_best_point_counts():
     assert rebuild(older) == TrustRegion(batch_size=2)
 
 
-def test_an_older_region_has_not_settled():
-    mechanism, generator = TrustRegion().on(Box(box())), torch.Generator().manual_seed(0)
-    X = mechanism.box.uniform(8, generator=generator)
-    frozen = mechanism.freeze(mechanism.tell(mechanism.init(), X, bowl(X), generator=generator))
-    older = {name: part for name, part in frozen.items() if name not in ("region.settled", "region.looks")}
-    assert len(older) == len(frozen) - 2
-    assert mechanism.thaw(older).region == mechanism.thaw(frozen).region
-
-
 def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
     loop, _ = counted(bowl, 60)
     best = loop.state.X[loop.state.best_row]
