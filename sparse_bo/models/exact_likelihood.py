@@ -23,7 +23,7 @@ from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.gp.stationary_likelihood import value_and_gradient
+from sparse_bo.gp.likelihood import value_and_gradient
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
@@ -64,7 +64,7 @@ class ExactGP(NamedTuple):
         ell, noise, mean = (given[part.place] for part in (self.lengthscales, self.noise, self.mean))
         variance = given.new_ones(()) if self.variance is None else given[self.variance.place].squeeze()
         try:
-            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - mean, kernel=self.kernel)
+            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - mean, family=self.kernel)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
         by_ell, by_variance, by_noise, by_residuals = found

@@ -17,7 +17,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparse_bo.gp.stationary_likelihood import stationary_log_likelihood
+from sparse_bo.gp.likelihood import stationary_log_likelihood
 from sparse_bo.gp.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
 from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
@@ -96,7 +96,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         parts = None if self.points.requires_grad else stationary_parts(self.kernel)
         if parts is not None:
             return stationary_log_likelihood(
-                self.points, parts.lengthscales, parts.variance, noise, residuals, kernel=parts.name
+                self.points, parts.lengthscales, parts.variance, noise, residuals, family=parts.name
             )
         return self._by_autograd(self.points, residuals, noise)
 
@@ -114,7 +114,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         parts = stationary_parts(self.kernel)
         if parts is not None:
             lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
-            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, kernel=parts.name).sum(dim=-1)
+            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, family=parts.name).sum(dim=-1)
 
         of_each = [
             checkpoint(
