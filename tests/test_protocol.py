@@ -597,8 +597,7 @@ def run(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Run the benchmark in its smallest form, and return its records."""
     experiment = importlib.import_module("optimisation").EXPERIMENT
     importlib.import_module("harness.runner").main(experiment, None, ["--tiny", "--seeds", "1", "--out", str(folder), *words])
-    lines = (folder / "optimisation.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return importlib.import_module("harness.records").read(folder / "optimisation.jsonl.gz")
 
 
 def test_a_run_that_fails_costs_no_other_and_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
