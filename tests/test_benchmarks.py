@@ -27,7 +27,24 @@ def test_the_overview_has_every_benchmark() -> None:
     assert len(SCRIPTS) == 21
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_SECOND])
+NIGHTLY = {
+    "acquisitions",
+    "attacks",
+    "gssbo_figures",
+    "peers",
+    "plan_check",
+    "policies",
+    "sbpe_figures",
+    "sharding",
+    "surrogates",
+}
+"""Benchmarks whose smallest form takes the longest; the others run every part of the harness."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in NIGHTLY else []) for n in SCRIPTS if n not in ON_SECOND],
+)
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,7 +343,7 @@ def test_checkpoints_are_few_and_end_with_the_budget(budget: int) -> None:
     assert max(np.diff([0, *at])) <= math.ceil(budget / 40) + 1
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "default" else []) for name in PEERS])
 def test_a_peer_spends_its_budget_within_the_box_and_learns(name: str) -> None:
     package, budget = PEERS[name]
     if package is not None:
