@@ -1,5 +1,6 @@
 """Spaces of named parameters: encoding and back, arms or box, feasibility, runs, journals, and what is refused."""
 
+import itertools
 import json
 import math
 import pickle
@@ -82,11 +83,16 @@ def test_combinations_are_numbered_as_itertools_has_them():
     assert points[:3] == [{"n": 0, "kind": "x", "rate": rate} for rate in (0.0, 0.25, 0.5)]
     assert len({tuple(point.values()) for point in points}) == space.count == 75
     assert points[-1] == {"n": 4, "kind": "z", "rate": 1.0}
+    uneven = Space({"n": Int(0, 1), "m": Int(0, 2)})
+    assert uneven.decode(uneven.combination(torch.arange(6))) == [
+        {"n": n, "m": m} for n, m in itertools.product(range(2), range(3))
+    ]
 
 
 def test_few_combinations_become_arms_and_many_a_box():
     assert isinstance(space_domain(SMALL), SpaceArms)
     assert isinstance(space_domain(MIXED), SpaceBox)
+    assert isinstance(space_domain(Space(SMALL, most_arms=75)), SpaceArms)
     assert isinstance(space_domain(Space(SMALL, most_arms=74)), SpaceBox)
     assert space_domain(MIXED).dims == 1 + 1 + 3 + 1
 
