@@ -59,7 +59,7 @@ def calibrated(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
                 "not fit them, or they do not vary; fit it, and check the units of X, Y and Yvar"
             )
         _LOGGER.info("latent variances times %s by %d rows", found.factor.tolist(), errors[0].shape[-1])
-        return _scaled(model, cache, found.factor)
+        return scaled_copy(model, cache, found.factor)
 
 
 def _training_errors(model: Any, cache: PosteriorCache, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,9 +88,7 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
     if not fits or any(given[name].shape != wanted for name in given if name != "X"):
         got = ", ".join(str(tuple(part.shape)) for part in given.values())
         batch = "".join(f"{size} x " for size in batch_shape)
-        raise InputDataError(
-            f"expected X of shape {batch}h x d, h at least 1, Y and Yvar of {batch}h x {outputs}, got {got}"
-        )
+        raise InputDataError(f"expected X of shape {batch}h x d, h at least 1, Y and Yvar of {batch}h x {outputs}, got {got}")
     if not all(bool(part.isfinite().all()) for part in given.values()):
         raise InputDataError("held-out rows have entries that are not finite: leave those rows out")
     if Yvar is not None and bool((Yvar < 0.0).any()):
@@ -108,7 +106,7 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
     return tuple(part.double().expand(targets.shape) for part in parts)  # type: ignore[return-value]
 
 
-def _scaled(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
+def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
     """Return a copy with ``factor`` (``batch_shape``) times the covariance, and its posterior made from the model's."""
     factor = factor.to(model.train_targets)
     scaled = model.copy_sharing_data(model.prediction_strategy)

@@ -47,7 +47,9 @@ def log_defaults(kind: str, n: int, *, learned_from: int | None, cap: int | None
 
 def log_dictionary(n: int, m: int, unexplained: float) -> None:
     """Log the size of a default dictionary and the mean prior variance that it leaves, in noise variances."""
-    _LOGGER.info("dictionary of %s of %s points: leaves %.2g of the noise variance unexplained", f"{m:,}", f"{n:,}", unexplained)
+    _LOGGER.info(
+        "dictionary of %s of %s points: leaves %.2g of the noise variance unexplained", f"{m:,}", f"{n:,}", unexplained
+    )
 
 
 def certify(model: Any, *, steps: int, failure_probability: float) -> Certificate:
@@ -93,7 +95,5 @@ def certificate_of(
     )
     values = Dictionary(dictionary, torch.ones(len(dictionary), device=dictionary.device))
     with torch.no_grad():
-        bound = residual_bound(
-            candidates, values, steps=steps, failure_probability=failure_probability, generator=generator
-        )
+        bound = residual_bound(candidates, values, steps=steps, failure_probability=failure_probability, generator=generator)
     return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)

@@ -1,8 +1,7 @@
 """The joint posterior covariance of many points, computed only when asked for.
 
-``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) costs O(m r) for each pair
-of points; its Cholesky factor would cost O(q³). Up to ``JointSettings.dense`` rows the root is the Cholesky factor. Beyond, it is
-that of :mod:`sparse_bo.models.sparse_gp.joint_root`, exact on variances, at pivots and inside blocks.
+``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) costs O(m r) for a pair
+of points; its Cholesky factor costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is the root of :mod:`sparse_bo.models.sparse_gp.joint_root`, exact on variances, at pivots and inside blocks.
 
 Rows after a *base* (a baseline that all elements of a batch share) are exact among themselves and with the base's pivots; with
 other rows of the base they correlate as the pivots explain. A base of at most ``JointSettings.dense`` rows has only pivots, so
@@ -340,8 +339,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             )
         if self.is_lazy:
             warnings.warn(
-                f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes; mean, "
-                "variance and samples need none: use SparseModelListGP in place of ModelListGP",
+                f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes; "
+                "mean, variance and samples need none: use SparseModelListGP in place of ModelListGP",
                 MemoryWarning,
                 stacklevel=2,
             )

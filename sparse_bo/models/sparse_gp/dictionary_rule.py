@@ -72,7 +72,9 @@ class DictionaryRule:
     settings: DictionarySettings = field(default_factory=DictionarySettings)
 
     @classmethod
-    def of(cls, dictionary: DictionaryOption, train_X: Tensor, *, most: int | None, seed: int, settings: DictionarySettings) -> DictionaryRule:
+    def of(
+        cls, dictionary: DictionaryOption, train_X: Tensor, *, most: int | None, seed: int, settings: DictionarySettings
+    ) -> DictionaryRule:
         """Check a user's dictionary against the data.
 
         Args:
@@ -91,7 +93,9 @@ class DictionaryRule:
         rule = cls(most=most, seed=seed, settings=settings)
         if isinstance(dictionary, type):
             name = dictionary.__name__
-            raise TypeError(f"expected dictionary to be a sampler, got the class {name}; pass an instance: {name}(...)")
+            raise TypeError(
+                f"expected dictionary to be a sampler, got the class {name}; pass an instance: dictionary={name}(...)"
+            )
         if dictionary is None or isinstance(dictionary, Sampler):
             return replace(rule, sampler=dictionary)
         if isinstance(dictionary, Dictionary):

@@ -1,9 +1,9 @@
 """How a sparse model learns hyper-parameters from a likelihood: from few points first, then from all in a handful of steps.
 
-A likelihood of m points costs O(m³), and a search takes tens of them. The first search is on ``LearningSettings.coarse`` points,
-where one costs a seventeenth. Its optimum and curvature start damped Newton steps on all points that are learned from. Of many
-data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a likelihood of all rows
-(:mod:`sparse_bo.models.sparse_gp.refinement`).
+A likelihood of m points costs O(m³), and a search takes tens of them. The first search is on few points
+(``LearningSettings.coarse``), where one costs a seventeenth. Its optimum and curvature start damped Newton steps on all points
+that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
+likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -66,7 +66,7 @@ class LearningSettings:
     """With more, the second search is BoTorch's: no matrix of curvatures."""
     least_information: float = 0.3
     """Curvature of a direction below which its prior decides (nats per unit²)."""
-    refinement: RefinementSettings = RefinementSettings()
+    refinement: RefinementSettings = field(default_factory=RefinementSettings)
     """The last steps."""
 
 

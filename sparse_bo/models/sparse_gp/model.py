@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import gpytorch
@@ -66,10 +66,10 @@ from sparse_bo.models.sparse_gp.state import (
 class SparseSettings:
     """Sizes and tolerances of a sparse model, with tested defaults."""
 
-    dictionary: DictionarySettings = DictionarySettings()
-    learning: LearningSettings = LearningSettings()
-    joint: JointSettings = JointSettings()
-    sums: Summation = Summation()
+    dictionary: DictionarySettings = field(default_factory=DictionarySettings)
+    learning: LearningSettings = field(default_factory=LearningSettings)
+    joint: JointSettings = field(default_factory=JointSettings)
+    sums: Summation = field(default_factory=Summation)
 
 
 class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no types
@@ -82,7 +82,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     prediction_strategy: PosteriorCache | None
     data_noise_factor: Tensor | None
     rule: DictionaryRule
-    learner: Learner | None = None
+    learner: Learner
     settings: SparseSettings = SparseSettings()
     has_module_prior = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
@@ -120,8 +120,15 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         )
         if previous is not None:
             if dictionary is not None:
-                raise ValueError("expected previous or dictionary, got both; previous brings its own dictionary")
+                raise ValueError(
+                    "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
+                )
             self._follow(previous)
+
+    @property
+    def _is_configured(self) -> bool:
+        """Whether BoTorch's constructor has returned and the collaborators are set."""
+        return "learner" in self.__dict__
 
     def _follow(self, previous: SparseModel) -> None:
         """Take hyper-parameters, dictionary and posterior of ``previous``."""
@@ -189,7 +196,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 return the leave-one-out predictions of the exact GP.
         """
         inputs = None if self._stored_inputs is None else joined(self._stored_inputs)
-        if x is inputs and self.learner is not None and not self._is_exact(x.shape[-2]):
+        if x is inputs and self._is_configured and not self._is_exact(x.shape[-2]):
             raise UnsupportedError(
                 "the n x n prior covariance is that of an exact GP; for leave-one-out predictions use model.leave_one_out()"
             )
@@ -199,7 +206,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return whether all ``n`` training inputs are in the dictionary, or the likelihood in training mode is exact."""
         if not self.training:
             return self.cache().holds_all(n) and self._buffers.get("data_noise_factor") is None
-        assert self.learner is not None
         assert self.train_targets is not None
         exact = self.learner.likelihood(n) == "exact"
         return exact or self.rule.most_points(n, self.train_targets.shape[:-1].numel()) == n
@@ -276,7 +282,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 representation, growth = exact_representation(kernel, X, **data), None
             else:
                 D = self.dictionary_points(X, rows, points)
-                state = fit_dtc(kernel, D, X, **data, how=self.settings.sums)
+                state = fit_dtc(kernel, D, X, residuals=data["residuals"], noise=data["noise"], how=self.settings.sums)
                 representation, growth = dtc_representation(state, D), None
                 if self._grows:
                     ones = response_to_ones(kernel, state, D, X, data["noise"])
@@ -315,9 +321,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return torch.cat([external.expand(*X.shape[:-2], *external.shape[-2:]), X[..., rows, :]], dim=-2)
 
     def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
-        """Return the posterior at transformed points ``… x q x d``; in training mode the prior with the likelihood of ``fit``."""
+        """Return the posterior at transformed points ``… x q x d``; in training mode the prior with its likelihood."""
         if self.training:
-            if self.learner is None or self._stored_inputs is None or self._stored_targets is None:
+            if not self._is_configured or self._stored_inputs is None or self._stored_targets is None:
                 return super().__call__(*args, **kwargs)
             (x,) = args
             x = x.unsqueeze(-1) if x.dim() == 1 else x
@@ -479,7 +485,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     @property
     def custom_fit(self) -> Callable[..., Any]:
         """The learner's ``fit``, which ``fit_gpytorch_mll`` calls; absent while BoTorch's own loop runs for the learner."""
-        if self.learner is None or self.learner.active:
+        if not self._is_configured or self.learner.active:
             raise AttributeError("custom_fit")
         return self.learner.fit
 
@@ -602,7 +608,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def extra_repr(self) -> str:
         """Return n, m, the likelihood that is learned from, and the certificate; nothing is computed."""
         stored, cache = self._stored_inputs, self.prediction_strategy
-        if stored is None or self.learner is None:
+        if stored is None:
             return "no data"
         n = row_count(stored)
         fit = f"learns by fit={self.learner.likelihood(n)!r}"
@@ -622,7 +628,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     def _clear_cache(self) -> None:
         self.prediction_strategy = None
-        if self.learner is not None:
+        if self._is_configured:
             self.learner.reset()
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
@@ -633,7 +639,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         for name in ("_stored_inputs", "_stored_targets"):
             if self.__dict__[name] is not None:
                 self.__dict__[name] = mapped(self.__dict__[name], fn)
-        if self.learner is not None:
+        if self._is_configured:
             self.rule = self.rule.map(fn)
         if cache is not None and valid and cache.stamp.matches(*self.made_from()):
             return self

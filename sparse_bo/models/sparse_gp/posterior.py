@@ -168,10 +168,8 @@ class Predictor:
         """Return the joint distribution at few points; its covariance is computed when it is needed."""
         projection = self.representation.project(self.kernel, X)
         mean = self.prior_mean(X) + projection.mean
-        if X.shape[-2] == 1:
-            prior = kernel_diagonal(self.kernel, X).unsqueeze(-1)
-        else:
-            prior = kernel_matrix(self.kernel, X, X)
+        single = X.shape[-2] == 1
+        prior = kernel_diagonal(self.kernel, X).unsqueeze(-1) if single else kernel_matrix(self.kernel, X, X)
         shape = torch.Size([*mean.shape, mean.shape[-1]])
         source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
         small = projection.K.numel() * projection.K.element_size() <= LARGEST_CACHED // 2
@@ -191,8 +189,10 @@ class Predictor:
         means = means if base is None else [base.mean, *means]
         mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
         through = X.requires_grad or gpytorch.settings.detach_test_caches.off()
-        options = {"base": base, "graph": torch.is_grad_enabled() and through, "keep": baseline.put}
-        return MultivariateNormal(mean, JointCovariance(X, process=process, mean=mean, settings=self.settings, **options))
+        graph = torch.is_grad_enabled() and through
+        sizes = self.settings
+        covariance = JointCovariance(X, process=process, mean=mean, settings=sizes, base=base, graph=graph, keep=baseline.put)
+        return MultivariateNormal(mean, covariance)
 
     def base(self, X: Tensor, constant: int, baseline: Baseline) -> Base | None:
         """Return the baseline that ``X`` (``… x q x d``, transformed) begins with, if there is one; cache a new one.

@@ -1,8 +1,8 @@
 """Pruning of a baseline to the points that can be best, by means and bounds on variances, before any sample is drawn.
 
 BoTorch's ``prune_inferior_points`` draws 2,048 joint samples of a whole baseline and keeps the points that are best in one of
-them. Most points need no sample: a value is within 8 standard deviations of its mean, and the variance over a whole dictionary is
-at most the one over a part of it, ``k − ‖h₁‖² − … ‖h_c‖²`` with the first ``c`` columns of ``R`` (an upper triangle: O(c²) per
+them. Most points need no sample: a value is within 8 standard deviations of its mean, and the variance over a dictionary is at
+most the one over a part of it, ``k − ‖h₁‖² − … ‖h_c‖²`` with the first ``c`` columns of ``R`` (an upper triangle: O(c²) per
 point). BoTorch samples the remaining points.
 """
 
@@ -32,6 +32,7 @@ from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.largest import largest
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.posterior import Baseline
+from sparse_bo.models.sparse_gp.representation import Representation
 
 DEVIATIONS = 8.0
 """Of 20,000 points in 2,048 samples, one is farther from its mean once in 2e7 prunings."""
@@ -140,11 +141,9 @@ def _with_columns(model: SparseModel, count: int) -> SparseModel:
     cache = model.cache()
     whole = cache.representation
     c = min(count, whole.root.shape[-1])
-    first = {"points": whole.points[..., :c, :], "alpha": whole.alpha[..., :c], "root": whole.root[..., :c, :c]}
+    part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], whole.root[..., :c, :c], triangular=True)
     twin = copy.copy(model)
-    twin.__dict__["prediction_strategy"] = replace(
-        cache, representation=replace(whole, **first, at_dictionary=None), baseline=Baseline(), growth=None
-    )
+    twin.__dict__["prediction_strategy"] = replace(cache, representation=part, baseline=Baseline(), growth=None)
     return twin
 
 

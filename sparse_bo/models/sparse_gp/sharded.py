@@ -87,6 +87,8 @@ class ShardedSparseGP(SparseGP):
         >>> model.representation()
     """
 
+    learner: ShardedLearner
+
     def __init__(
         self,
         train_X: Tensor,
@@ -158,16 +160,16 @@ class ShardedSparseGP(SparseGP):
                 if points is None:
                     points = self.dictionary_of_all(X, noise, size)
                 inputs = self.transform_inputs(points)
-                data = {"residuals": residuals, "noise": noise, "how": self.settings.sums}
-                state = fit_of_all(rows, kernel, inputs, X, **data)
+                state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise, how=self.settings.sums)
             except ValueError as error:  # the type that SingleTaskGP raises
                 raise NotPSDError(str(error)) from error
             return PosteriorCache(dtc_representation(state, inputs), stamp, nothing, points)
 
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
         """Return a dictionary of at most ``size`` points for the rows of all ranks; ``X`` are this rank's, transformed."""
-        options = {"size": size, "generator": self.learner.generator(), "settings": self.settings.dictionary}
-        return chosen_points(self.rows, self.prior_kernel, X, self.original_inputs(), noise, **options)
+        kernel, generator, settings = self.prior_kernel, self.learner.generator(), self.settings.dictionary
+        raw = self.original_inputs()
+        return chosen_points(self.rows, kernel, X, raw, noise, size=size, generator=generator, settings=settings)
 
     def log_likelihood_of_all(self) -> Tensor:
         """Return the log-likelihood of the observations of all ranks (or its bound, by ``fit``), scalar, with gradients.
@@ -266,8 +268,8 @@ class ShardedLearner(Learner):
         def local() -> Any:
             raw, targets, noise = model.local_data()
             X, D, kernel = model.transform_inputs(raw), model.transform_inputs(points), model.prior_kernel
-            data = {"residuals": targets - model.prior_mean(X), "noise": noise}
-            return row_sums(kernel, dictionary_factor(kernel, D), D, X, **data)
+            residuals = targets - model.prior_mean(X)
+            return row_sums(kernel, dictionary_factor(kernel, D), D, X, residuals=residuals, noise=noise)
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         sums = differentiable_sums(self.sharded_rows, local, parameters)

@@ -1,6 +1,6 @@
 """A data set whose rows lie with several ranks: where its rows are, sums over them, and a dictionary chosen from all.
 
-A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. Ranks exchange sums of size m² and a few rows:
+A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. Ranks exchange sums of size m² and few rows:
 O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradient.
 """
 
@@ -203,7 +203,8 @@ def differentiable_sums(rows: ShardedRows, local: Callable[[], LowRankSums], par
         return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
 
     total: tuple[Tensor, ...] = _Total.apply(rows.group, parts, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
-    return LowRankSums(*total, rows.total)
+    gram, projected, squares, log_noise, unexplained = total
+    return LowRankSums(gram, projected, squares, log_noise, unexplained, rows.total)
 
 
 def fit_of_all(

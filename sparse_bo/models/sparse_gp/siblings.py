@@ -84,9 +84,7 @@ class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # th
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._configure(
-            train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings
-        )
+        self._configure(train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings)
 
 
 class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ignore[misc]  # the base ships no types
@@ -157,9 +155,7 @@ class SparseMultiFidelityGP(SparseModel, SingleTaskMultiFidelityGP):  # type: ig
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        self._configure(
-            train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings
-        )
+        self._configure(train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings)
 
 
 class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the base class ships no types
@@ -241,9 +237,7 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
             input_transform=input_transform,
             validate_task_values=validate_task_values,
         )
-        self._configure(
-            train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings
-        )
+        self._configure(train_X, dictionary=dictionary, max_dictionary=max_dictionary, fit=fit, seed=seed, settings=settings)
 
     def posterior(
         self,

@@ -1,7 +1,7 @@
 """Products with a large triangular root, and the posterior at the dictionary from its triangular factors.
 
-Notation: ``R`` ``m x r`` upper triangular, ``K`` ``q x m`` covariances of points and dictionary, ``S = R Rᵀ``. A posterior needs
-``K S Kᵀ`` within groups of points. With ``P = K S`` its gradient is ``(W + Wᵀ) P``, so ``P`` is all there is to keep. A block of
+Notation: ``R`` ``m x r`` upper triangular, ``K`` ``q x m`` covariances of points and dictionary, ``S = R Rᵀ``. A posterior
+needs ``K S Kᵀ`` within groups of points. With ``P = K S`` its gradient is ``(W + Wᵀ) P``, so only ``P`` is saved. A block of
 columns of ``R`` makes its columns of ``K R`` and its part of ``P`` in one pass, while it is in the cache.
 """
 
@@ -209,7 +209,7 @@ class PosteriorAtDictionary:
 
     @classmethod
     def of(cls, prior_root: Tensor, gram_root: Tensor) -> PosteriorAtDictionary:
-        """Return the posterior of lower triangular ``L`` and ``L_B``, ``batch_shape x m x m`` each, without gradients. O(m²)."""
+        """Return the posterior of lower triangular ``L`` and ``L_B`` (``batch_shape x m x m``), without gradients. O(m²)."""
         triangles = torch.nn.functional.pad(prior_root.detach(), (0, 1))
         triangles[..., 1:] += gram_root.detach().mT  # where one triangle has entries the other has zeros
         return cls(triangles, triangles.new_ones(triangles.shape[:-2]))
