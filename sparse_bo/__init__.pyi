@@ -6,16 +6,7 @@ from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
 from .journal import Storage
-from .models import (
-    SparseGP,
-    SparseMixedGP,
-    SparseModelListGP,
-    SparseMultiFidelityGP,
-    SparseMultiTaskGP,
-    gradient_subset,
-    prune_baseline,
-    register_with_ax,
-)
+from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
 from .runs import AskTell, History, Result, maximize
@@ -43,7 +34,6 @@ __all__ = [
     "Space",
     "SparseGP",
     "SparseMixedGP",
-    "SparseModelListGP",
     "SparseMultiFidelityGP",
     "SparseMultiTaskGP",
     "Storage",
@@ -60,7 +50,6 @@ __all__ = [
     "plan",
     "policies",
     "problems",
-    "prune_baseline",
     "register_with_ax",
     "widths",
 ]

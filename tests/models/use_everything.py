@@ -147,12 +147,12 @@ def use_everything():
         model.condition_on_observations(inputs[:2], Y[:2]).posterior(inputs[:2]).mean.sum().backward()
     one, two = (sparse_bo.SparseGP(X, Y, max_dictionary=20, settings=small) for _ in range(2))
     one.certify(), one.calibrated(X + 0.01, Y, torch.full_like(Y, 1e-4))
-    for several in (ModelListGP(one, two), sparse_bo.SparseModelListGP(one, two)):
+    for several in (ModelListGP(one, two), models.SparseModelListGP(one, two)):
         several.posterior(X).rsample(torch.Size([2]))
     draw_matheron_paths(one, torch.Size([2]))(X)
     sparse_bo.SparseGP(torch.cat([X, X[:3] + 0.01]), torch.cat([Y, Y[:3]]), previous=sparse_bo.SparseGP(X, Y)).posterior(X[:2])
     models.fit_to_rows(sparse_bo.SparseGP(X, Y), torch.arange(30))
-    baseline = sparse_bo.prune_baseline(one, X)
+    baseline = models.prune_baseline(one, X)
     acquisition = qLogNoisyExpectedImprovement(one, baseline, sampler=SobolQMCNormalSampler(torch.Size([8]), seed=0))
     optimize_acqf(acquisition, bounds, q=2, num_restarts=2, raw_samples=8, options={"maxiter": 3})
     qLogNoisyExpectedImprovement(one, X)

@@ -1,7 +1,8 @@
 """The joint posterior covariance of many points, computed only when asked for.
 
 ``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) costs O(m r) for a pair
-of points; its Cholesky factor costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is the root of :mod:`sparse_bo.models.sparse_gp.joint_root`, exact on variances, at pivots and inside blocks.
+of points; its Cholesky factor costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
+:class:`~sparse_bo.models.sparse_gp.joint_root.JointRoot`, exact on variances, at pivots and inside blocks.
 
 Rows after a *base* (a baseline that all elements of a batch share) are exact among themselves and with the base's pivots; with
 other rows of the base they correlate as the pivots explain. A base of at most ``JointSettings.dense`` rows has only pivots, so

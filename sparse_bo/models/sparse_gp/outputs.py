@@ -1,8 +1,8 @@
 """Joint posteriors of several outputs in the user's units, without a dense matrix.
 
 BoTorch would put the covariance into products with diagonal matrices, sums and concatenations, which have no root of many
-points. Here transforms and weighted sums are applied inside the covariance, and roots stay side by side. BoTorch applies nonlinear
-transforms, to samples.
+points. Here transforms and weighted sums are applied inside the covariance, and roots stay side by side. BoTorch applies
+nonlinear transforms, to samples.
 """
 
 from __future__ import annotations
