@@ -12,7 +12,7 @@ from sparse_bo.gp.diagnostics import leave_one_out, trend
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs import AskTell, audit_run
-from tests.cli.builders import QUICK, invoke
+from tests.cli.builders import QUICK, at_a_terminal, invoke
 from tests.journal.runs import arms, finished, policy
 
 HOSTILE = "raise RuntimeError('imported')\n"
@@ -50,13 +50,13 @@ def test_resume_says_what_a_journal_names_and_does_nothing_unless_it_may(own, tm
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 0)])
-def test_resume_asks_who_sits_there(own, answer, code, tmp_path, monkeypatch):
-    (tmp_path / f"{own}.py").write_text(HARMLESS)
-    monkeypatch.setattr("sparse_bo.cli.commands.typer.confirm", lambda text: answer == "y")
-    monkeypatch.setattr("sparse_bo.cli.commands._at_a_terminal", lambda: True)
-    done = invoke("resume", "run.db", "--budget", "25", "--quiet")
-    assert done.exit_code == code, done.output
-    assert (own in sys.modules) == (answer == "y")
+def test_resume_asks_at_a_terminal(own, answer, code, tmp_path):
+    (tmp_path / f"{own}.py").write_text(f"open('imported', 'w').close()\n{HARMLESS}")
+    done = at_a_terminal("resume", "run.db", "--budget", "25", "--quiet", typed=answer)
+    assert done.returncode == code, done.stderr
+    assert "Do that? [y/N]: " in done.stdout
+    assert (tmp_path / "imported").exists() == (answer == "y")
+    assert ("not resumed; nothing was imported or written" in done.stderr) == (answer == "n")
 
 
 def test_a_folder_that_a_journal_names_is_not_made_unasked(tmp_path, monkeypatch):

@@ -53,12 +53,11 @@ def test_a_box_is_resumed_and_reported_too(tmp_path):
     assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
 
 
-@pytest.mark.parametrize("budget", ["2000000000", "-1"])
-def test_a_budget_that_no_run_comes_to_is_named(budget, tmp_path):
+def test_a_budget_that_no_run_comes_to_is_named(tmp_path):
     path = str(tmp_path / "run.db")
     run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
     assert invoke(*run, "--budget", "2").exit_code == 0
-    done = invoke("resume", path, "--budget", budget)
+    done = invoke("resume", path, "--budget", "2e9")
     assert done.exit_code == 2
     assert "error: expected --budget" in done.stderr
 

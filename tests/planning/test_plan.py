@@ -330,7 +330,7 @@ def test_the_command_says_aloud_what_does_not_fit():
         ([], "one of --arms, --arms-file and --grid, got 0"),
         (["--arms", "10", "--grid", "3x3"], "got 2 of them"),
         (["--arms", "ten", "--dims", "1"], "such as 1000000 or 1e6, got 'ten'"),
-        (["--arms", "1.5", "--dims", "1"], "whole number >= 1, got '1.5'"),
+        (["--arms", "1.5", "--dims", "1"], "whole number from 0 to 2^62, such as 1000000 or 1e6, got '1.5'"),
         (["--grid", "3y3"], "100x50 for the unit cube, got '3y3'"),
         (["--grid", "0:1:5,0:1"], "'0:1' for axis 1"),
         (["--grid", "9x9", "--arms-file", "x.npy"], "got 2 of them"),

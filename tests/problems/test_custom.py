@@ -168,7 +168,7 @@ def _source(arms):
 def test_an_objective_of_single_arms_and_arms_that_are_streamed(folder):
     np.save("large.npy", np.random.default_rng(1).random((40_000, 2)).astype(np.float32))
     done = invoke(
-        *RUN, "--arms-file", "large.npy", "--objective", "experiment:one", "--one-by-one", "--memory-bytes", "1048576"
+        *RUN, "--arms-file", "large.npy", "--objective", "experiment:one", "--one-by-one", "--set", "memory_bytes=1048576"
     )
     assert done.exit_code == 0, done.output
     assert "40,000" in done.output
@@ -275,10 +275,10 @@ def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_a
         (["--objective", "experiment:measure", "--arms-file", "whole.npy"], "expected float64 or float32 arms"),
         (["--objective", "experiment:measure", "--grid", "9x9", "--policy", "gssbo"], "searches a box, got an arm set"),
         (
-            ["--objective", "experiment:measure", "--grid", "2000x2000", "--memory-bytes", "1048576", "--stop-rule", "local"],
+            ["--objective", "experiment:measure", "--grid", "2000x2000", "--set=memory_bytes=1048576", "--set=stop_rule=local"],
             "loc",
         ),
-        (["--problem", "abalone", "--one-by-one"], "--one-by-one is about an --objective"),
+        (["--problem", "abalone", "--one-by-one"], "--one-by-one needs --objective"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
