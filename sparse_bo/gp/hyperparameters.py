@@ -93,8 +93,9 @@ class Priors:
             alone = logs[dims : 2 * dims] - math.log(self.alone)
             parts.append(_exchangeable(alone, self.lengthscale_sd, self.common_alone_sd))
             parts.append(_exchangeable(logs[2 * dims :] + math.log(dims), self.share_sd, self.common_share_sd))
-        value = sum(part.value for part in parts) - (self.complexity * dims if family == ADDITIVE else 0.0)
-        return LogDensity(value, torch.cat([part.gradient for part in parts]))
+            value = sum(part.value for part in parts) - self.complexity * dims
+            return LogDensity(value, torch.cat([part.gradient for part in parts]))
+        return parts[0]
 
     def of_noise(self, log_noise: float) -> tuple[float, float]:
         """Return the log density of ``log g`` and its derivative."""
