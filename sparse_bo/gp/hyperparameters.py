@@ -37,9 +37,9 @@ class Priors:
     ``δⱼ ~ N(0, sd²)`` for each. Few observations determine how smooth a function is, but not how smooth along each of 20
     inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
 
-    Policies use this table as it is, whatever they maximise: record 070 has the held-out comparison with the tables that
-    bandits and elimination had of their own. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors from
-    their modules instead, as BoTorch's contract asks.
+    The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
+    inputs pass :data:`sparse_bo.gp.learn.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors
+    from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
 
     Attributes:
         lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
@@ -76,6 +76,22 @@ class Priors:
     noises: tuple[float, float] = (1e-8, 1e2)
     shares: tuple[float, float] = (1e-4, 1e4)
     scales: tuple[float, float] = (1e-4, 1e4)
+
+    @classmethod
+    def botorch(cls) -> Priors:
+        """Return BoTorch's dimension-scaled log-normal priors of ℓ and g, as densities of their logarithms.
+
+        A log-normal density ``(μ, σ)`` of x has the same mode as a normal density of log x with mean ``μ − σ²``: ℓ has
+        ``(√2 + log(d)/2, √3)`` (Hvarfner et al. 2024), g has ``(−4, 1)``.
+        """
+        lengthscale = math.exp(math.sqrt(2.0) - 3.0)
+        return cls(
+            lengthscale=lengthscale,
+            lengthscale_sd=math.sqrt(3.0),
+            common_lengthscale_sd=0.0,
+            noise=math.exp(-5.0),
+            noise_sd=1.0,
+        )
 
     def of_correlation(self, logs: Tensor, *, dims: int, family: str) -> LogDensity:
         """Return the log density of a correlation's hyper-parameters. O(d).
