@@ -48,6 +48,8 @@ class Priors:
         noise: Median of g.
         noise_sd: Of log g.
         scale_shape: Shape and rate of the inverse-gamma prior of s: mode 1 by log s, and about ``1/√shape`` its sd there.
+        scale_sd: Of log s around 0, a log-normal prior in place of the inverse gamma, whose upper tail is heavy: s is then
+            searched for; ``scale_shape`` is 0.
         mean_variance: Prior variance of m in units of s; its mean is 0.
         alone: Median lengthscale of the functions of one input in a sum.
         common_alone_sd: Of its logarithm, all inputs together; each alone ``lengthscale_sd``.
@@ -66,6 +68,7 @@ class Priors:
     noise: float = 1e-4
     noise_sd: float = 3.0
     scale_shape: float = 1.0
+    scale_sd: float | None = None
     mean_variance: float = 1.0
     alone: float = 0.3
     common_alone_sd: float = 1.5
@@ -112,6 +115,13 @@ class Priors:
             value = sum(part.value for part in parts) - self.complexity * dims
             return LogDensity(value, torch.cat([part.gradient for part in parts]))
         return parts[0]
+
+    def of_scale(self, log_scale: float) -> tuple[float, float]:
+        """Return the log density of ``log s`` under the log-normal prior and its derivative; 0 without one."""
+        if self.scale_sd is None:
+            return 0.0, 0.0
+        away = log_scale / self.scale_sd
+        return -0.5 * away * away, -away / self.scale_sd
 
     def of_noise(self, log_noise: float) -> tuple[float, float]:
         """Return the log density of ``log g`` and its derivative."""
