@@ -119,7 +119,7 @@ class LogPosterior:
         else:
             R = correlation_of(theta[: self.size], self.X, family=self.family, together=self.together)
         scale: float | Tensor | None = theta[self.size].exp() if self.searches_scale else given.scale
-        noise = theta[-1].exp() if given.noise is None else theta.new_tensor(given.noise) / scale
+        noise = theta[-1].exp() if given.noise is None or scale is None else theta.new_tensor(given.noise) / scale
         return log_likelihood(R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors)
 
     def __call__(self, theta: Tensor) -> tuple[float, Tensor]:
