@@ -25,8 +25,7 @@ from torch import Tensor
 
 from sparse_bo.gp.likelihood import value_and_gradient
 from sparse_bo.kernels.structure import untouched
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
+from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 
 
@@ -110,7 +109,7 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
 
     That is ``SingleTaskGP`` itself, and :class:`sparse_bo.SparseGP` where it learns from all points at once, with one output
     and no input transform, a constant mean, one of the kernels of
-    :func:`~sparse_bo.models.sparse_gp.closed_form.stationary_parts`, one noise variance, log-normal priors on lengthscales and
+    :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts`, one noise variance, log-normal priors on lengthscales and
     noise or none, all parameters free and none hidden behind a transform. ``None`` for anything else.
 
     Args:
@@ -178,7 +177,11 @@ def _exact(model: Any) -> bool:
     if type(model) is not SparseGP:
         return False
     targets = model.train_targets
-    return targets is not None and model._strategy(len(targets)) == "exact" and len(targets) < WORTHWHILE * COARSE_POINTS
+    return (
+        targets is not None
+        and model.learner.likelihood(len(targets)) == "exact"
+        and len(targets) < model.learner.settings.coarse_from
+    )
 
 
 def _plain(model: Any) -> bool:

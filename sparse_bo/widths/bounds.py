@@ -60,8 +60,7 @@ class RefutableWidth(BatchWidth, Protocol):
         ...
 
     def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
-        """Return the bound that the form of a batch's results exceeds with probability at most ``2 exp(−log_inverse)``, or
-        ∞."""
+        """Return the bound that a batch's form exceeds with probability at most ``2 exp(−log_inverse)``, or ∞."""
         ...
 
 

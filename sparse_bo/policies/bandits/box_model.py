@@ -16,14 +16,14 @@ from sparse_bo.gp.priors import KnownPrior, crash_floor
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp.representation import kernel_diagonal
+from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 
 CHUNK = 4096
 """Points at which variances are computed at a time."""
 
 
 class Units(NamedTuple):
-    """What a model's outputs are measured in: ``(y − shift)/scale``."""
+    """Units of a model's outputs: ``(y − shift)/scale``."""
 
     shift: float
     scale: float
