@@ -26,7 +26,7 @@ from sparse_bo.linalg.chunking import shrinking
 
 @dataclass(frozen=True, eq=False)
 class ArmPosterior(ABC):
-    """A posterior over an arm set, and what is needed to condition it on picks. A value.
+    """A posterior over an arm set, with the parts that condition it on picks. A value.
 
     :class:`InMemoryPosterior` knows mean and leverage of every arm, :class:`sparse_bo.arms.StreamedPosterior` the arms that can
     be picked in one batch.
@@ -70,7 +70,7 @@ class ArmPosterior(ABC):
 
     @abstractmethod
     def leverages_at(self, indices: Tensor) -> Tensor:
-        """Return the leverages of some arms (``q``) in float64, whatever the precision of the sweep."""
+        """Return the leverages of ``q`` arms in float64, for any precision of the sweep."""
 
     @abstractmethod
     def means_at(self, indices: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class ArmPosterior(ABC):
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
-        """Return the arms that the batch can pick after some picks, for when those of before no longer hold the best.
+        """Return the contenders after some picks, when the previous ones may no longer include the best.
 
         Args:
             conditioner: The posterior conditioned on the picks so far.
@@ -147,7 +147,7 @@ class InMemoryPosterior(ArmPosterior):
         return self.means[indices]
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """See :class:`ArmPosterior`. Every arm, whatever the rule. O(a)."""
+        """See :class:`ArmPosterior`. Every arm, for any rule. O(a)."""
         highest = self.leverages if self.leverage_errors is None else self.leverages + self.leverage_errors
         upper = highest.sqrt().mul_(width).add_(self.means)
         extremes = torch.stack([highest.max(), *torch.aminmax(upper)])
@@ -158,7 +158,7 @@ class InMemoryPosterior(ArmPosterior):
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
-        """See :class:`ArmPosterior`. No arm was left out at the start, and scores only fall: those bounds still hold. O(a)."""
+        """See :class:`ArmPosterior`. All arms are contenders and scores only fall, so the bounds still hold. O(a)."""
         return self.contenders_at_start(width=width, stop_rule=stop_rule)
 
 

@@ -183,14 +183,14 @@ def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) 
 
 
 def _fingerprint(fit: ArmFit) -> float:
-    """Return a number that tells posteriors apart: of the dictionary and the weights of the mean, to the last bit."""
+    """Return a fingerprint of a posterior from its dictionary and the weights of its mean, to the last bit."""
     parts = [fit.dictionary.points, fit.form.alpha, fit.observed_leverages]
     data = b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
     return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
 
 
 def posterior_here(posterior: ArmPosterior | ArmFit | ShardedFit) -> InMemoryPosterior:
-    """Return the posterior over the arms that this process holds: all of them, or those of its rank.
+    """Return the posterior over the arms of this process: all of them, or those of its rank.
 
     Raises:
         ValueError: If they are streamed.

@@ -260,7 +260,7 @@ def learn_prior(
     most: int = 300,
     max_steps: int = 60,
 ) -> KnownPrior:
-    """Learn what ``given`` leaves open by :func:`learn`, in the user's units.
+    """Learn the unknown parts of a prior by :func:`learn`, in the user's units.
 
     The kernel is a ``ScaleKernel`` in float64. O(n³) per step with n ≤ ``most``. With fewer than 100 distinct inputs a second
     search starts as without an earlier result. Draws one permutation if there are more inputs than ``most``. Nothing is raised
@@ -365,7 +365,7 @@ class _Standardized(NamedTuple):
         return Hyperparameters(family, ell, noise / s, 0.0, s, -math.inf)
 
     def prior(self, found: Hyperparameters, given: Prior) -> KnownPrior:
-        """Return a result in the user's units, beside what is given."""
+        """Return the prior of a result in the user's units, with its known parts."""
         variance = self.scale * self.scale
         noise = given.regularization if given.regularization is not None else found.noise * found.scale * variance
         mean = given.prior_mean if given.prior_mean is not None else found.mean * self.scale + self.shift
@@ -376,7 +376,7 @@ class _Standardized(NamedTuple):
 
 
 def _known(given: Prior, data: _Standardized) -> Given:
-    """Return what is given in standard units."""
+    """Return the known parts in standard units."""
     correlation = scale = None
     if given.covar_module is not None:
         X, scale = data.inputs, 1.0

@@ -31,7 +31,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Correlation(NamedTuple):
-    """A correlation matrix, and the derivatives of what depends on it."""
+    """A correlation matrix with its derivatives."""
 
     value: Tensor
     """``n x n``."""

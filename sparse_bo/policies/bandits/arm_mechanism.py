@@ -263,7 +263,7 @@ class ArmUCB(Mechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
 
     def _largest_batch(self, state: BanditState) -> int:
-        """Return how large the batch after ``state`` may be: with a learned prior, a share of what it was learned from."""
+        """Return the limit of the batch after ``state``: with a learned prior, a share of its observations."""
         if self.given.complete:
             return self.max_batch_size
         return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))

@@ -45,7 +45,7 @@ class ArmStages(Mechanism[BanditState]):
         return self.first.init()
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return what the stage's policy does."""
+        """Return the picks of the stage's policy."""
         if isinstance(state, ImprovementState):
             return self.first.ask(state, max_q=max_q, pending=pending, generator=generator)
         return self.then.ask(state, max_q=max_q, pending=pending, generator=generator)
