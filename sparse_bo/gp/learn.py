@@ -199,7 +199,7 @@ def learn(
         families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameters.ADDITIVE`; at a tie the first.
         priors: Table of priors.
         given: What is not learned.
-        start: Where to start, of any family; ``None``: at the densest of the priors' starts; a sum that starts from no sum, too.
+        start: Where to start, of any family; ``None``, or a sum that starts from no sum: at the densest of the priors' starts.
         restart: Whether a second search starts as without ``start``: lengthscales so short that no two observations are
             correlated are a mode that a search does not leave.
         max_steps: Of L-BFGS-B, for each family and start.
