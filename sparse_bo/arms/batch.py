@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
-from sparse_bo.arms.conditioning import conditioner_of
+from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
@@ -91,7 +90,7 @@ def pick_batch(
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    start = conditioner_of(posterior, in_batch)
+    start = posterior.at_start(in_batch)
     if given is not None and len(given):
         return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
     picker = _Picker(posterior, width, stop_rule, start, refuse)

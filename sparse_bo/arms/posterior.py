@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
-from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Conditioner, InBatch, conditioner
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
 from sparse_bo.arms.prior import ArmPrior
@@ -59,6 +59,10 @@ class ArmPosterior(ABC):
     def effective_dimension(self) -> float:
         """``Σ count · leverage`` over the pulled arms."""
         return self.fit.effective_dimension
+
+    def at_start(self, in_batch: InBatch) -> Conditioner:
+        """Return the posterior without picks, for an in-batch update."""
+        return conditioner(self.fit, self.kernel_rows, in_batch)
 
     @abstractmethod
     def kernel_rows(self, indices: Tensor) -> Tensor:

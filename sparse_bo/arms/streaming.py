@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.contenders import Collector, Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
