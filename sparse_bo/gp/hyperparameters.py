@@ -60,6 +60,8 @@ class Priors:
         noises: Least and largest g.
         shares: Least and largest share over the share of all inputs together.
         scales: Least and largest s, where it is searched for.
+        starts: ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy
+            observations lead to lengthscales so short that no two observations are correlated.
     """
 
     lengthscale: float = 0.6
@@ -79,6 +81,7 @@ class Priors:
     noises: tuple[float, float] = (1e-8, 1e2)
     shares: tuple[float, float] = (1e-4, 1e4)
     scales: tuple[float, float] = (1e-4, 1e4)
+    starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
 
     @classmethod
     def botorch(cls) -> Priors:

@@ -42,13 +42,12 @@ from sparse_bo.kernels.additive import Pairs, pairs
 
 PRIORS = Priors()
 """The default table."""
-CONCENTRATED = Priors(lengthscale=0.2, noise=math.exp(-4.0), noise_sd=2.0, scale_shape=0.0, scale_sd=0.5)
+CONCENTRATED = Priors(
+    lengthscale=0.2, noise=math.exp(-4.0), noise_sd=2.0, scale_shape=0.0, scale_sd=0.5, starts=((0.2, math.exp(-4.0)),)
+)
 """Where evaluations concentrate on a few inputs (:func:`learn_prior`); see there for the reason."""
 FAMILIES = ("rbf", "matern52")
 """Stationary families, the simpler one first: it wins a tie."""
-STARTS = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
-"""ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy observations lead to
-lengthscales so short that no two observations are correlated."""
 ALONE_STARTS = (0.05, 0.3)
 """Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones."""
 logger = logging.getLogger(__name__)
@@ -162,7 +161,7 @@ class LogPosterior:
         """Return groups of starts: a search begins at the densest of each group."""
         X, d = self.X, self.X.shape[1]
         largest = self.priors.noises[1]
-        pairs_of = dict.fromkeys((ell, min(noise, largest)) for ell, noise in STARTS)
+        pairs_of = dict.fromkeys((ell, min(noise, largest)) for ell, noise in self.priors.starts)
         starts = [
             (
                 X.new_full((d,), math.log(ell * math.sqrt(d)))[: self.size],
@@ -200,7 +199,7 @@ def learn(
         families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameters.ADDITIVE`; at a tie the first.
         priors: Table of priors.
         given: What is not learned.
-        start: Where to start, of any family; ``None``: at the densest of :data:`STARTS`; a sum that starts from no sum, too.
+        start: Where to start, of any family; ``None``, or a sum that starts from no sum: at the densest of the priors' starts.
         restart: Whether a second search starts as without ``start``: lengthscales so short that no two observations are
             correlated are a mode that a search does not leave.
         max_steps: Of L-BFGS-B, for each family and start.

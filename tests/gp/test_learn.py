@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
-from sparse_bo.gp.learn import FAMILIES, PRIORS, STARTS, Given, LogPosterior, learn, learn_prior, learning_is_due
+from sparse_bo.gp.learn import FAMILIES, PRIORS, Given, LogPosterior, learn, learn_prior, learning_is_due
 from sparse_bo.gp.likelihood import Scatter, correlation_of
 from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.gp.priors import Prior, family_of, scaled_kernel
@@ -185,7 +185,7 @@ def test_a_search_starts_at_the_densest_start(family):
     y = torch.randn(25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     density = LogPosterior(X, y, None, family, PRIORS, Given(), pairs(X) if family == ADDITIVE else None)
     starts = [[density(theta)[0] for theta in group] for group in density.cold()]
-    assert all(len(set(group)) == len(STARTS) and max(group) > group[0] + 1.0 for group in starts)
+    assert all(len(set(group)) == len(PRIORS.starts) and max(group) > group[0] + 1.0 for group in starts)
     assert learn(X, y, families=[family], max_steps=0).evidence >= max(map(max, starts))
 
 
