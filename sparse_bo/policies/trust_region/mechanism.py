@@ -16,7 +16,7 @@ from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, th
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.policies.trust_region import search
+from sparse_bo.policies.trust_region import repeats, search
 from sparse_bo.policies.trust_region.hills import but_hills, on_hills, surprising
 from sparse_bo.policies.trust_region.local_gp import LocalGP
 from sparse_bo.policies.trust_region.region import Region, first_region, moved, rose
@@ -27,6 +27,7 @@ from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 from sparse_bo.policies.trust_region.worth import HORIZON, Worth
 
+SETTLES = True
 SMALLEST_BATCH = 4
 """Points of a batch while there are few observations, where the size is not given."""
 GROWTH = 200
@@ -148,7 +149,7 @@ class RegionSearch(Mechanism[RegionState]):
             returned=bool(on_hills(fitted.gp, X[[region.centre]], X[list(region.ended)]).any()),
             scouted=int((rows >= region.start).sum()),
         )
-        if not self.cumulative or designed:
+        if not self.cumulative or designed or not SETTLES:
             return next_one
         new = fitted.rows >= newest
         return paced(
@@ -165,6 +166,8 @@ class RegionSearch(Mechanism[RegionState]):
 
         It is the first pick after the initial design. None (``0 x d``) where all observations are equal.
         """
+        if not repeats.REPEATS_TESTED:
+            return state.X[:0]
         highest, everything = state.X[state.y.argmax()].unsqueeze(0), torch.cat([state.X, pending])
         repeated = len(torch.unique(everything, dim=0)) < len(everything)
         return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest

@@ -10,6 +10,7 @@ from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.settings import Goal
 from sparse_bo.policies.trust_region.mechanism import RegionSearch
 from sparse_bo.policies.trust_region.region import FEW_DIMS
+from sparse_bo.policies.trust_region.trial import replace_constants
 from sparse_bo.validation import check_choice, check_count, check_probability
 
 SHARE = 0.25
@@ -71,6 +72,7 @@ class TrustRegion:
     initial_design: int | None = None
     anywhere: float | None = None
     goal: Goal = "best"
+    trial: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "initial_design"):
@@ -87,6 +89,7 @@ class TrustRegion:
 
     def on(self, domain: Domain) -> RegionSearch:
         """See :meth:`sparse_bo.policies.Policy.on`."""
+        replace_constants(self.trial)
         box = box_of(domain, policy=self.name).double()
         d = box.dims
         cumulative = self.goal == "cumulative"

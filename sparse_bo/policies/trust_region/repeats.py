@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_bo.linalg.sums import group_sums, running_sums
 
+REPEATS_TESTED = True
 DISCRETE = 0.5
 """With fewer distinct values than this share of the distinct points, values agree by chance: nothing follows from repeats."""
 TOLD = 3
@@ -29,7 +30,7 @@ def exact(X: Tensor, y: Tensor) -> bool | None:
         y: ``n`` observations, finite.
     """
     points, where = torch.unique(X, dim=0, return_inverse=True)
-    if len(points) == len(y):
+    if len(points) == len(y) or not REPEATS_TESTED:
         return None
     low, high = (y.new_zeros(len(points)).scatter_reduce(0, where, y, kind, include_self=False) for kind in ("amin", "amax"))
     if not torch.equal(low, high):
