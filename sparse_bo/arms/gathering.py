@@ -71,7 +71,7 @@ def _union(arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, extreme
         rows = arms.part[mine - arms.start]
     told = arms.group.tensors(STEP, [mine, upper, rows, upper.new_tensor([floor])])
     indices, bounds, X, floors = (torch.cat([part[place] for part in told]).to(arms.device) for place in range(len(told[0])))
-    arms.contenders_are(indices, X)
+    arms.cache_contenders(indices, X)
     return Contenders(indices, without_repeats(arms, indices, bounds), float(floors.max()), extremes, exact=False)
 
 

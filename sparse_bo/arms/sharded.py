@@ -135,7 +135,7 @@ class ShardedPosterior(PosteriorOfContenders):
         """See :class:`ArmPosterior`. A pass of every rank over its arms, and one gathering: O(a_r m (d + r))."""
         arms = _shards(self.prior)
         if isinstance(conditioner, Process):  # its picks need not be among the contenders any more
-            arms.remember(conditioner.picked)
+            arms.cache(conditioner.picked)
         with arms.group.shielded(STEP), arms.alone():
             indices, upper, floor = self.highest_now(conditioner, self.prior.here, first=arms.start, refuse=refuse)
             open_ = upper > -math.inf  # nothing is left out for a low score

@@ -18,7 +18,7 @@ class Dictionary:
     points: Tensor
     """``m x d``."""
     probabilities: Tensor
-    """``m`` probability with which each point was included (1 where it was not left to chance)."""
+    """``m`` probability with which each point was included (1 for deterministic choices)."""
     indices: Tensor | None = None
     """``m`` rows of the points in the set they were chosen from (arms, training inputs), ascending; ``None`` if external."""
 
@@ -41,10 +41,10 @@ class Covariance(Protocol):
 
 
 class Candidates(NamedTuple):
-    """The distinct inputs a sampler chooses from, in the order of their indices, and what is known of them.
+    """The distinct inputs a sampler chooses from, in the order of their indices, with counts, leverages and prior.
 
-    The first five fields are always there. The others are for samplers that look at the kernel or at the posterior; each
-    says what it needs, and refuses candidates without it.
+    The first five fields are always set. The others are for samplers that use the kernel or the posterior; each documents the
+    fields it needs, and raises without them.
     """
 
     X: Tensor
@@ -52,23 +52,23 @@ class Candidates(NamedTuple):
     counts: Tensor
     """``n`` observations of each."""
     leverages: Tensor | None
-    """``n`` posterior variance / λ *before* the newest batch, or ``None`` where no posterior exists yet."""
+    """``n`` posterior variance / λ *before* the newest batch, or ``None`` before the first posterior."""
     first_pull: Tensor
-    """``n`` order in which the inputs were first seen."""
+    """``n`` position of each input's first observation among all."""
     indices: Tensor | None
     """``n`` rows of the inputs in the arm set; ``None`` for free inputs."""
     covariance: Covariance | None = None
     """The prior covariance, a function of rows of ``inputs``."""
     inputs: Tensor | None = None
-    """``… x n x d'`` the candidates as ``covariance`` takes them (after an input transform, say); ``None``: ``X``."""
+    """``… x n x d'`` the arguments of ``covariance`` (after an input transform, for example); ``None``: ``X``."""
     regularization: Tensor | float | None = None
     """λ, the noise variance of one observation (y²): a number, or ``n`` where it differs."""
     means: Tensor | None = None
-    """``n`` means (y) of the posterior that the leverages are of, or ``None``."""
-    kept: Tensor | None = None
-    """``n`` probability with which each came into the last dictionary, 0 where it is not in it; ``None`` where not known."""
+    """``n`` means (y) of the same posterior as the leverages, or ``None``."""
+    previous_probabilities: Tensor | None = None
+    """``n`` inclusion probability of each in the last dictionary, 0 outside it; ``None`` if unknown."""
     new: Tensor | None = None
-    """``n`` observations of each in the newest batch; ``None`` where that is not known."""
+    """``n`` observations of each in the newest batch; ``None`` if unknown."""
 
 
 def candidates_of(
@@ -102,13 +102,13 @@ def candidates_of(
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Chooses a dictionary from the data. A frozen value; randomness comes from the generator alone."""
+    """Chooses a dictionary from the data. A frozen value; its only randomness is the generator."""
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return a non-empty dictionary.
 
         Args:
-            candidates: The distinct inputs seen so far, n ≥ 1.
+            candidates: The distinct inputs observed so far, n ≥ 1.
             generator: CPU generator; the sampler documents how many draws it makes.
 
         Raises:
@@ -118,14 +118,14 @@ class Sampler(Protocol):
 
 
 def candidate_count(candidates: Candidates, *, needed_by: str) -> int:
-    """Return n.
+    """Return the number n of candidates.
 
     Args:
-        candidates: To choose from.
+        candidates: The candidates.
         needed_by: The sampler's name, for the message.
 
     Raises:
-        ValueError: If there are none: no dictionary is empty.
+        ValueError: If there are none: a dictionary is not empty.
     """
     n = candidates.X.shape[0]
     if n == 0:

@@ -23,7 +23,7 @@ class Certificate(NamedTuple):
     ratio_lower: float
     """Lower bound on ρ."""
     failure_probability: float
-    """Of the upper bound, over the random start of the Lanczos iteration."""
+    """Probability that the upper bound fails, over the random start of the Lanczos iteration."""
 
 
 def certify(
@@ -39,15 +39,15 @@ def certify(
 ) -> Certificate:
     """Certify a DTC posterior (algorithms §2), without building the ``n x n`` kernel matrix.
 
-    Costs those of :func:`sparse_bo.dictionary.residual_bound`: O(n m²), then O(n² d + n m) per step.
+    Cost of :func:`sparse_bo.dictionary.residual_bound`: O(n m²), then O(n² d + n m) per step.
 
     Args:
-        observations: What the posterior was fitted to: n distinct inputs with their counts c.
+        observations: Data of the posterior: n distinct inputs with their counts c.
         dictionary: Its m points, rows of these inputs or not.
         covariance: The prior's kernel as a function of tensors (:func:`sparse_bo.kernels.covariance_function`).
         regularization: λ > 0 (y²).
         steps: Lanczos steps; more make the upper bound tighter.
-        failure_probability: Of the upper bound.
+        failure_probability: Probability that the upper bound fails.
         memory_bytes: Budget of the kernel matrix or its chunks.
         generator: CPU generator, for the random start (n normal draws).
 

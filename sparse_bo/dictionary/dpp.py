@@ -22,7 +22,7 @@ from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count
 
 _NUGGET = 1e-10
-"""Added to the diagonal, in units of its largest entry: a chain of swaps cannot tell smaller determinants apart."""
+"""Nugget in units of the largest diagonal entry: below it a chain of swaps cannot distinguish determinants."""
 
 _BLOCK = 64
 """Proposals whose kernel columns are evaluated together; any number gives the same chain."""
@@ -37,14 +37,14 @@ class KDPPSampler:
 
     Diverse and random: near-optimal ``E tr(K − Q)`` for its size (Burt, Rasmussen & van der Wilk 2020, §4). The chain (Anari,
     Oveis Gharan & Rezaei 2016) starts from greedy variance, swaps one member i for one candidate j, and accepts with
-    Metropolis–Hastings' probability; j is proposed by ``½ · ridge leverage score + ½ · uniform`` in place of uniformly, which
-    leaves the law as it is and is accepted far more often. Over pulls: a candidate of count c is as likely as one of its c
-    copies. O(n m² + steps · m²) time, O(n m) memory. Needs ``covariance`` of the candidates.
+    Metropolis–Hastings' probability; j is proposed by ``½ · ridge leverage score + ½ · uniform`` instead of uniformly, which
+    leaves the distribution unchanged and is accepted far more often. Over pulls: a candidate of count c is as likely as one of
+    its c copies. O(n m² + steps · m²) time, O(n m) memory. Needs ``covariance`` of the candidates.
 
     The marginals have no closed form; the dictionary reports their mean, m/n.
 
     Attributes:
-        size: m ≥ 1; all candidates while there are no more. Fewer points if the matrix has no more rank.
+        size: m ≥ 1; all candidates while there are at most m. Fewer points if the matrix has a lower rank.
         steps: Proposals; ``None``: ``10 · size``.
     """
 
@@ -117,7 +117,7 @@ def _walk(gram: Gram, diagonal: Tensor, start: Tensor, draws: Tensor) -> Tensor:
 
 
 def _proposal(gram: Gram, diagonal: Tensor, start: Tensor) -> Tensor:
-    """Return the law of proposed candidates, ``n``, positive: half ridge leverage scores given the start, half uniform."""
+    """Return the distribution of proposals, ``n``, positive: half ridge leverage scores given the start, half uniform."""
     sketch = Sketch(start, torch.ones_like(diagonal[start]))
     ridge = sketch_tail(gram, sketch, rank=max(1, len(start) // 2))
     scores = ridge_scores(gram, diagonal, sketch, torch.arange(gram.n, device=start.device), ridge=ridge)

@@ -103,7 +103,7 @@ class IPASampler:
 
 @dataclass(frozen=True, kw_only=True)
 class IVMSampler:
-    """Informative vector machine (Lawrence, Seeger & Herbrich 2002): the candidate whose observations tell most, greedily.
+    """Informative vector machine (Lawrence, Seeger & Herbrich 2002): greedily the candidate of largest information gain.
 
     Next is the candidate of highest information gain ``½ log(1 + count · variance/λ)``, with the variance given the (noisy)
     observations of those chosen before: noisy pivoted Cholesky, O(n m²) time and O(n m) memory. The set has at least

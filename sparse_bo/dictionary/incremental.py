@@ -50,15 +50,15 @@ class IncrementalLeverageSampler:
         candidate_count(candidates, needed_by=type(self).__name__)
         if candidates.leverages is None:
             return AllSampler().sample(candidates, generator=generator)
-        if candidates.kept is None or candidates.new is None:
+        if candidates.previous_probabilities is None or candidates.new is None:
             raise SamplerError(
                 "IncrementalLeverageSampler goes on from the last dictionary and expected candidates with kept and new, got "
                 "neither; use it in BKB or BBKB over arms, LeverageSampler elsewhere"
             )
         included = partial(inclusion_probabilities, candidates.leverages, oversampling=self.oversampling, law=self.inclusion)
         whole, joining = included(candidates.counts), included(candidates.new)
-        inside = candidates.kept > 0.0
-        staying = (whole / candidates.kept.where(inside, torch.ones_like(whole))).clamp_max(1.0)
+        inside = candidates.previous_probabilities > 0.0
+        staying = (whole / candidates.previous_probabilities.where(inside, torch.ones_like(whole))).clamp_max(1.0)
         draws = torch.rand(len(whole), generator=generator, device="cpu", dtype=torch.float64).to(whole.device)
         positions = (draws < torch.where(inside, staying, joining)).nonzero().squeeze(-1)
         if not len(positions):

@@ -92,7 +92,7 @@ class RecursiveRLSSampler:
         return chosen(candidates, sketch.rows[order], sketch.probabilities[order].to(candidates.counts))
 
     def _levels(self, n: int, device: torch.device, generator: torch.Generator) -> list[Tensor]:
-        """Return the rows of each level: all, about half of them, about a quarter, … down to where all are kept."""
+        """Return the rows of each level: all, about half of them, about a quarter, … down to a level without sampling."""
         rows = torch.arange(n, device=device)
         levels = [rows]
         if self.size is not None:
@@ -123,14 +123,14 @@ class RecursiveRLSSampler:
         probabilities = (16.0 * logarithm * scores).clamp(max=1.0)
         draws = torch.rand(len(rows), generator=generator, device="cpu", dtype=torch.float64).to(rows.device)
         positions = (draws < probabilities).nonzero().squeeze(-1)
-        if not len(positions):  # all scores next to nothing: the largest stands in, as if it were certain
+        if not len(positions):  # all scores are nearly 0: take the largest with probability 1
             positions = scores.argmax().unsqueeze(0)
             return Sketch(rows[positions], torch.ones_like(probabilities[positions]))
         return Sketch(rows[positions], probabilities[positions])
 
 
 class Sketch(NamedTuple):
-    """A sample of rows; the column of each stands in the estimates with weight ``1/√probability``."""
+    """A sample of rows; the column of each has weight ``1/√probability`` in the estimates."""
 
     rows: Tensor
     """``s`` rows."""

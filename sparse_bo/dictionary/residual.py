@@ -1,4 +1,4 @@
-"""Bounds on what a dictionary leaves out: ``λ_max(K − Q)`` over the pulls, in units of λ."""
+"""Bounds on the residual of a dictionary: ``λ_max(K − Q)`` over the pulls, in units of λ."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def residual_bound(
     ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact`` at every point. With counts it is
     ``λ_max(C^{1/2} N^{-1/2}(K − Q)N^{-1/2} C^{1/2})`` over the distinct inputs, which is the same number.
 
-    O(n m²) for ``Q``, then O(n m + n² d) per step; the kernel matrix is kept where it fits ``memory_bytes``, and evaluated anew
-    in row chunks at every step where not.
+    O(n m²) for ``Q``, then O(n m + n² d) per step; the kernel matrix is stored if it fits ``memory_bytes``, and otherwise
+    evaluated again in row chunks at every step.
 
     The upper bound covers the round-off of the kernel: an error E of ``K`` moves the Schur complement ``K − Q`` by at most
-    ``‖E‖ ‖[S, SW]‖²`` with the interpolation weights ``W = K_XD K_DD⁺`` and ``S² = C/N``, so that many pulls of one arm and an
-    ill-conditioned dictionary count as they should.
+    ``‖E‖ ‖[S, SW]‖²`` with the interpolation weights ``W = K_XD K_DD⁺`` and ``S² = C/N``, which includes many pulls of one arm
+    and an ill-conditioned dictionary.
 
     Args:
         candidates: With ``covariance`` and ``regularization``.
@@ -82,7 +82,7 @@ def residual_spectrum(
     Args:
         gram: ``A``, ``n x n``.
         features: ``n x r``, ``F``.
-        round_off: How far ``A − F Fᵀ`` as computed may be from the one that is meant, in operator norm.
+        round_off: Bound on the error of the computed ``A − F Fᵀ``, in operator norm.
         steps: Lanczos steps.
         failure_probability: Of the upper bound.
         memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
@@ -91,14 +91,14 @@ def residual_spectrum(
     n = gram.n
     every = torch.arange(n, device=features.device)
     trace = float((gram.diagonal() - features.square().sum(dim=-1)).clamp_min(0.0).sum())
-    kept = None
+    stored = None
     if 8 * n * n <= memory_bytes:
-        kept = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
+        stored = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
 
     def matvec(v: Tensor) -> Tensor:
         product = -(features @ (features.T @ v))
-        if kept is not None:
-            return product.add_(kept @ v)
+        if stored is not None:
+            return product.add_(stored @ v)
         for part, block in gram.sweep(every, every, memory_bytes=memory_bytes):
             product[part] += block @ v
         return product
@@ -116,17 +116,13 @@ def residual_spectrum(
     )
 
 
-_PROBED = 512
-"""Rows at which the kernel's error is looked at."""
-
-
 def _kernel_error(gram: Gram, points: Tensor) -> float:
     """Return about ``‖E‖``, the error of the kernel matrix of inputs and dictionary before scaling: ``2 γ √(n + m)``.
 
-    Entries with independent errors of size γ have that norm (Wigner). γ is seen where the kernel is evaluated from both sides:
-    ``k(X, D)`` and ``k(D, X)`` differ by what cancels in its distances (inputs far from zero, short lengthscales).
+    Entries with independent errors of size γ have that norm (Wigner). γ is estimated from both sides of the kernel: ``k(X, D)``
+    and ``k(D, X)`` differ by the cancellation in their distances (inputs far from zero, short lengthscales).
     """
-    rows = gram.inputs[..., :_PROBED, :]
+    rows = gram.inputs[..., :512, :]
     cross = gram.covariance.cross
     asymmetry = float((cross(points, rows) - cross(rows, points).mT).abs().amax())
     entry = 4.0 * torch.finfo(torch.float64).eps * float(gram.covariance.diagonal(rows).abs().amax())
@@ -144,7 +140,7 @@ def _amplification(gram: Gram, factor: NystromFactor, features: Tensor, *, chunk
 
 
 def _dictionary_inputs(candidates: Candidates, dictionary: Dictionary, gram: Gram) -> Tensor:
-    """Return the dictionary as the covariance takes it, ``… x m x d'``."""
+    """Return the arguments of the covariance for the dictionary, ``… x m x d'``."""
     if dictionary.indices is not None:
         numbered = candidates.indices
         if numbered is None:

@@ -1,4 +1,4 @@
-"""Dictionaries that do not look at leverages: everything, the first m, a uniform sample, or the user's own."""
+"""Dictionaries without leverages: all inputs, the first m, a uniform sample, or the user's own points."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FirstSampler:
         check_count("size", self.size)
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
-        """Return the ``size`` candidates that were seen first. O(n log n)."""
+        """Return the ``size`` candidates that were observed first. O(n log n)."""
         candidate_count(candidates, needed_by=type(self).__name__)
         positions = candidates.first_pull.argsort()[: self.size].sort().values
         return chosen(candidates, positions, torch.ones_like(candidates.counts[positions]))
@@ -83,6 +83,6 @@ class FixedSampler:
             ValueError: If its width differs from the candidates'.
             TypeError: If its dtype does.
         """
-        points = self.points.to(candidates.X.device)  # those of a policy that was rebuilt from a journal are on the CPU
+        points = self.points.to(candidates.X.device)  # a policy rebuilt from a journal has them on the CPU
         check_points("points", points, like=candidates.X)
         return Dictionary(points, points.new_ones(points.shape[0]))

@@ -1,4 +1,4 @@
-"""Finite arm sets as domains: a tensor in memory, or rows that are made when they are asked for."""
+"""Finite arm sets as domains: a tensor in memory, or rows made on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.lazy import ArmSet, LazyArms, digest
-from sparse_bo.domains.sharded import remember
+from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.validation import check_indices, check_points
 
 
@@ -21,12 +21,12 @@ class Arms(Domain):
     """A finite set of candidates.
 
     Attributes:
-        points: ``a x d`` candidates, float64 or float32, in memory or lazy; repeated rows are allowed. Rows made on request
-            check themselves where they are made.
+        points: ``a x d`` candidates, float64 or float32, in memory or lazy; repeated rows are allowed. A lazy set
+            validates its own rows.
 
     Raises:
-        TypeError: If they are no float tensor.
-        ValueError: If they are empty or not finite.
+        TypeError: If ``points`` is not a float tensor.
+        ValueError: If it is empty or not finite.
     """
 
     points: ArmSet
@@ -57,7 +57,7 @@ class Arms(Domain):
 
     def inputs(self, picks: Tensor) -> Tensor:
         """See :meth:`Domain.inputs`."""
-        remember(self.points, picks)
+        cache_rows(self.points, picks)
         return self.points[picks]
 
     def check(self, name: str, where: Tensor) -> Tensor:
@@ -86,10 +86,10 @@ class Arms(Domain):
         return self if self.points.dtype == torch.float64 else Arms(self.points.double())
 
     def uniform(self, q: int, *, seen: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw ``q`` arms uniformly: distinct and not ``seen`` (some arms) as long as there are such, then any arms.
+        """Draw ``q`` arms uniformly: distinct and not in ``seen`` while such arms remain, then any arms.
 
-        Draws ``2q + 16`` integers of a CPU generator, then, if these are not enough or more than a quarter of the arms would be
-        needed, one permutation of the arms and what is missing. O(q + len(seen)), or O(a).
+        Draws ``2q + 16`` integers from a CPU generator. If they hold fewer than ``q`` new arms, or if ``q`` and ``seen`` make
+        up a quarter of all arms, draws a permutation of the arms and the missing integers. O(q + len(seen)), or O(a).
         """
         a, device = self.count, self.device
         if 4 * (q + len(seen)) < a:

@@ -1,4 +1,4 @@
-"""The interface of a domain: a place to evaluate, and the inputs that its picks stand for."""
+"""The interface of a domain: a finite arm set or a box, and the inputs of its picks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Domain(ABC):
-    """A finite arm set or a box, as the user gave it. A value.
+    """A finite arm set or a box in the user's dtype and device. A value.
 
-    Policies compute with *picks*: ``q`` rows (int64) of an arm set, ``q x d`` points (float64) of a box. A domain says what
-    inputs they stand for, in the user's dtype, and checks those that come from outside.
+    Policies compute with *picks*: ``q`` rows (int64) of an arm set, ``q x d`` points (float64) of a box. A domain converts
+    picks to inputs in the user's dtype, and validates picks that come from a user.
     """
 
     indexed: ClassVar[bool]
@@ -28,7 +28,7 @@ class Domain(ABC):
 
     @abstractmethod
     def hull(self) -> Tensor:
-        """Return the lower and the upper corner (``2 x d``) of what the domain spans. O(a d) on arms in memory."""
+        """Return the bounding box, ``2 x d`` lower and upper corner. O(a d) on arms in memory."""
 
     @property
     @abstractmethod
@@ -37,11 +37,11 @@ class Domain(ABC):
 
     @abstractmethod
     def inputs(self, picks: Tensor) -> Tensor:
-        """Return the inputs that picks stand for, ``q x d``, in the user's dtype. O(q d)."""
+        """Return the inputs of picks, ``q x d``, in the user's dtype. O(q d)."""
 
     @abstractmethod
     def check(self, name: str, where: Tensor) -> Tensor:
-        """Return where a user has evaluated (rows of the arms, or points in the box) as picks.
+        """Return a user's rows of the arms or points in the box as picks.
 
         Raises:
             TypeError: If the dtype is wrong.
@@ -50,30 +50,30 @@ class Domain(ABC):
 
     @abstractmethod
     def recorded(self, picks: Tensor) -> NDArray[Any]:
-        """Return picks as a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64) as the user gets them."""
+        """Return picks for the journal: ``q`` arms (int64), or ``q x d`` points (float64) rounded to the user's dtype."""
 
     @abstractmethod
     def stacked(self, picks: Sequence[Any]) -> Tensor:
-        """Return picks of a journal (numbers, or float64 arrays of ``d``) as one tensor of picks."""
+        """Return recorded picks (integers, or float64 arrays of ``d``) as one tensor of picks."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the domain, as ``json`` takes it. O(a d) where arms are data: they are hashed."""
+        """Return a JSON description that identifies the domain. O(a d) for arms in memory or in a file: they are hashed."""
 
     @abstractmethod
     def double(self) -> Self:
-        """Return the domain in float64: what policies compute with."""
+        """Return the domain in float64, the dtype of policies."""
 
     def named(self, picks: Tensor) -> list[dict[str, Any]] | None:
-        """Return what picks stand for by name, in a space of named parameters; ``None`` elsewhere. O(q)."""
+        """Return picks as dictionaries of named parameters; ``None`` for domains without names. O(q)."""
         return None
 
     def mended(self, picks: Tensor, *, seen: Tensor, generator: torch.Generator) -> Tensor:
-        """Return picks with what cannot be evaluated replaced; as many, and by default the same.
+        """Return ``q`` picks that can be evaluated: infeasible or repeated ones are replaced. Default: the picks themselves.
 
         Args:
             picks: ``q`` arms, or ``q x d`` points of a box.
-            seen: Points that are evaluated or out, as far as the state has them.
+            seen: Evaluated and pending points of the state.
             generator: CPU generator.
         """
         return picks
@@ -85,10 +85,10 @@ class Domain(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The user's."""
+        """The user's dtype."""
         return self.like.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where inputs are handed out, and where policies compute."""
+        """Device of inputs and of the policies' computations."""
         return self.like.device

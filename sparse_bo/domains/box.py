@@ -1,4 +1,4 @@
-"""A box: the points between two corners."""
+"""A box: all points between two corners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Box(Domain):
     """The points between two corners.
 
     Attributes:
-        bounds: ``2 x d`` lower and upper corner, lower < upper, as in BoTorch. Points are handed out in its dtype.
+        bounds: ``2 x d`` lower and upper corner, lower < upper, as in BoTorch. Inputs have its dtype.
 
     Raises:
         TypeError: If bounds are not a float tensor.
@@ -102,17 +102,17 @@ class Box(Domain):
         return (X - self.lower) / (self.upper - self.lower)
 
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
-        """Draw ``n x d`` points uniformly, by ``n d`` numbers of a CPU generator."""
+        """Draw ``n x d`` uniform points; consumes ``n d`` numbers of a CPU generator."""
         return self.from_unit(torch.rand(n, self.dims, generator=generator, device="cpu", dtype=torch.float64).to(self.bounds))
 
     def sobol(self, n: int, *, generator: torch.Generator) -> Tensor:
-        """Draw ``n x d`` points of a scrambled Sobol sequence, whose scrambling is seeded by one draw of a CPU generator."""
+        """Draw ``n x d`` points of a scrambled Sobol sequence; its seed is one integer of a CPU generator."""
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
         engine = torch.quasirandom.SobolEngine(self.dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
         return self.from_unit(engine.draw(n, dtype=torch.float64).to(self.bounds))
 
     def checked(self, name: str, X: Tensor) -> Tensor:
-        """Return ``X`` (``n x d``) if it is finite, has the box's width, dtype and device, and lies inside (to rounding).
+        """Return ``X`` (``n x d``) after checking that it is finite, of the box's width, dtype and device, and inside to 1e-6.
 
         Raises:
             TypeError: If it is not a tensor, or its dtype or device differs.

@@ -1,8 +1,8 @@
-"""Spaces of named parameters as domains: arms where there are few combinations, else the unit box of their columns.
+"""Spaces of named parameters as domains: arms if there are few combinations, else the unit box of their columns.
 
-On the box a policy searches the columns as if every point were a configuration; what it picks is then moved to what stands for
-its values, and that is what is evaluated, recorded and told. A pick that may not be evaluated, or, in a space without a
-continuum, that has been, gives way to a neighbour (:meth:`SpaceBox.mended`).
+On the box a policy searches the columns as a continuum. Its picks are moved to the encoded values of their points, and these
+are evaluated, recorded and observed. An infeasible pick is replaced by a neighbour; so is, in a space without a continuous
+parameter, a pick that has been evaluated (:meth:`SpaceBox.mended`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.domains.arms import Arms
+from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
+from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Feasible, Parameters, Space
 
 ROUNDS, TRIED = 8, 32
-"""Of a search for a neighbour: rings, each twice as wide as the one before, and points drawn in each."""
+"""Rings of a neighbour search, each twice as wide as the one before, and points drawn in each."""
 NARROWEST = 1.0 / 64
 """Standard deviation of the innermost ring, in sides of the box."""
 DRAWN = 50_000
-"""Points of the whole box that are looked at, at most, before none is said to be feasible."""
+"""Points drawn in the whole box before a feasible one is given up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +36,9 @@ class SpaceArms(Arms):
     """Every feasible combination of a space as an arm.
 
     Attributes:
-        points: Their columns.
-        space: What they stand for.
-        numbers: ``a``: which combinations of the space they are.
+        points: Encoded columns.
+        space: The space.
+        numbers: ``a`` numbers of the combinations.
     """
 
     space: Space = field(kw_only=True)
@@ -57,7 +59,7 @@ class SpaceArms(Arms):
         return torch.tensor(found, dtype=torch.long, device=self.device)
 
     def describe(self) -> dict[str, Any]:
-        """See :meth:`Domain.describe`; which combinations are feasible is kept as bits."""
+        """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""
         about = self.space.describe()
         if len(self.numbers) != self.space.count:
             bits = np.zeros(self.space.count or 0, np.uint8)
@@ -76,9 +78,9 @@ class SpaceBox(Box):
 
     Attributes:
         bounds: Its corners.
-        space: What its points stand for.
-        feasible: Which may be evaluated; ``None``: all.
-        restricted: Whether the run has a feasibility function, though it may not be at hand: journals cannot keep it.
+        space: The space.
+        feasible: Feasibility function; ``None``: all points are feasible.
+        restricted: Whether the run has a feasibility function. A journal cannot store it, so it may be missing here.
     """
 
     space: Space = field(kw_only=True)
@@ -119,9 +121,9 @@ class SpaceBox(Box):
     def mended(self, picks: Tensor, *, seen: Tensor, generator: torch.Generator) -> Tensor:
         """See :meth:`Domain.mended`.
 
-        Picks are moved to what stands for their values. One that is not feasible gives way to the nearest feasible of points
-        drawn around it, in rings that widen, then anywhere; where there is no continuum, so does one that has been evaluated or
-        picked, as long as there is another. Draws nothing unless one has to give way.
+        Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
+        drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
+        or picked before is replaced too, while there is another. Draws nothing unless a pick is replaced.
 
         Raises:
             ValueError: If no feasible point is found, or the feasibility function fails.
@@ -131,17 +133,17 @@ class SpaceBox(Box):
         if self.feasible is None and not countable:
             return picks
         taken = {row.tobytes() for row in seen.cpu().numpy()} if countable else set()
-        kept: list[Tensor] = []
+        repaired: list[Tensor] = []
         for pick in picks.cpu():
             if pick.numpy().tobytes() in taken or not self._feasible(pick):
                 pick = self._neighbour(pick, taken, generator)
-            kept.append(pick)
+            repaired.append(pick)
             if countable:
                 taken.add(pick.numpy().tobytes())
-        return torch.stack(kept).to(picks.device)
+        return torch.stack(repaired).to(picks.device)
 
     def _neighbour(self, pick: Tensor, taken: set[bytes], generator: torch.Generator) -> Tensor:
-        """Return a feasible point near a pick; one that is not taken, if there is any among those drawn."""
+        """Return a feasible point near a pick: one outside ``taken``, if any such point was drawn."""
         repeated: Tensor | None = pick if self._feasible(pick) else None
         for candidates in self._rings(pick, generator):
             for u in candidates:
@@ -173,18 +175,18 @@ def drawn_from(space: Space, generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def is_feasible(feasible: Feasible, point: Parameters) -> bool:
-    """Return what a feasibility function says of a point.
+    """Return the value of a feasibility function at a point.
 
     Raises:
-        ValueError: If it raises, or returns no truth value.
+        ValueError: If the function raises, or returns no boolean.
     """
     try:
-        said = feasible(dict(point))
+        answer = feasible(dict(point))
     except Exception as error:
         raise ValueError(f"the feasibility function failed at {point!r} ({type(error).__name__}: {error})") from error
-    if not isinstance(said, bool | np.bool_):
-        raise ValueError(f"expected the feasibility function to return True or False, got {said!r} at {point!r}")
-    return bool(said)
+    if not isinstance(answer, bool | np.bool_):
+        raise ValueError(f"expected the feasibility function to return True or False, got {answer!r} at {point!r}")
+    return bool(answer)
 
 
 def space_domain(space: Space | Mapping[str, Any], feasible: Feasible | None = None) -> SpaceArms | SpaceBox:
@@ -192,10 +194,10 @@ def space_domain(space: Space | Mapping[str, Any], feasible: Feasible | None = N
 
     Args:
         space: The space, or its parameters by name.
-        feasible: Called with a dictionary: whether it may be evaluated. Among arms it is called once for each.
+        feasible: Feasibility function of a dictionary. For an arm set it is called once per combination.
 
     Raises:
-        TypeError: If the space or a parameter has the wrong kind, or the feasibility function cannot be called.
+        TypeError: If the space or a parameter has the wrong type, or ``feasible`` is not callable.
         ValueError: If no point is feasible; on a box if none of 50,000 drawn at random is.
     """
     space = space if isinstance(space, Space) else Space(space)
@@ -211,10 +213,40 @@ def space_domain(space: Space | Mapping[str, Any], feasible: Feasible | None = N
     if feasible is not None:
         good = [row for row, point in enumerate(space.decode(points)) if is_feasible(feasible, point)]
         if not good:
-            raise ValueError(f"expected at least one feasible of {space.count:,} combinations, got none; look at feasible=")
+            raise ValueError(f"expected at least one feasible of {space.count:,} combinations, got none; check feasible=")
         numbers = numbers[good]
         points = points[good]
     return SpaceArms(points, space=space, numbers=numbers)
+
+
+def check_domain(
+    arms: ArmSet | Domain | None = None,
+    bounds: Tensor | None = None,
+    space: Space | Mapping[str, Any] | None = None,
+    feasible: Feasible | None = None,
+) -> Domain:
+    """Return the domain of ``arms=``, ``bounds=`` or ``space=``, detached from gradients; a :class:`Domain` as it is.
+
+    Raises:
+        TypeError: If the argument has the wrong type or dtype.
+        ValueError: If not exactly one is passed, arms are empty or not finite, bounds are not those of a box, a parameter
+            is out of range, or no point of the space is feasible.
+    """
+    if space is not None and arms is None and bounds is None:
+        return space_domain(space, feasible)
+    if feasible is not None:
+        raise ValueError("expected feasible= with space=, got it without; leave out infeasible arms, or pass space=")
+    if isinstance(arms, Domain) and bounds is None and space is None:
+        return arms
+    if arms is not None and bounds is None and space is None and not isinstance(arms, Domain):
+        return Arms(arms.detach() if isinstance(arms, Tensor) else arms)
+    if bounds is not None and arms is None and space is None:
+        return Box(bounds.detach() if isinstance(bounds, Tensor) else bounds)
+    names = [name for name, value in (("arms=", arms), ("bounds=", bounds), ("space=", space)) if value is not None]
+    raise ValueError(
+        "expected either arms= (a x d candidates), bounds= (2 x d corners of a box) or space= (named parameters), got "
+        + ("none of them" if not names else f"{'both' if len(names) == 2 else 'all of'} {' and '.join(names)}")
+    )
 
 
 def recorded_space(
@@ -223,27 +255,27 @@ def recorded_space(
     """Return the domain of a recorded run on a space.
 
     Args:
-        about: What identifies the run.
-        feasible: The feasibility function; needed on a box whose run has one.
-        device: Where to compute.
-        asking: Whether the run is to go on, and not only to be looked at.
+        about: Description of the recorded domain.
+        feasible: Feasibility function; required on a box whose run has one.
+        device: Device of the domain.
+        asking: Whether the run continues; otherwise it is only read.
 
     Raises:
-        ValueError: If the function is needed and not given, given and not needed, or the description is damaged.
+        ValueError: If the function is required and missing, passed without need, or the description is damaged.
     """
     described = about["space"]
     space = Space.of(described)
     if "bounds" in about:
         if asking and described.get("restricted") != (feasible is not None):
-            what = "has a feasibility function, which a journal cannot keep; pass feasible="
-            raise ValueError(f"the run {what if feasible is None else 'has no feasibility function; drop feasible='}")
+            with_one = "has a feasibility function, which a journal cannot store; pass feasible="
+            raise ValueError(f"the run {with_one if feasible is None else 'has no feasibility function; drop feasible='}")
         bounds = torch.tensor(about["bounds"], dtype=torch.float64, device=device)
         return SpaceBox(bounds, space=space, feasible=feasible, restricted=bool(described.get("restricted")))
     return _recorded_arms(described, space, device)
 
 
 def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | torch.device) -> SpaceArms:
-    """Return the arms of a recorded run: journals keep which combinations were feasible."""
+    """Return the arms of a recorded run from the bits of its feasible combinations."""
     if space.count is None:
         raise ValueError("the description of the space is damaged: arms cannot come from a continuum")
     numbers = torch.arange(space.count, device="cpu")
@@ -254,7 +286,7 @@ def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | tor
 
 
 def names_of(described: Mapping[str, Any]) -> tuple[list[str], Callable[[Any], list[Parameters]]]:
-    """Return the names of a recorded space, and what turns recorded picks (arms, or points) into dictionaries."""
+    """Return the names of a recorded space, and a function from recorded picks (arms, or points) to dictionaries."""
     space = Space.of(described)
     if space.small:
         arms = _recorded_arms(described, space, "cpu")
@@ -275,8 +307,8 @@ def _check_some_feasible(space: Space, feasible: Feasible | None) -> None:
 
 
 def _infeasible(name: str, point: Mapping[str, Any]) -> str:
-    return f"expected {name} that are feasible, got {point!r}; leave out what feasible= refuses"
+    return f"expected {name} that are feasible, got {point!r}; leave out points that feasible= refuses"
 
 
 def _none_feasible(space: Space) -> str:
-    return f"found no feasible point among {DRAWN:,} drawn in {space}; look at feasible=, or narrow the ranges"
+    return f"expected a feasible point in {space}, got none among {DRAWN:,} drawn; check feasible=, or narrow the ranges"

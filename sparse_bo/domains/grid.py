@@ -1,4 +1,4 @@
-"""Arms of a product grid: made by index, never held."""
+"""Arms of a product grid, computed from their index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparse_bo.validation import FLOATING, check_count
 class ProductGrid(LazyArms):
     """All combinations of values on d axes, in the order of ``itertools.product``: the last axis runs fastest.
 
-    Row i is decoded from its index in mixed radix, so nothing but the axes is held: 10⁹ arms take a few kilobytes.
+    Row i is decoded from its index in mixed radix, so only the axes are stored: 10⁹ arms take a few kilobytes.
 
     Attributes:
         axes: d tensors of finite, pairwise distinct values, all of one dtype (float32 or float64) on one device.
@@ -81,12 +81,12 @@ class ProductGrid(LazyArms):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the axes."""
+        """That of the axes."""
         return self.axes[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the axes."""
+        """That of the axes."""
         return self.axes[0].device
 
     def rows(self, start: int, stop: int) -> Tensor:

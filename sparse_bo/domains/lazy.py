@@ -1,13 +1,15 @@
-"""Arm sets whose rows are made when they are asked for.
+"""Lazy arm sets: rows are made on request.
 
-Everything that computes with arms needs five things of them: ``shape``, ``dtype``, ``device``, a contiguous slice of rows and
-some rows by index. A ``torch.Tensor`` offers these, and so does every :class:`LazyArms`; code that keeps to them works on both.
+Code over arms uses five members: ``shape``, ``dtype``, ``device``, a contiguous slice of rows, and rows by index. A
+``torch.Tensor`` and every :class:`LazyArms` have them, so the same code runs on both.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CHECK_ROWS = 2**18
-"""Rows read at a time where a whole set is passed over without a kernel (validation, digest)."""
+"""Rows per block of a pass over a whole set (validation, digest, extremes)."""
 
 
 class LazyArms(ABC):
     """An ``a x d`` arm set whose rows are made on request. A value.
 
-    Subclass it for arms of your own (a generator by index): the abstract members are all that a run needs.
+    Subclass it for arms computed from an index: a run needs the abstract members only.
     """
 
     distinct: bool = False
@@ -36,12 +38,12 @@ class LazyArms(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the rows handed out: float64 or float32."""
+        """Dtype of the rows: float64 or float32."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the rows are handed out."""
+        """Device of the rows."""
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
@@ -61,11 +63,15 @@ class LazyArms(ABC):
 
     @abstractmethod
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> LazyArms:
-        """Return the set with its rows handed out in another dtype or on another device."""
+        """Return the set with rows of another dtype or on another device."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a hash of the contents: equal sets have equal digests, whatever the device. O(a d) where rows are data."""
+        """Return a hash of the contents, equal for equal sets on any device. O(a d) if rows are stored data."""
+
+    def subset(self, start: int, stop: int) -> LazyArms:
+        """Return the rows ``start … stop − 1`` (at least one) as a set of their own."""
+        return PartOfArms(self, start, stop)
 
     def double(self) -> LazyArms:
         """Return the set with float64 rows."""
@@ -84,7 +90,7 @@ class LazyArms(ABC):
         """Return one row (``d``), a contiguous slice, or rows by an integer tensor.
 
         Raises:
-            IndexError: If an index is outside ``[0, a)`` (on a CUDA index, which is not read back: undefined rows).
+            IndexError: If an index is outside ``[0, a)`` (indices on a GPU are not checked: rows are undefined then).
             TypeError: If ``where`` is none of the three, or the slice has a step.
         """
         a = self.shape[0]
@@ -115,15 +121,78 @@ ArmSet = Tensor | LazyArms
 
 
 def digest(arms: ArmSet) -> str:
-    """Return a hash of an arm set's contents (shape, dtype and every entry); a tensor and a file of it agree. O(a d)."""
+    """Return a hash of an arm set's contents (shape, dtype and every entry), equal for a tensor and a file of it. O(a d)."""
     if isinstance(arms, LazyArms):
         return arms.digest()
     return digest_of_rows(arms.detach().cpu().numpy())
 
 
 def digest_of_rows(array: NDArray[Any]) -> str:
-    """Return the same of an array, a block of rows at a time."""
+    """Return the :func:`digest` of an array, a block of rows at a time."""
     state = hashlib.blake2b(f"{array.shape} {array.dtype.name}".encode(), digest_size=16)
     for start in range(0, len(array), CHECK_ROWS):
         state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
     return state.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class PartOfArms(LazyArms):
+    """Contiguous rows of a lazy set, made on request.
+
+    Attributes:
+        whole: The set.
+        start: The first row.
+        stop: The row after the last, above ``start``.
+    """
+
+    whole: LazyArms
+    start: int
+    stop: int
+
+    @property
+    def distinct(self) -> bool:  # type: ignore[override]  # a constant of other sets
+        """Whether no two rows can be equal."""
+        return self.whole.distinct
+
+    @property
+    def shape(self) -> torch.Size:
+        """See :class:`LazyArms`."""
+        return torch.Size((self.stop - self.start, self.whole.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`LazyArms`."""
+        return self.whole.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """See :class:`LazyArms`."""
+        return self.whole.device
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`LazyArms`."""
+        return self.whole.rows(self.start + start, self.start + stop)
+
+    def take(self, indices: Tensor) -> Tensor:
+        """See :class:`LazyArms`."""
+        return self.whole.take(indices + self.start)
+
+    def amin(self, dim: int = 0) -> Tensor:
+        """See :class:`LazyArms`. O(a d), a block of rows at a time."""
+        return torch.stack([block.amin(dim=0) for block in self._blocks()]).amin(dim=0)
+
+    def amax(self, dim: int = 0) -> Tensor:
+        """See :class:`LazyArms`. O(a d), a block of rows at a time."""
+        return torch.stack([block.amax(dim=0) for block in self._blocks()]).amax(dim=0)
+
+    def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> PartOfArms:
+        """See :class:`LazyArms`."""
+        return PartOfArms(self.whole.converted(dtype=dtype, device=device), self.start, self.stop)
+
+    def digest(self) -> str:
+        """See :meth:`LazyArms.digest`: the digest of the whole set and the row range."""
+        return f"{digest(self.whole)}[{self.start}:{self.stop}]"
+
+    def _blocks(self) -> Iterator[Tensor]:
+        length = self.stop - self.start
+        return (self.rows(at, min(at + CHECK_ROWS, length)) for at in range(0, length, CHECK_ROWS))

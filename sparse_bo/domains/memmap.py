@@ -1,4 +1,4 @@
-"""Arms in a file: read when they are needed, larger than memory if need be."""
+"""Arms in a ``.npy`` file, read on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, digest_of_rows
 
 @dataclass(frozen=True, eq=False)
 class _Memmap:
-    """What :class:`MemmapArms` knows of its file after reading it once."""
+    """A mapped file and the extremes of its columns."""
 
     path: Path
     array: NDArray[np.floating[Any]]
@@ -26,19 +26,19 @@ class _Memmap:
 
 
 class MemmapArms(LazyArms):
-    """The rows of a two-dimensional ``.npy`` file, read when they are needed; the file may be far larger than memory.
+    """The rows of a two-dimensional ``.npy`` file, read on request; the file may be larger than memory.
 
-    The file is read once when the set is built, to check that every entry is finite. Repeated rows are allowed.
+    The constructor reads the file once to check that every entry is finite. Repeated rows are allowed.
 
     Args:
         path: A ``.npy`` file of shape ``a x d``, float32 or float64 in this machine's byte order. It must not change.
-        device: Where rows are handed out.
-        rows: The rows ``start … stop − 1`` of the file alone, as ``(start, stop)``; only these are read. ``None``: all.
+        device: Device of the rows.
+        rows: The rows ``start … stop − 1`` of the file, as ``(start, stop)``; only these are read. ``None``: all.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not a ``.npy`` file, not two-dimensional, empty, or has NaN or infinite entries (the first such
-            row is named), or ``rows`` are none of it.
+        ValueError: If it is not a ``.npy`` file, not two-dimensional, empty, or has NaN or infinite entries (the message
+            names the first such row), or ``rows`` is outside it.
         TypeError: If its dtype is neither float32 nor float64.
     """
 
@@ -61,16 +61,16 @@ class MemmapArms(LazyArms):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The file's, or what :meth:`converted` was asked for."""
+        """Dtype of the file, or of :meth:`converted`."""
         return self._dtype
 
     @property
     def device(self) -> torch.device:
-        """Where rows are handed out."""
+        """Device of the rows."""
         return self._device
 
     def host_rows(self, start: int, stop: int) -> Tensor:
-        """Return rows in host memory and the file's dtype. Reads the disk where the system has not cached them."""
+        """Return rows in host memory and the file's dtype."""
         return torch.from_numpy(np.array(self._file.array[start:stop], order="C"))
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -90,8 +90,8 @@ class MemmapArms(LazyArms):
         """See :meth:`LazyArms.amax`."""
         return self._file.high.to(dtype=self._dtype, device=self._device)
 
-    def part(self, start: int, stop: int) -> MemmapArms:
-        """Return the rows ``start … stop − 1`` as a set of their own. Reads them once."""
+    def subset(self, start: int, stop: int) -> MemmapArms:
+        """See :meth:`LazyArms.subset`. Reads the rows once."""
         other = object.__new__(MemmapArms)
         other._file = _checked(self._file.path, self._file.array[start:stop], first_row=start)
         other._dtype, other._device = self._dtype, self._device
@@ -110,12 +110,12 @@ class MemmapArms(LazyArms):
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:
-    """Return how many rows a ``.npy`` file has, without reading them. Raises as :class:`MemmapArms` does."""
+    """Return the number of rows of a ``.npy`` file, without reading them. Raises as :class:`MemmapArms`."""
     return len(_mapped(Path(path)))
 
 
 def _opened(path: Path, rows: tuple[int, int] | None) -> _Memmap:
-    """Map a file and read it, or some rows of it, once."""
+    """Map a file and read its rows, or a range of them, once."""
     array = _mapped(path)
     start, stop = (0, len(array)) if rows is None else rows
     if not 0 <= start < stop <= len(array):
@@ -125,7 +125,7 @@ def _opened(path: Path, rows: tuple[int, int] | None) -> _Memmap:
 
 def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"expected a .npy file at {path}, got no such file")
     _check_written_by_numpy(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -157,7 +157,7 @@ def _checked(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) ->
 
 
 def _check_written_by_numpy(path: Path) -> None:
-    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise to load it as one."""
+    """Raise a ``ValueError`` for any other file: numpy would take it for a pickle and advise loading it as one."""
     try:
         with path.open("rb") as file:
             head = file.read(6)
@@ -166,5 +166,5 @@ def _check_written_by_numpy(path: Path) -> None:
     if not head.startswith((b"\x93NUMPY", b"PK\x03\x04")):  # the second: an archive, refused for its shape
         advice = f"numpy.save('arms.npy', numpy.loadtxt({path.name!r}, delimiter=','))"
         raise ValueError(
-            f"expected a .npy file written by numpy.save, got {path}, which is none; a table of numbers becomes one by {advice}"
+            f"expected a .npy file written by numpy.save, got {path} in another format; convert a table of numbers by {advice}"
         )

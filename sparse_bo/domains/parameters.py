@@ -1,20 +1,20 @@
-"""Named parameters of a search space: real and whole numbers, on a logarithmic scale or in steps, and choices among names.
+"""Named parameters of a search space: real numbers and integers, on a logarithmic scale or in steps, and categories.
 
-Each is encoded into columns of the unit box, in which models compute:
+Each parameter is encoded into columns of the unit box, the inputs of the models:
 
 =====================  =======  ==================================================================================
 parameter              columns  encoded value
 =====================  =======  ==================================================================================
 ``Float``              1        linear from low to high, or in the logarithm
-whole numbers, steps   1        the middle of one of n bins; any point of a bin stands for its value
-ordered ``Choice``     1        the same, in the order given
+integers, steps        1        k/(n−1) for value k of n; any point of its bin (one of n equal ones) decodes to it
+ordered ``Choice``     1        the same, in the order of the arguments
 ``Choice`` of two      1        0 or 1
 ``Choice`` of more     n        one-hot: the largest column decides
-a single value         0        nothing to choose
+a single value         0        a constant
 =====================  =======  ==================================================================================
 
 Bins make every value equally likely under uniform columns (on a logarithmic scale: in proportion to its bin). Models see the
-encoded value itself, so that a kernel knows that a whole bin has one result (Garrido-Merchán & Hernández-Lobato 2020).
+encoded value, so that a kernel is constant over a bin (Garrido-Merchán & Hernández-Lobato 2020).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from torch import Tensor
 from sparse_bo.validation import check_count, check_flag, check_number, check_positive
 
 MOST_VALUES = 2**53
-"""Whole numbers and steps up to here are exact in float64."""
+"""Integers and steps below this are exact in float64."""
 Value = float | int | str | bool | None
-"""What a parameter can be."""
+"""Type of a parameter's value."""
 
 
 def _bins(u: Tensor, n: int) -> Tensor:
-    """Return in which of n equal bins of [0, 1] numbers lie."""
+    """Return the bin (of n equal ones of [0, 1]) of each number."""
     return (u * n).floor().clamp(0, n - 1)
 
 
 def _spread(k: Tensor, n: int) -> Tensor:
-    """Return what stands for bin k of n: it lies in the bin, and the first and the last are the ends of [0, 1]."""
+    """Return the encoded value ``k/(n−1)`` of bin k of n: it lies in the bin, and reaches 0 and 1."""
     return k / (n - 1)
 
 
@@ -52,12 +52,12 @@ class Float:
 
     Attributes:
         low: The least value.
-        high: The largest value; if it is ``low``, the parameter is a constant.
+        high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
-        step: Distance of the values from ``low`` on; ``None``: any value.
+        step: Distance between values, from ``low`` on; ``None``: any value.
 
     Raises:
-        TypeError: If a bound or a step is no number, or ``log`` neither true nor false.
+        TypeError: If a bound or a step is not a number, or ``log`` not a boolean.
         ValueError: If a bound is not finite, low > high, ``log`` with a bound that is not positive, or with steps; if a step is
             not positive.
     """
@@ -69,12 +69,12 @@ class Float:
 
     def __post_init__(self) -> None:
         low, high = (check_number(name, getattr(self, name)) for name in ("low", "high"))
-        _keep_plain(self, low=low, high=high, log=check_flag("log", self.log))
+        _set_plain(self, low=low, high=high, log=check_flag("log", self.log))
         _check_range(self, low, high)
         if self.step is not None:
             if self.log:
                 raise ValueError(f"expected a Float with log=True or with a step, got both: {self}; take one of them")
-            _keep_plain(self, step=check_positive("step", self.step))
+            _set_plain(self, step=check_positive("step", self.step))
             if (high - low) / self.step >= MOST_VALUES:
                 raise ValueError(f"expected fewer than 2^53 steps, got {self}; drop step=")
 
@@ -94,8 +94,8 @@ class Float:
         """Return values as columns, ``q x width``.
 
         Raises:
-            TypeError: If one is no number.
-            ValueError: If one is out of range, or (with steps) further than a thousandth of a step from each of them.
+            TypeError: If a value is not a number.
+            ValueError: If a value is out of range, or (with steps) more than a thousandth of a step from each of them.
         """
         numbers = [check_number(name, value) for value in values]
         for number in numbers:
@@ -109,12 +109,12 @@ class Float:
         return ((v - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
 
     def snap(self, U: Tensor) -> Tensor:
-        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
         n = self.count
         return U if n is None or n == 1 else _spread(_bins(U, n), n)
 
     def decode(self, U: Tensor) -> list[float]:
-        """Return the ``q`` values that rows stand for."""
+        """Return the ``q`` values of the rows."""
         n = self.count
         if n == 1:
             return [float(self.low)] * len(U)
@@ -128,22 +128,22 @@ class Float:
         return [min(max(low + x * (high - low), low), high) for x in u.tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """Return what :func:`parameter_of` makes the same parameter from."""
+        """Return the JSON description that :func:`parameter_of` reads."""
         return {"type": "float", **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Int:
-    """A whole number.
+    """An integer.
 
     Attributes:
         low: The least value.
-        high: The largest value; if it is ``low``, the parameter is a constant.
+        high: The largest value; equal to ``low``: a constant.
         log: Whether to search in the logarithm.
-        step: Distance of the values from ``low`` on.
+        step: Distance between values, from ``low`` on.
 
     Raises:
-        TypeError: If a bound or a step is no whole number, or ``log`` neither true nor false.
+        TypeError: If a bound or a step is not an integer, or ``log`` not a boolean.
         ValueError: If low > high, ``log`` with a bound below 1, or with steps; if a step is below 1.
     """
 
@@ -154,9 +154,9 @@ class Int:
 
     def __post_init__(self) -> None:
         low, high = (check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high"))
-        _keep_plain(self, low=low, high=high, log=check_flag("log", self.log))
+        _set_plain(self, low=low, high=high, log=check_flag("log", self.log))
         _check_range(self, low, high)
-        _keep_plain(self, step=check_count("step", self.step))
+        _set_plain(self, step=check_count("step", self.step))
         if self.log and self.step != 1:
             raise ValueError(f"expected an Int with log=True or with a step, got both: {self}; take one of them")
         if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
@@ -176,8 +176,8 @@ class Int:
         """Return values as columns, ``q x width``.
 
         Raises:
-            TypeError: If one is no whole number.
-            ValueError: If one is out of range, or none of the steps.
+            TypeError: If a value is not an integer.
+            ValueError: If a value is out of range, or between steps.
         """
         numbers = [check_count(name, value, minimum=int(self.low)) for value in values]
         for number in numbers:
@@ -200,20 +200,20 @@ class Int:
         return ((a + u * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
 
     def snap(self, U: Tensor) -> Tensor:
-        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
         if self.count == 1:
             return U
         k = self._index(U)
         return self._logarithm(k + self.low) if self.log else _spread(k, self.count)
 
     def decode(self, U: Tensor) -> list[int]:
-        """Return the ``q`` values that rows stand for."""
+        """Return the ``q`` values of the rows."""
         if self.count == 1:
             return [int(self.low)] * len(U)
         return [int(self.low) + int(k) * int(self.step) for k in self._index(U.squeeze(-1)).tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """Return what :func:`parameter_of` makes the same parameter from."""
+        """Return the JSON description that :func:`parameter_of` reads."""
         return {"type": "int", "low": int(self.low), "high": int(self.high), "log": self.log, "step": int(self.step)}
 
 
@@ -222,12 +222,13 @@ class Choice:
     """One of some values: ``Choice("adam", "sgd")``, or ``Choice(16, 32, 64, ordered=True)``.
 
     Attributes:
-        values: At least one, distinct: texts, numbers, booleans or ``None``. Anything else: choose among names, and look it up.
-        ordered: Whether neighbours in the order given are alike: one column in place of one per value.
+        values: At least one, distinct: strings, numbers, booleans or ``None``. Other objects: choose among their
+            names.
+        ordered: Whether neighbours in the order of the arguments are alike: one column instead of one per value.
 
     Raises:
-        TypeError: If a value is of another kind, or ``ordered`` neither true nor false.
-        ValueError: If there is none, one is given twice, or one is not finite.
+        TypeError: If a value has another type, or ``ordered`` is not a boolean.
+        ValueError: If there is no value, one is repeated, or one is not finite.
     """
 
     values: tuple[Value, ...]
@@ -240,13 +241,13 @@ class Choice:
         for value in values:
             if not isinstance(value, str | int | float | bool | None):
                 hint = "; write Choice(*values)" if isinstance(value, list | tuple | set) else "; choose among names instead"
-                raise TypeError(f"expected choices to be texts, numbers, booleans or None, got {type(value).__name__}{hint}")
+                raise TypeError(f"expected choices to be strings, numbers, booleans or None, got {type(value).__name__}{hint}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"expected finite choices, got {value!r}")
-        repeated = [v for i, v in enumerate(values) if _place(values, v) < i]
+        repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
         if repeated:
             raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once")
-        _keep_plain(self, values=values, ordered=check_flag("ordered", ordered))
+        _set_plain(self, values=values, ordered=check_flag("ordered", ordered))
 
     @property
     def count(self) -> int:
@@ -267,13 +268,13 @@ class Choice:
         """Return values as columns, ``q x width``.
 
         Raises:
-            ValueError: If one is no choice.
+            ValueError: If a value is not among the choices.
         """
-        places = [_place(self.values, value) for value in values]
-        if -1 in places:
+        indices = [_index_in(self.values, value) for value in values]
+        if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
-            raise ValueError(f"expected {name} to be one of {shown}, got {values[places.index(-1)]!r}")
-        return self._encoded(torch.tensor(places, dtype=torch.int64, device="cpu"))
+            raise ValueError(f"expected {name} to be one of {shown}, got {values[indices.index(-1)]!r}")
+        return self._encoded(torch.tensor(indices, dtype=torch.int64, device="cpu"))
 
     def _encoded(self, k: Tensor) -> Tensor:
         if self.hot:
@@ -284,15 +285,15 @@ class Choice:
         return U.argmax(dim=-1) if self.hot else _bins(U.squeeze(-1), self.count).long()
 
     def snap(self, U: Tensor) -> Tensor:
-        """Return what stands for the value of each row of ``U`` (``q x width``)."""
+        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
         return U if self.count == 1 else self._encoded(self._index(U))
 
     def decode(self, U: Tensor) -> list[Value]:
-        """Return the ``q`` values that rows stand for."""
+        """Return the ``q`` values of the rows."""
         return [self.values[0]] * len(U) if self.count == 1 else [self.values[k] for k in self._index(U).tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """Return what :func:`parameter_of` makes the same parameter from."""
+        """Return the JSON description that :func:`parameter_of` reads."""
         return {"type": "choice", "values": list(self.values), "ordered": self.ordered}
 
 
@@ -302,19 +303,19 @@ KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
     "int": (Int, ("low", "high", "log", "step")),
     "choice": (Choice, ("values", "ordered")),
 }
-"""Kind in a description -> class, and what else it says."""
+"""Type in a description -> class and its fields."""
 
 
 def parameter_of(name: str, description: Any) -> Parameter:
-    """Return the parameter that a description stands for: that of :meth:`Float.describe`, or one in a file.
+    """Return the parameter of a description, from :meth:`Float.describe` or a file.
 
     Args:
         name: For messages.
         description: ``type`` (``"float"``, ``"int"`` or ``"choice"``), and the fields of its class.
 
     Raises:
-        ValueError: If it is not of this form, or a field is out of range.
-        TypeError: If a field has the wrong kind.
+        ValueError: If it has another form, or a field is out of range.
+        TypeError: If a field has the wrong type.
     """
     form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
     if not isinstance(description, Mapping) or description.get("type") not in KINDS:
@@ -341,15 +342,15 @@ def parameter_of(name: str, description: Any) -> Parameter:
 
 def _check_range(parameter: Float | Int, low: float, high: float) -> None:
     if low > high:
-        raise ValueError(f"expected low <= high, got {parameter}: there is nothing to choose from; exchange them")
+        raise ValueError(f"expected low <= high, got {parameter}; exchange them")
     if parameter.log and low <= 0:
-        raise ValueError(f"expected low > 0 with log=True, got {parameter}: zero and less have no logarithm; drop log=True")
+        raise ValueError(f"expected low > 0 with log=True, got {parameter}; raise low, or drop log=True")
     if not math.isfinite(high - low):
         raise ValueError(f"expected a finite range, got {parameter}; take smaller bounds, or log=True")
 
 
 def _whole(steps: Tensor, n: int, name: str) -> Tensor:
-    """Return the columns of values that are whole numbers of steps above the lowest."""
+    """Return the columns of values, from their distance to the lowest in steps."""
     k = steps.round()
     if bool(((steps - k).abs() > 1e-3).any()) or bool((k >= n).any()):
         raise ValueError(f"expected {name} at one of its {n} steps, got a value between them")
@@ -357,18 +358,18 @@ def _whole(steps: Tensor, n: int, name: str) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or text of NumPy as Python's, anything else as it is."""
+    """Return a NumPy scalar as a Python one, anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _keep_plain(parameter: Float | Int | Choice, **fields: Any) -> None:
-    """Keep fields of a frozen parameter as Python's own numbers: computed with in float64, and written into journals."""
+def _set_plain(parameter: Float | Int | Choice, **fields: Any) -> None:
+    """Set fields of a frozen parameter to Python scalars, which journals can hold."""
     for name, value in fields.items():
         object.__setattr__(parameter, name, value)
 
 
-def _place(values: Sequence[Value], value: Any) -> int:
-    """Return where a value is; −1 if nowhere. ``True`` is not 1 here, and 1.0 is not 1."""
+def _index_in(values: Sequence[Value], value: Any) -> int:
+    """Return the index of a value of the same type, −1 if there is none: ``True`` is not 1, and 1.0 is not 1."""
     value = _plain(value)
     kind = type(value)
     return next((i for i, known in enumerate(values) if type(known) is kind and known == value), -1)

@@ -1,4 +1,4 @@
-"""Arms in shards: every rank of a job holds neighbouring rows, and together they are one arm set."""
+"""Sharded arms: every rank of a job holds contiguous rows of one arm set."""
 
 from __future__ import annotations
 
@@ -13,34 +13,76 @@ import torch
 from torch import Tensor
 
 from sparse_bo._version import __version__
-from sparse_bo.domains.known_rows import KnownRows
 from sparse_bo.domains.lazy import CHECK_ROWS, ArmSet, LazyArms
 from sparse_bo.domains.memmap import MemmapArms, rows_in
-from sparse_bo.domains.part import rows_of, split_points
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.validation import check_points
 
 FETCH = "fetching arms"
 
 
-class ShardedArms(LazyArms):
-    """An arm set of which every rank of a ``torch.distributed`` job holds neighbouring rows, in the order of the ranks.
+class KnownRows:
+    """Cached rows of arms that other ranks hold: of pulled and pending arms for the run, of contenders for one batch.
 
-    Give every rank its own part; the arms' numbers run through all of them. A run over them (:class:`sparse_bo.AskTell`,
-    :func:`sparse_bo.maximize`) is started on every rank alike: each sweeps its own arms, the few that can win are gathered, and
-    all make the same picks, those of one process with all arms. Memory per rank: its part, and O(pulled arms + contenders).
+    All ranks cache the same rows, so they agree on the rows to fetch.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        """Make an empty cache.
+
+        Args:
+            like: ``0 x d``, of the rows' dtype and device.
+        """
+        none = torch.empty(0, dtype=torch.long, device=like.device)
+        self.cached: tuple[Tensor, Tensor] = (none, like)
+        self.latest: tuple[Tensor, Tensor] = (none, like)
+
+    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of arms (``q x d``, undefined where not cached), and which are cached (``q``)."""
+        found, rows = self._found(self.latest, indices)
+        if bool(found.all()):
+            return rows, found
+        cached, others = self._found(self.cached, indices)
+        return torch.where(found.unsqueeze(-1), rows, others), found | cached
+
+    def add(self, indices: Tensor, rows: Tensor) -> None:
+        """Cache rows (``q x d``) of distinct arms for the rest of the run."""
+        all_indices = torch.cat([self.cached[0], indices])
+        order = all_indices.argsort()
+        self.cached = all_indices[order], torch.cat([self.cached[1], rows])[order]
+
+    def missing(self, indices: Tensor) -> Tensor:
+        """Return the distinct arms, ascending, that are not cached for the rest of the run."""
+        distinct = torch.unique(indices)
+        return distinct[~self._found(self.cached, distinct)[0]]
+
+    @staticmethod
+    def _found(cache: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+        known, rows = cache
+        if not len(known):
+            return torch.zeros_like(indices, dtype=torch.bool), rows.new_zeros(len(indices), rows.shape[1])
+        at = torch.searchsorted(known, indices).clamp_max(len(known) - 1)
+        return known[at] == indices, rows[at]
+
+
+class ShardedArms(LazyArms):
+    """An arm set in contiguous shards, one for each rank of a ``torch.distributed`` job, in the order of the ranks.
+
+    Pass every rank its own part; arm indices run through all of them. Start the run (:class:`sparse_bo.AskTell`,
+    :func:`sparse_bo.maximize`) on every rank alike. Each rank sweeps its own arms, the contenders are gathered, and all ranks
+    make the picks that one process with all arms would make. Memory per rank: its part and O(pulled arms + contenders).
 
     Args:
         part: This rank's arms, ``a_r x d``: a tensor, a :class:`sparse_bo.MemmapArms`, a part of a
-            :class:`sparse_bo.ProductGrid` (:meth:`split`), or any :class:`sparse_bo.domains.LazyArms` that makes rows. No
-            rows, or ``None``: this rank holds none.
+            :class:`sparse_bo.ProductGrid` (:meth:`split`), or any :class:`sparse_bo.domains.LazyArms`. Empty or
+            ``None``: this rank holds no arms.
         group: The ranks; ``None``: all processes of the job (:class:`sparse_bo.sharding.Processes`).
 
     Raises:
         RuntimeError: Outside a process group, where no ``group`` is given.
         RankError: If another rank has failed, or is lost.
-        TypeError: If this part is no float tensor or lazy set; the other ranks get a ``RankError`` that says so.
-        ValueError: On every rank, if parts differ in width, dtype or kind of device, ranks in their versions, or nobody holds
+        TypeError: If this part is not a float tensor or lazy set; the other ranks raise a ``RankError`` with its message.
+        ValueError: On every rank, if parts differ in width, dtype or kind of device, ranks in their versions, or no rank holds
             an arm; if this part is not finite, with a ``RankError`` on the others.
     """
 
@@ -62,15 +104,15 @@ class ShardedArms(LazyArms):
         self._digest: str | None = None
         self._known, self._alone = KnownRows(self._part[:0]), False
         head = torch.cat([other["head"] for other in abouts if other["rows"]])[:2].to(self._part[:0])
-        self._known.keep(torch.arange(len(head), device=head.device), head)
+        self._known.add(torch.arange(len(head), device=head.device), head)
 
     @staticmethod
     def split(arms: ArmSet | str | os.PathLike[str], *, group: Group | None = None) -> ShardedArms:
-        """Return an arm set that every rank can make, of which each keeps its share.
+        """Return the shards of an arm set that is at hand on every rank.
 
         Args:
             arms: The same on every rank: a lazy set such as a :class:`sparse_bo.ProductGrid`, a tensor, or the path of a
-                ``.npy`` file that every rank can read, of which each reads its own rows alone.
+                ``.npy`` file that every rank can read; each reads its own rows only.
             group: As in the constructor.
         """
         group = Processes() if group is None else group
@@ -78,26 +120,26 @@ class ShardedArms(LazyArms):
         with group.shielded("meeting over arms in shards"):
             path = None if isinstance(arms, (Tensor, LazyArms)) else arms
             a = arms.shape[0] if isinstance(arms, (Tensor, LazyArms)) else rows_in(arms)
-            start, stop = split_points(a, group.size)[group.rank : group.rank + 2]
+            start, stop = (a * rank // group.size for rank in (group.rank, group.rank + 1))  # sizes differ by at most 1
             if start < stop and path is not None:
                 part = MemmapArms(path, rows=(start, stop))
             elif start < stop and isinstance(arms, (Tensor, LazyArms)):
-                part = rows_of(arms, start, stop)
+                part = arms[start:stop] if isinstance(arms, Tensor) else arms.subset(start, stop)
         return ShardedArms(part, group=group)
 
     @property
     def part(self) -> ArmSet:
-        """What this rank holds, ``a_r x d``."""
+        """Arms of this rank, ``a_r x d``."""
         return self._part
 
     @property
     def start(self) -> int:
-        """Number of this rank's first arm."""
+        """Index of this rank's first arm."""
         return self.starts[self.group.rank]
 
     @property
     def largest_part(self) -> int:
-        """Arms of the rank that holds the most."""
+        """Size of the largest shard."""
         return max(stop - start for start, stop in zip(self.starts, self.starts[1:], strict=False))
 
     @property
@@ -107,20 +149,20 @@ class ShardedArms(LazyArms):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every part."""
+        """Dtype of every part."""
         return self.part.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of this rank's part."""
+        """Device of this rank's part."""
         return self.part.device
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`LazyArms`; as :meth:`take`."""
+        """See :meth:`LazyArms.rows`; called like :meth:`take`."""
         return self.take(torch.arange(start, stop, device=self.device))
 
     def take(self, indices: Tensor) -> Tensor:
-        """See :class:`LazyArms`. Called on every rank with the same arms; those not known here are fetched. O(q d) bytes."""
+        """See :meth:`LazyArms.take`. Collective: call it on every rank with the same arms. O(q d) bytes."""
         if self.group.size == 1:
             return self.part[indices]
         rows, known = self._known.rows(indices)
@@ -129,7 +171,7 @@ class ShardedArms(LazyArms):
         if self._alone:
             mine = indices - self.start
             here = ~known & (mine >= 0) & (mine < len(self.part))
-            assert bool((known | here).all()), "arms of other ranks, asked for within alone()"
+            assert bool((known | here).all()), "arms of other ranks within alone()"
             rows[here] = self.part[mine[here]]
             return rows
         missing = torch.unique(indices[~known])
@@ -137,20 +179,20 @@ class ShardedArms(LazyArms):
         rows[~known] = fetched[torch.searchsorted(missing, indices[~known])]
         return rows
 
-    def remember(self, indices: Tensor) -> None:
-        """Keep the rows of some arms, which all ranks name alike, on every rank from now on. O(kept)."""
+    def cache(self, indices: Tensor) -> None:
+        """Cache the rows of arms on every rank. Collective. O(cached rows)."""
         if self.group.size > 1:
-            unkept = self._known.unkept(indices)
-            if len(unkept):
-                self._known.keep(unkept, self.take(unkept))
+            missing = self._known.missing(indices)
+            if len(missing):
+                self._known.add(missing, self.take(missing))
 
-    def contenders_are(self, indices: Tensor, rows: Tensor) -> None:
-        """Know the rows (``c x d``) of some arms, ascending, in place of those named before."""
+    def cache_contenders(self, indices: Tensor, rows: Tensor) -> None:
+        """Cache the rows (``c x d``) of the contenders, ascending, in place of the previous ones."""
         self._known.latest = indices, rows
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the block this rank asks for its own arms and for known ones, without the others."""
+        """Within the block this rank takes its own and cached arms only, without communication."""
         self._alone = True
         try:
             yield
@@ -165,8 +207,8 @@ class ShardedArms(LazyArms):
         """See :class:`LazyArms`."""
         return self._high
 
-    def held(self) -> ShardedArms:
-        """Return the set with every rank's part in memory."""
+    def loaded(self) -> ShardedArms:
+        """Return the set with every rank's part in memory. Collective."""
         if self.in_memory:
             return self
         step = "bringing arms into memory"
@@ -178,14 +220,14 @@ class ShardedArms(LazyArms):
         return other
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> ShardedArms:
-        """See :class:`LazyArms`; on every rank alike."""
+        """See :meth:`LazyArms.converted`; call it on every rank alike."""
         part = self.part
         if isinstance(part, Tensor):
             return self._with(part.to(dtype=dtype or part.dtype, device=device or part.device))
         return self._with(part.converted(dtype=dtype, device=device))
 
     def digest(self) -> str:
-        """See :class:`LazyArms`: the same however the arms are spread over ranks. O(a d) the first time, on every rank."""
+        """See :meth:`LazyArms.digest`; it does not depend on the shards. Collective. O(a d), once."""
         if self._digest is None:
             step = "hashing arms"
             with self.group.shielded(step):
@@ -202,40 +244,63 @@ class ShardedArms(LazyArms):
         return other
 
     def _fetched(self, missing: Tensor) -> Tensor:
-        """Return the rows of distinct arms, ascending: the parts lie in the order of the ranks. Two collectives."""
+        """Return the rows of distinct ascending arms: the parts lie in the order of the ranks. Two collectives."""
         mine = missing - self.start
         with self.group.shielded(FETCH):
             rows = self.part[mine[(mine >= 0) & (mine < len(self.part))]]
-        parts = [told[0] for told in self.group.tensors(FETCH, [rows])]
+        parts = [sent[0] for sent in self.group.tensors(FETCH, [rows])]
         return torch.cat(parts).to(device=self.device)
 
 
-def remember(arms: ArmSet, indices: Tensor) -> None:
-    """Let every rank keep the rows of arms that will be asked for again; of other sets they are at hand."""
+def cache_rows(arms: ArmSet, indices: Tensor) -> None:
+    """Cache rows of sharded arms on every rank; other sets need no cache."""
     if isinstance(arms, ShardedArms):
-        arms.remember(indices)
+        arms.cache(indices)
 
 
 def group_of(arms: object) -> Group:
-    """Return the ranks that hold arms; of arms that are in no shards, or of none, this process alone."""
+    """Return the group of sharded arms; for anything else, a group of this process alone."""
     return arms.group if isinstance(arms, ShardedArms) else Alone()
 
 
 def first_here(arms: object) -> int:
-    """Return the number of the first arm that this process holds: 0, but for arms in shards."""
+    """Return the index of the first arm of this process: 0 unless arms are sharded."""
     return arms.start if isinstance(arms, ShardedArms) else 0
 
 
 def alone(arms: ArmSet) -> AbstractContextManager[None]:
-    """Return a block within which this process asks for its own arms and for known ones, without other ranks."""
+    """Return a context within which sharded arms are taken without communication."""
     return arms.alone() if isinstance(arms, ShardedArms) else nullcontext()
 
 
+def in_memory(arms: ArmSet, *, memory_bytes: int) -> ArmSet:
+    """Return a lazy set as a tensor if it fits into memory, otherwise the set itself.
+
+    It fits if the rows in their dtype and six float64 numbers per arm (mean, leverage, score, prior variance, two temporaries)
+    stay within ``memory_bytes``. Sharded arms are loaded on every rank if the largest shard fits; a single shard is a plain
+    set.
+    """
+    if isinstance(arms, ShardedArms) and arms.group.size == 1:
+        return in_memory(arms.part, memory_bytes=memory_bytes)
+    if isinstance(arms, Tensor):
+        return arms
+    a, d = arms.shape
+    rows = arms.largest_part if isinstance(arms, ShardedArms) else a
+    if rows * (d * (8 if "64" in str(arms.dtype) else 4) + 48) > memory_bytes:
+        return arms
+    return arms.loaded() if isinstance(arms, ShardedArms) else arms.rows(0, a)
+
+
+def is_streamed(arms: ArmSet) -> bool:
+    """Return whether arms are processed tile by tile in every pass, without a stored number per arm."""
+    return not arms.in_memory if isinstance(arms, ShardedArms) else isinstance(arms, LazyArms)
+
+
 def _about(part: Any, *, before: Group) -> dict[str, Any]:
-    """Return what a rank tells of its part.
+    """Return the description of a rank's part.
 
     Raises:
-        TypeError, ValueError: If it is no arm set.
+        TypeError, ValueError: If it is not an arm set.
     """
     versions = {"sparse_bo": __version__, "torch": torch.__version__}
     if part is None or (isinstance(part, Tensor) and part.dim() == 2 and not len(part)):
@@ -259,7 +324,7 @@ def _about(part: Any, *, before: Group) -> dict[str, Any]:
 
 
 def _check_alike(abouts: list[dict[str, Any]]) -> None:
-    """Check that the parts make one set; the same on every rank.
+    """Check that the parts make one set, with the same outcome on every rank.
 
     Raises:
         ValueError: If they do not.
@@ -293,16 +358,16 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
 
 
 def _device(about: dict[str, Any]) -> torch.device:
-    """Return where a rank without arms computes."""
+    """Return the device of a rank without arms."""
     return torch.device("cuda", torch.cuda.current_device()) if about["device"] == "cuda" else torch.device(about["device"])
 
 
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Of splitmix64 (Steele et al. 2014)."""
+"""Multipliers of splitmix64 (Steele et al. 2014)."""
 
 
 def _row_sums(part: ArmSet, *, first: int) -> tuple[int, int]:
-    """Return two sums modulo 2⁶⁴ over rows of a hash of number and contents: they add up over parts, in any order. O(a d)."""
+    """Return two sums modulo 2⁶⁴ of a hash of each row's index and contents; sums of parts add up in any order. O(a d)."""
     sums = [0, 0]
     with np.errstate(over="ignore"):
         for start in range(0, len(part), CHECK_ROWS):

@@ -1,4 +1,4 @@
-"""A space of named parameters: dictionaries encoded into columns of the unit box, and back."""
+"""A space of named parameters: the encoding of dictionaries into columns of the unit box, and its inverse."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sparse_bo.domains.parameters import Choice, Parameter, Value, parameter_of
 from sparse_bo.validation import check_count
 
 MOST_ARMS = 20_000
-"""Combinations of a space without a continuum that become arms: all of them are swept."""
+"""Default of ``most_arms``: a space of so many combinations or fewer is swept as arms."""
 Parameters = dict[str, Value]
 """One point of a space: a value by name."""
 Feasible = Callable[[Parameters], bool]
-"""Which points may be evaluated; called with a dictionary, any number of times."""
+"""Feasibility function: called with a point, any number of times; whether it may be evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +29,13 @@ class Space:
     """Named parameters.
 
     Attributes:
-        parameters: Name -> :class:`Float`, :class:`Int` or :class:`Choice`; the order is that of the columns.
-        most_arms: Up to so many combinations of values become arms, among which a policy chooses exactly; of more, and of any
-            space with a continuum, the unit box of the columns is searched. 0: always the box.
+        parameters: Name -> :class:`Float`, :class:`Int` or :class:`Choice`; in the order of the columns.
+        most_arms: A space of at most so many combinations is a finite arm set, over which a policy maximises exactly. A larger
+            one, or one with a continuous parameter, is searched as the unit box of its columns. 0: always the box.
 
     Raises:
-        TypeError: If a name is no text, or a parameter is of another kind.
-        ValueError: If there is none, a name is empty, or all are constants.
+        TypeError: If a name is not a string, or a parameter has another type.
+        ValueError: If there is no parameter, a name is empty, or all are constants.
     """
 
     parameters: Mapping[str, Parameter]
@@ -49,7 +49,7 @@ class Space:
             raise ValueError("expected a space of at least one parameter, got none")
         for name, parameter in self.parameters.items():
             if not isinstance(name, str):
-                raise TypeError(f"expected names of parameters to be texts, got {type(name).__name__} {name!r}")
+                raise TypeError(f"expected names of parameters to be strings, got {type(name).__name__} {name!r}")
             if not name.strip():
                 raise ValueError(f"expected names of parameters that are not empty, got {name!r}")
             if not isinstance(parameter, Parameter):
@@ -61,7 +61,7 @@ class Space:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters, in order."""
+        """Names of the parameters, in order."""
         return list(self.parameters)
 
     @property
@@ -71,13 +71,13 @@ class Space:
 
     @property
     def count(self) -> int | None:
-        """Number of combinations; ``None`` with a continuum."""
+        """Number of combinations; ``None`` with a continuous parameter."""
         counts = [parameter.count for parameter in self.parameters.values()]
         return None if None in counts else math.prod(n for n in counts if n is not None)
 
     @property
     def small(self) -> bool:
-        """Whether its combinations become arms."""
+        """Whether the space is a finite arm set."""
         return self.count is not None and self.count <= self.most_arms
 
     def _parts(self) -> Iterator[tuple[str, Parameter, slice]]:
@@ -91,10 +91,10 @@ class Space:
 
         Args:
             points: A value for every name and no other; constants may be left out.
-            what: They are, for messages.
+            what: Name of the argument, for messages.
 
         Raises:
-            TypeError: If a point is no mapping, or a value has the wrong kind.
+            TypeError: If a point is not a mapping, or a value has the wrong type.
             ValueError: If a name is missing or unknown, or a value out of range.
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
@@ -117,17 +117,17 @@ class Space:
         return U
 
     def decode(self, U: Tensor) -> list[Parameters]:
-        """Return the points that rows of ``U`` (``q x dims``) stand for."""
+        """Return the points of rows of ``U`` (``q x dims``)."""
         U = U.detach().to(device="cpu", dtype=torch.float64)
         columns = [parameter.decode(U[:, where]) for _, parameter, where in self._parts()]
         return [dict(zip(self.parameters, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def snap(self, U: Tensor) -> Tensor:
-        """Return rows of ``U`` (``q x dims``, float64) moved to what stands for their values."""
+        """Return rows of ``U`` (``q x dims``, float64) moved to the encoded values of their points."""
         return torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
 
     def combination(self, numbers: Tensor) -> Tensor:
-        """Return combinations as columns, by number (``q``, int64): the last parameter runs fastest; no continuum."""
+        """Return combinations as columns, by number (``q``, int64): the last parameter runs fastest."""
         left = numbers.cpu()
         parts: list[Tensor] = []
         for parameter in reversed(list(self.parameters.values())):
@@ -140,17 +140,17 @@ class Space:
         return torch.cat(parts[::-1], dim=-1)
 
     def describe(self) -> dict[str, Any]:
-        """Return what :meth:`of` makes the same space from, as ``json`` takes it."""
+        """Return the JSON description that :meth:`of` reads."""
         parameters = {name: parameter.describe() for name, parameter in self.parameters.items()}
         return {"parameters": parameters, "most_arms": self.most_arms}
 
     @staticmethod
     def of(description: Mapping[str, Any]) -> Space:
-        """Return the space that :meth:`describe` described.
+        """Return the space of a description from :meth:`describe`.
 
         Raises:
-            ValueError: If it is not of this form.
-            TypeError: If a value has the wrong kind.
+            ValueError: If it has another form.
+            TypeError: If a value has the wrong type.
         """
         parameters = description.get("parameters")
         if not isinstance(parameters, Mapping):
@@ -165,7 +165,7 @@ class Space:
         Raises:
             FileNotFoundError: If there is no file.
             ValueError: If its name ends in neither ``.toml`` nor ``.json``, or it cannot be read, repeats a name or has none.
-            TypeError: If a value has the wrong kind.
+            TypeError: If a value has the wrong type.
         """
         path = Path(path)
         if path.suffix not in (".toml", ".json"):
@@ -184,16 +184,16 @@ class Space:
 
 
 def _all_values(parameter: Parameter, n: int) -> list[Any]:
-    """Return every value of a parameter that is no continuum, in order."""
+    """Return every value of a discrete parameter, in order."""
     if isinstance(parameter, Choice):
         return list(parameter.values)
     return [min(parameter.low + k * (parameter.step or 1), parameter.high) for k in range(n)]
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, which may not say a name twice."""
+    """Return a JSON object as a dictionary; a repeated name is an error."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"the name {name!r} is there twice")
+            raise ValueError(f"expected distinct names, got {name!r} twice")
     return dict(pairs)

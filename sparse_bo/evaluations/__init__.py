@@ -1,4 +1,4 @@
-"""Evaluations of an objective: batches, workers, executors. Imports nothing until it is asked for: workers stay light."""
+"""Evaluations of an objective: batches, workers, executors. Names are imported on first use, so that workers stay light."""
 
 from __future__ import annotations
 

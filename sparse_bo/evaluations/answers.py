@@ -8,18 +8,15 @@ from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 FAILED = math.nan
-"""The result of a failed evaluation, wherever results are kept: one NaN, so that two histories with failures can be equal."""
-
-MANY = 10_000
-"""Rows of a list whose own lengths are not looked at for a message."""
+"""Result of a failed evaluation: the same NaN object everywhere, so that histories with failures compare equal."""
 
 
 def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
-    """Return one result per ticket; NaN stands for a failed evaluation, here and wherever results are kept.
+    """Return one result per ticket; NaN marks a failed evaluation.
 
     Args:
         tickets: ``q`` tickets.
-        y: ``q`` or ``q x 1`` real values: a tensor, an array, anything else with ``tolist``, or a list or tuple.
+        y: ``q`` or ``q x 1`` real values: a tensor, an array, another object with ``tolist``, a list or a tuple.
 
     Raises:
         ValueError: If the number of values differs from the number of tickets, or a value is infinite.
@@ -28,7 +25,7 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
     rows = y if type(y) is list else _rows(tickets, y)
     if len(rows) != len(tickets):
         raise _wrong_shape(tickets, _shape(rows))
-    plain = {float}.issuperset(map(type, rows))  # the usual case, and the one that has to be quick
+    plain = {float}.issuperset(map(type, rows))  # the usual case, on the fast path
     numbers = rows if plain else [_number(tickets, y, row) for row in rows]
     if not all(map(math.isfinite, numbers)):
         if any(map(math.isinf, numbers)):
@@ -38,14 +35,14 @@ def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
 
 
 def answer_of(value: Any) -> float:
-    """Return the result of one evaluation; a NaN stands for a failed one.
+    """Return the result of one evaluation; NaN marks a failed one.
 
     Args:
-        value: A real number, or what holds one: a tensor, an array, a list.
+        value: A real number, or a tensor, an array or a list of one.
 
     Raises:
-        ValueError: If it is infinite, or not one number.
-        TypeError: If it is no real number.
+        ValueError: If the value is infinite, or not one number.
+        TypeError: If it is not a real number.
     """
     try:
         return answers_of([0], [value])[0]
@@ -60,7 +57,7 @@ def results_of(numbers: Iterable[float]) -> list[float]:
 
 
 def some(items: Sequence[Any]) -> str:
-    """Return the first few of many items for a message."""
+    """Return the first five items as text for a message."""
     shown = ", ".join(map(str, items[:5]))
     return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"
 
@@ -70,7 +67,7 @@ def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
 
 
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
-    """Return what ``y`` holds per evaluation; nothing is copied of what has another size: it may be huge."""
+    """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
     shape = getattr(y, "shape", None)
     if isinstance(shape, tuple):
         if shape != (len(tickets),) and shape != (len(tickets), 1):
@@ -91,7 +88,7 @@ def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
 
 
 def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
-    """Return one value, which may stand in a row of its own."""
+    """Return one value, from a scalar or a row of length one."""
     value = row.tolist() if hasattr(row, "tolist") else row
     if isinstance(value, (list, tuple)):
         if len(value) != 1 or isinstance(value[0], (list, tuple)):
@@ -101,7 +98,7 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     if isinstance(value, complex):
         raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
     if isinstance(value, (str, bytes, bytearray)):
-        raise _not_numbers(tickets, y, f"it holds {value!r}")
+        raise _not_numbers(tickets, y, f"an entry is {value!r}")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -113,9 +110,9 @@ def _not_numbers(tickets: Sequence[int], y: Any, why: str) -> TypeError:
 
 
 def _shape(rows: Iterable[Any]) -> tuple[int, ...]:
-    """Return the shape of nested lists, as far as it is regular; of very long ones the length."""
+    """Return the shape of nested lists, as far as it is regular; only the length of lists of more than 10,000 rows."""
     rows = list(rows)
-    if len(rows) > MANY:
+    if len(rows) > 10_000:
         return (len(rows),)
     inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
     return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)

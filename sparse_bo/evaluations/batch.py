@@ -1,4 +1,4 @@
-"""Evaluations to make, as a policy hands them out and a user gets them."""
+"""A batch of evaluations to make."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Batch:
     X: Tensor
     """``q x d`` the arms or points themselves, in the user's dtype."""
     tickets: list[int]
-    """``q`` numbers to hand back with the results; never used twice in a run."""
+    """``q`` numbers that identify the evaluations in :meth:`sparse_bo.AskTell.tell`; unique in a run."""
     parameters: list[dict[str, Any]] | None = None
     """``q`` dictionaries, in a space of named parameters; ``None`` elsewhere."""
 
     @property
     def picks(self) -> Tensor:
-        """What a policy is told: the indices on arms, the points in float64 on a box."""
+        """Picks of the policy: ``q`` indices of arms, or ``q x d`` points of a box in float64."""
         return self.X.to(torch.float64) if self.indices is None else self.indices
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Batch:
         return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows], named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as arrays, and arrive on the CPU: tensors between processes take shared memory and open files."""
+        """Pickle as NumPy arrays: pickled tensors take shared memory and open files. Unpickled tensors are on the CPU."""
         indices = None if self.indices is None else self.indices.cpu().numpy()
         return _unpacked, (indices, self.X.cpu().numpy(), self.tickets, self.parameters)
 
@@ -54,15 +54,15 @@ def _unpacked(
 
 
 def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
-    """Return tickets as a list of integers; those of NumPy are taken too.
+    """Return tickets as a list of Python integers.
 
     Raises:
-        TicketError: If they are not a list, or one is not an integer.
+        TicketError: If ``tickets`` is not a list, or an entry is not an integer.
     """
-    if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, and the one that has to be quick
+    if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, on the fast path
         return tickets.copy()
     if isinstance(tickets, Batch):
-        raise TicketError(f"expected tickets, got the whole batch of {len(tickets)}; give batch.tickets")
+        raise TicketError(f"expected tickets, got the whole batch of {len(tickets)}; pass batch.tickets")
     try:
         numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
     except (RuntimeError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Evaluations on an executor: chunks, results as they come, failures, timeouts, retries, dead workers."""
+"""Evaluations on an executor: chunks, failures, timeouts, retries and dead workers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from sparse_bo.errors import PendingBatchError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.pools import Pool
-from sparse_bo.evaluations.serial import TASK_SECONDS, Asking, EvaluationFailed, Progress, tell_what_is_out
+from sparse_bo.evaluations.serial import TASK_SECONDS, Asking, EvaluationFailed, Progress, tell_pending
 from sparse_bo.evaluations.worker import Evaluate, evaluate_remotely
 from sparse_bo.evaluations.workers import Workers
 
 logger = logging.getLogger(__name__)
-
-MAX_CHUNK = 4096
 
 
 @dataclass(eq=False)
@@ -33,13 +31,13 @@ class _Task:
 
 @dataclass(eq=False)
 class Dispatch:
-    """Keeps a pool busy with the evaluations of a loop until a number of them is done. Lives only inside one run."""
+    """Runs the evaluations of an ask/tell loop on a pool. Lives for one run."""
 
     loop: Asking
     evaluate: Evaluate
     workers: Workers
     end: int
-    """Ask until so many evaluations have been asked in all."""
+    """Number of evaluations to ask in all."""
     progress: Progress
     _queue: deque[Batch] = field(default_factory=deque)
     _suspects: deque[Batch] = field(default_factory=deque)
@@ -50,17 +48,17 @@ class Dispatch:
     _numbers: Any = field(default_factory=itertools.count)
     _seconds: float | None = None
     _newest: int = -1
-    """The last ticket that is known here."""
+    """Largest ticket in the queue so far."""
 
     def run(self) -> None:
-        """Evaluate what is out, then ask and evaluate until the end.
+        """Evaluate pending evaluations, then ask and evaluate until the end.
+
+        Finished evaluations are reported however the run ends, by a callback or Ctrl-C too. After a failed evaluation, those
+        that have started are waited for.
 
         Raises:
-            EvaluationFailed: If an evaluation fails for good and that is to end the run.
-            TypeError: If the objective cannot be sent to the workers; nothing is asked then.
-
-        Whatever ends it, a callback or Ctrl-C too: what has finished is told. A failure does not stop what has started beside
-        it: that is waited for.
+            EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
+            TypeError: If the objective cannot be sent to the workers; nothing has been asked then.
         """
         workers, evaluate = self.workers, self.evaluate
         timed, most = workers.timeout is not None, self.end - self.loop.asked + len(self.loop.pending)
@@ -79,7 +77,7 @@ class Dispatch:
             try:
                 if isinstance(error, EvaluationFailed):
                     self._wait_for_started()
-            finally:  # Ctrl-C ends the waiting
+            finally:  # after Ctrl-C while waiting, too
                 self._tell_finished()
             raise
         finally:
@@ -88,7 +86,7 @@ class Dispatch:
             pool.close()
 
     def _more(self, pool: Pool) -> bool:
-        """Ask for evaluations if it is time; return whether there are new ones."""
+        """Ask for evaluations if workers are or will be free; return whether there are new ones."""
         missing, idle = self.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
         if missing <= 0 or not (idle or self.workers.asynchronous):
             return False
@@ -107,14 +105,14 @@ class Dispatch:
         return True
 
     def _take(self, batch: Batch) -> None:
-        """Let a batch wait for workers."""
+        """Append a batch to the queue."""
         self._queue.append(batch)
         self._newest = max(self._newest, *batch.tickets)
 
-    def _told(self) -> None:
-        """Say that something was told; what who listens asks for before the end, and does not tell, is evaluated here too."""
+    def _observed(self) -> None:
+        """Notify the listener; evaluations that it asks for before the end, and does not report, are evaluated here too."""
         asked = self.loop.asked
-        self.progress.told()
+        self.progress.observed()
         if asked < self.end and self.loop.asked > asked:
             new = [ticket for ticket in self.loop.pending if ticket > self._newest]
             if new:
@@ -124,7 +122,7 @@ class Dispatch:
         return sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
 
     def _start(self, pool: Pool) -> None:
-        """Submit as many tasks as there are free workers; one suspected of killing its worker runs alone."""
+        """Submit as many tasks as there are free workers; a task suspected of killing its worker runs alone."""
         if self._suspects:
             if not self._tasks:
                 self._submit(pool, self._suspects.popleft())
@@ -143,7 +141,7 @@ class Dispatch:
         if self._seconds is None:
             return 1
         fitting = int(TASK_SECONDS / max(self._seconds, 1e-9))
-        return max(1, min(fitting, MAX_CHUNK, -(-waiting // pool.workers)))
+        return max(1, min(fitting, 4096, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
         arguments = (self.evaluate, self.evaluate.packed(batch, elsewhere=pool.pickles), next(self._numbers))
@@ -167,7 +165,7 @@ class Dispatch:
         self._tasks[future] = _Task(batch, deadline, future)
 
     def _collect(self, pool: Pool) -> None:
-        """Wait for something to finish or to time out, and tell it."""
+        """Wait until a task finishes or times out, and report its results."""
         if not self._tasks:
             self._revive(pool)
             return
@@ -186,14 +184,14 @@ class Dispatch:
         self._after_timeouts(pool)
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait for something to end; ``concurrent.futures.wait`` does not hear of what a pool cancels when it is shut down."""
-        self._ended.clear()  # before looking: what ends later sets it again
+        """Wait until a future ends. ``concurrent.futures.wait`` is not notified of futures that a pool cancels at shutdown."""
+        self._ended.clear()  # before the check: a later end sets it again
         if not any(future.done() for future in (*self._tasks, *self._hanging)):
             self._ended.wait(seconds)
         self._hanging = {future for future in self._hanging if not future.done()}
 
     def _lost(self) -> list[_Task]:
-        """Remove and return the tasks that end with their pool, which is about to be restarted; those that have ended stay."""
+        """Remove and return the unfinished tasks of a pool before its restart."""
         lost = [future for future in self._tasks if not future.done() or _lost_worker(future)]
         return [self._tasks.pop(future) for future in lost]
 
@@ -203,7 +201,7 @@ class Dispatch:
             seconds = self._tell(task)
             each = seconds / len(task.batch)
             self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
-            self._told()
+            self._observed()
             return
         del self._tasks[task.future]
         if isinstance(error, KeyboardInterrupt):
@@ -211,17 +209,17 @@ class Dispatch:
         self._failed(task.batch, error)  # SystemExit of a thread included
 
     def _tell(self, task: _Task) -> float:
-        """Tell the results of a task, which is over then; return the seconds that it took."""
+        """Report the results of a finished task and remove it; return its duration in seconds."""
         values, seconds = task.future.result()
         self.progress.evaluated(seconds)
-        tell_what_is_out(self.loop, task.batch.tickets, values)
+        tell_pending(self.loop, task.batch.tickets, values)
         del self._tasks[task.future]
         return float(seconds)
 
     def _wait_for_started(self) -> None:
-        """Tell what has been submitted as it ends, or until its time is over. Dask cannot say which of it has started."""
+        """Report submitted tasks as they end, each until its deadline. Dask does not say which of them have started."""
         if running := sum(not future.done() for future in self._tasks):
-            logger.warning("an evaluation failed for good; waiting for %d that have started (Ctrl-C: do not)", running)
+            logger.warning("an evaluation failed; waiting for %d that have started (Ctrl-C stops waiting)", running)
         while self._tasks:
             self._tell_finished()
             now = time.monotonic()
@@ -230,35 +228,35 @@ class Dispatch:
             self._wait(None if deadline == float("inf") else deadline - now)
 
     def _tell_finished(self) -> None:
-        """Tell what has finished beside what ends the run; what cannot be told stays out."""
-        out = set(self.loop.pending)  # the end may have come right after a tell
+        """Report finished tasks when the run ends; those that cannot be reported stay pending."""
+        pending = set(self.loop.pending)  # the run may have ended right after a tell
         for task in list(self._tasks.values()):
             finished = task.future.done() and not task.future.cancelled() and task.future.exception() is None
-            if finished and not out.isdisjoint(task.batch.tickets):
+            if finished and not pending.isdisjoint(task.batch.tickets):
                 try:
                     self._tell(task)
-                except Exception as error:  # the disk is full, for example; what ends the run is raised
-                    logger.warning("the results of tickets %s could not be told: %s", some(task.batch.tickets), error)
+                except Exception as error:  # a full disk, for example; the exception that ends the run is raised
+                    logger.warning("the results of tickets %s could not be reported: %s", some(task.batch.tickets), error)
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
-        """Try a chunk again one by one, and one evaluation as often as allowed; then drop it or raise."""
+        """Retry a chunk one by one, and a single evaluation ``retries`` times; then drop it or raise."""
         if len(batch) > 1:
             self._queue.extendleft(batch.part(slice(k, k + 1)) for k in reversed(range(len(batch))))
             return
         (ticket,) = batch.tickets
-        if ticket not in self.loop.pending:  # somebody else has told it
+        if ticket not in self.loop.pending:  # reported from elsewhere
             return
         self._attempts[ticket] = self._attempts.get(ticket, 0) + 1
         if self._attempts[ticket] <= self.workers.retries:
             self._queue.append(batch)
         elif self.workers.on_error == "drop":
             self.loop.fail([ticket])
-            self._told()
+            self._observed()
         else:
             raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
 
     def _after_a_death(self, pool: Pool, broken: list[_Task]) -> None:
-        """A worker died and took its pool along: restart it, and find out whose evaluation it was."""
+        """Restart a pool that died with its worker, and run the lost tasks alone to find the one that kills."""
         error = broken[0].future.exception()
         if not pool.owned:
             raise _died(error) from error
@@ -286,7 +284,7 @@ class Dispatch:
             self._failed(task.batch, TimeoutError(f"an evaluation took longer than {self.workers.timeout} s"))
 
     def _revive(self, pool: Pool) -> None:
-        """All workers hang: start others, or wait for one to come back."""
+        """Restart the pool if all workers hang, or wait for one to come back."""
         if len(self._hanging) < pool.workers:
             return
         if pool.owned:
@@ -297,7 +295,7 @@ class Dispatch:
 
 
 def _died(error: BaseException | None) -> EvaluationFailed:
-    """Return that an executor which was given broke: no other is started in its place."""
+    """Return the error of a user's executor that broke; no other is started in its place."""
     return EvaluationFailed(
         f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
         "would be restarted"

@@ -1,6 +1,6 @@
-"""Pools of workers: those started by name, any ``concurrent.futures`` executor, and what each needs to be told.
+"""Pools of workers: pools started by name, and any ``concurrent.futures`` executor of the user.
 
-Pools made here by name are restarted when a worker dies or hangs; an executor given by the user is used as it is.
+A pool started by name is restarted when a worker dies or hangs; a user's executor is used as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol, runtime_checkable
 
 from sparse_bo.evaluations.threads import Threads
-from sparse_bo.evaluations.worker import Arrays, be_a_worker, present, warm_up
+from sparse_bo.evaluations.worker import Arrays, initialise_worker, present, warm_up
 from sparse_bo.validation import check_choice
 
 NAMES = ("threads", "processes", "loky")
@@ -28,12 +28,12 @@ PRELOADED: Mapping[Arrays, list[str]] = {
     "numpy": ["numpy", "sparse_bo.evaluations.worker"],
     "list": ["sparse_bo.evaluations.worker"],
 }
-"""What the fork server imports for all workers at once."""
+"""Modules that the fork server imports once for all workers."""
 
 
 @runtime_checkable
 class Submits(Protocol):
-    """What is needed of an executor: futures of the standard library."""
+    """An executor: ``submit`` returns futures of the standard library."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Start ``fn(*args)``."""
@@ -53,20 +53,20 @@ class Pool:
         timed: bool = False,
         most: int | None = None,
     ) -> None:
-        """Start an own pool, or hold the one given.
+        """Start a pool by name, or wrap an executor.
 
         Args:
-            executor: Its name, or the one given.
-            workers: Evaluations at a time.
-            arrays: What the objective takes.
-            evaluate: What will be evaluated: workers import its modules before their first evaluation.
-            timed: Whether evaluations have a time limit: then the workers of a given executor are warmed up too.
-            most: Evaluations that there will be: an own pool needs no more workers.
+            executor: Name of the pool to start, or an executor.
+            workers: Number of concurrent evaluations.
+            arrays: Type of the objective's arguments.
+            evaluate: The objective: workers import its modules before their first evaluation.
+            timed: Whether evaluations have a time limit: then the workers of a user's executor import them too.
+            most: Number of evaluations to come, an upper limit of workers to start.
 
         Raises:
-            TypeError: If ``evaluate`` cannot be sent to the workers (nothing is started then), or ``submit`` of the executor
-                given returns no future.
-            RuntimeError: If own workers cannot be started.
+            TypeError: If ``evaluate`` cannot be pickled (nothing is started then), or ``submit`` of the executor
+                returns no future.
+            RuntimeError: If worker processes cannot be started.
         """
         self._given, self._arrays = executor, arrays
         self.owned = isinstance(executor, str)
@@ -75,15 +75,15 @@ class Pool:
         self._workers = workers
         self._packed = self._sendable(evaluate)
         self._executor: Any = self._started()
-        if not isinstance(self._executor, Executor | Threads):  # what only has a submit: see what it returns
-            with suppress(BrokenExecutor, RuntimeError, OSError):  # it takes no work: the first evaluation says so
+        if not isinstance(self._executor, Executor | Threads):  # any object with a submit: check the type that it returns
+            with suppress(BrokenExecutor, RuntimeError, OSError):  # it takes no work: the first evaluation raises
                 self.submit(present, 0.0)
         if timed and not self.owned and self.pickles:
             self._warm_up()
 
     @property
     def workers(self) -> int:
-        """How many tasks can run at once; on Dask, of the workers that are there now."""
+        """Number of concurrent tasks; on Dask, of the workers present now."""
         if self._workers is not None:
             return self._workers
         client = getattr(self._executor, "_client", None)
@@ -94,21 +94,21 @@ class Pool:
 
     @property
     def pickles(self) -> bool:
-        """Whether what is submitted goes to another process."""
+        """Whether tasks are pickled to another process."""
         if self.owned:
             return self._given != "threads"
         return not isinstance(self._given, ThreadPoolExecutor)
 
     @property
     def grace(self) -> float:
-        """Seconds that a task submitted now may take on top, because its worker may still be starting."""
+        """Extra seconds before a task's deadline, while its worker may still be starting."""
         return float(getattr(self._executor, "grace", 0.0))
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         """Start ``fn(*args)``.
 
         Raises:
-            TypeError: If the executor returns something else than a future of the standard library.
+            TypeError: If the executor does not return a future of the standard library.
         """
         future = self._executor.submit(fn, *args)
         if not isinstance(future, Future):
@@ -119,12 +119,12 @@ class Pool:
         return future
 
     def restart(self) -> None:
-        """Replace an own pool, whatever its workers are doing."""
+        """Replace a pool started by name, also if its workers are busy."""
         self._abandon()
         self._executor = self._started()
 
     def close(self) -> None:
-        """Release an own pool without waiting for evaluations that hang."""
+        """Release a pool started by name, without waiting for evaluations that hang."""
         if self.owned:
             self._abandon()
 
@@ -135,19 +135,19 @@ class Pool:
         if self._given == "threads":
             return Threads(workers)
         first = (os.getpid(), PRELOADED[self._arrays], self._packed)
-        # Processes may import torch for seconds before their first task; that is not the task's time. The gate keeps all of
-        # them waiting until the last one is started: the standard library cannot start one while another one dies.
+        # Processes may import torch for seconds before their first task, which does not count as the task's time. The gate
+        # keeps them waiting until the last one is started: the standard library cannot start one while another dies.
         gate = None
         pool: Any = None
         try:
             if self._given == "loky":
-                pool = optional("loky").ProcessPoolExecutor(workers, initializer=be_a_worker, initargs=first)
+                pool = optional("loky").ProcessPoolExecutor(workers, initializer=initialise_worker, initargs=first)
             else:
                 context = _context(self._arrays)
                 gate = context.Event()
-                pool = ProcessPoolExecutor(workers, mp_context=context, initializer=be_a_worker, initargs=(*first, gate))
+                pool = ProcessPoolExecutor(workers, mp_context=context, initializer=initialise_worker, initargs=(*first, gate))
             _all_present(pool, workers, gate)
-        except BaseException as error:  # Ctrl-C too: workers would wait at the gate for ever
+        except BaseException as error:  # Ctrl-C too: workers would wait at the gate forever
             if pool is not None:
                 self._executor = pool
                 self._abandon()
@@ -156,15 +156,15 @@ class Pool:
             raise RuntimeError(
                 f"the worker processes end before their first task ({type(error).__name__}: {error}); in a script, start the "
                 "run under `if __name__ == '__main__':`, since every worker imports the script; otherwise use fewer workers "
-                "(memory), or see what they wrote to stderr"
+                "(memory), or read their output on stderr"
             ) from error
         return pool
 
     def _warm_up(self) -> None:
-        """Let the workers of a given executor import what evaluations need: on Dask all, on others as many as are told apart.
+        """Import the objective's modules on the workers of a user's executor: on Dask on all, on others by one task per worker.
 
         Raises:
-            RuntimeError: If the executor takes nothing.
+            RuntimeError: If the executor accepts no tasks.
         """
         arguments = (PRELOADED[self._arrays], self._packed)
         client = getattr(self._executor, "_client", None)
@@ -176,14 +176,14 @@ class Pool:
                 future.result()
         except (BrokenExecutor, RuntimeError, OSError) as error:
             raise RuntimeError(
-                f"the executor takes no evaluations ({type(error).__name__}: {error}); make a new one"
+                f"the executor accepts no evaluations ({type(error).__name__}: {error}); make a new one"
             ) from error
 
     def _sendable(self, evaluate: Any) -> bytes:
-        """Return what is evaluated as it is sent to another process; nothing if it stays in this one.
+        """Return the pickled objective for another process; empty within this process.
 
         Raises:
-            TypeError: If it cannot be sent; says what to do.
+            TypeError: If it cannot be pickled.
         """
         if not self.pickles:
             return b""
@@ -222,8 +222,8 @@ def check_executor(executor: Any) -> None:
 
     Raises:
         TypeError: If it has no ``submit``.
-        ValueError: If it is a name that is not known, or it is shut down.
-        ImportError: If its package is not installed; the extra is named.
+        ValueError: If its name is unknown, or it is shut down.
+        ImportError: If its package is not installed; the message names the extra.
     """
     if isinstance(executor, str):
         if executor in ("dask", "ray"):
@@ -238,17 +238,17 @@ def check_executor(executor: Any) -> None:
             f"expected executor to be one of {', '.join(map(repr, NAMES))} or an object with submit() as in "
             f"concurrent.futures (for Dask: client.get_executor()), got {type(executor).__name__}"
         )
-    # Executors say that they are shut down only by refusing work; none of the attributes is public.
+    # Executors have no public attribute for their shutdown.
     flags = (getattr(executor, name, False) for name in ("_shutdown", "_shutdown_thread"))
     if any(flag is True for flag in flags):
         raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
 
 
 def check_at_once(executor: str | Submits, count: int) -> None:
-    """Check that an executor can make evaluations with a time limit at once: the time of one that waits would run out.
+    """Check that an executor runs ``count`` evaluations with a time limit at once: the time of a waiting one would run out.
 
     Raises:
-        ValueError: If it is one of the standard library's, and has fewer workers.
+        ValueError: If an executor of the standard library has fewer workers.
     """
     most = getattr(executor, "_max_workers", count) if isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor) else count
     if count > most:
@@ -259,7 +259,7 @@ def check_at_once(executor: str | Submits, count: int) -> None:
 
 
 def _all_present(pool: Any, workers: int, gate: Any) -> None:
-    """Wait until every worker of a new pool has done a task: until it has imported what it needs."""
+    """Wait until every worker of a new pool has finished its imports and run a task."""
     seen: set[int] = set()
     seconds = 0.0
     while len(seen) < workers:
@@ -267,14 +267,14 @@ def _all_present(pool: Any, workers: int, gate: Any) -> None:
         if gate is not None:
             gate.set()
         seen |= {future.result() for future in futures}
-        seconds = min(0.01 + 2.0 * seconds, 0.1)  # the quick ones do not take the tasks of those that still import
+        seconds = min(0.01 + 2.0 * seconds, 0.1)  # fast workers leave tasks to those that still import
 
 
 def optional(name: str) -> Any:
     """Return an optional package.
 
     Raises:
-        ImportError: If it is not installed; the extra is named.
+        ImportError: If it is not installed; the message names the extra.
     """
     try:
         return importlib.import_module(name)
@@ -283,10 +283,10 @@ def optional(name: str) -> Any:
 
 
 def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:
-    """Return a context whose processes share nothing with this one, like ``spawn``, but start in milliseconds where possible.
+    """Return a context whose processes share nothing with this one, as ``spawn``, and start in milliseconds where possible.
 
-    A fork server has imported what they all need once, and started nothing; ``fork`` itself copies locks and CUDA contexts in
-    any state. Which modules those are is settled when the first run of this process starts it.
+    A fork server imports the common modules once, when the first run of this process starts it. Plain ``fork`` would copy locks
+    and CUDA contexts in any state.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Ray as an executor of the standard library's kind."""
+"""Ray as an executor of ``concurrent.futures``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sparse_bo.evaluations.pools import optional
 from sparse_bo.evaluations.worker import call
 
 RAY_STARTUP = 5.0
-"""Seconds that Ray may take at least to start another worker in place of one that was killed (a busy machine: more)."""
+"""Least allowance for Ray to replace a killed worker (s); a busy machine takes longer."""
 
 
 class RayExecutor(Executor):
-    """Ray's tasks as a ``concurrent.futures`` executor. Starts Ray here if it does not run yet.
+    """Ray's tasks as a ``concurrent.futures`` executor. Starts Ray in this process if it is not running.
 
-    A future that is cancelled ends its task, even a running one: Ray then kills the worker. So evaluations that exceed
-    ``Workers(timeout=...)`` do not hold their workers.
+    Cancelling a future ends its task, even a running one: Ray kills the worker. So evaluations that exceed
+    ``Workers(timeout=...)`` do not block their workers.
 
     Args:
-        options: Of ``ray.remote``: for example ``num_gpus=0.5``. ``max_retries`` is 0 if not given: an evaluation that kills
-            its worker counts as one that failed, and ``Workers(retries=...)`` says what follows.
+        options: Options of ``ray.remote``, for example ``num_gpus=0.5``. ``max_retries`` is 0 by default: an evaluation that
+            kills its worker has failed, and is retried as ``Workers(retries=...)`` says.
 
     Raises:
         ImportError: If Ray is not installed.
@@ -33,7 +33,7 @@ class RayExecutor(Executor):
     """
 
     pickler = "ray.cloudpickle"
-    """What sends functions to workers."""
+    """Module that pickles functions for workers."""
 
     def __init__(self, **options: Any) -> None:
         self._ray = optional("ray")
@@ -80,7 +80,7 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; cancel what is out if asked to, or wait for it. Ray itself goes on."""
+        """Accept no more tasks; cancel pending ones, or wait for them. Ray itself keeps running."""
         self._shutdown = True
         out = list(self._open)
         if cancel_futures:
@@ -94,7 +94,7 @@ class RayExecutor(Executor):
         self._ray.cancel(reference, force=True)
 
     def _deliver(self, done: Future[Any], future: Future[Any]) -> None:
-        """Pass on what a task has come to; an error as it was raised there."""
+        """Set the outcome of a task on its future; an error is the one that the task raised."""
         if not future.set_running_or_notify_cancel():
             return
         error = done.exception()

@@ -1,4 +1,4 @@
-"""Evaluations here, batch by batch; and what any way to make them needs of an ask/tell loop."""
+"""Evaluations in this process, batch by batch; interfaces of the ask/tell loop and of progress that all runners use."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate, PlainBatch
 from sparse_bo.validation import check_callable, check_choice
 
 TASK_SECONDS = 0.05
-"""Short evaluations are sent in chunks that take about as long as this, so that sending them costs little beside."""
+"""Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
 
 
 class Asking(Protocol):
-    """What is needed of an ask/tell loop; see :class:`sparse_bo.AskTell`."""
+    """The ask/tell loop of a runner; see :class:`sparse_bo.AskTell`."""
 
     @property
     def asked(self) -> int:
-        """Evaluations handed out so far."""
+        """Number of evaluations asked so far."""
         ...
 
     @property
     def pending(self) -> list[int]:
-        """Tickets that are out."""
+        """Tickets without a result."""
         ...
 
     def ask(self, max_q: int | None = None) -> Batch:
@@ -33,7 +33,7 @@ class Asking(Protocol):
         ...
 
     def tell(self, tickets: list[int], y: list[float]) -> None:
-        """Hand back results."""
+        """Report results."""
         ...
 
     def fail(self, tickets: list[int]) -> None:
@@ -41,79 +41,78 @@ class Asking(Protocol):
         ...
 
     def reissue(self, tickets: list[int] | None = None) -> Batch:
-        """Return evaluations that are out once more."""
+        """Return pending evaluations again."""
         ...
 
 
 class Progress(Protocol):
-    """Who wants to know how a run goes on."""
+    """Listener to the progress of a run."""
 
     def evaluated(self, seconds: float) -> None:
-        """Evaluations took so many seconds; they are told next."""
+        """Receive the duration of evaluations, before their results are reported."""
         ...
 
-    def told(self) -> None:
-        """Results were told."""
+    def observed(self) -> None:
+        """Receive the event that results were reported."""
         ...
 
 
 class EvaluationFailed(RuntimeError):
-    """An evaluation raised, timed out or lost its worker, and that ends the run."""
+    """An evaluation raised, timed out or lost its worker, which ends the run."""
 
 
 def evaluation_of(
     objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
 ) -> Evaluate:
-    """Return how the objective is called.
+    """Return the objective with its calling convention.
 
     Args:
-        objective: Of the user.
-        call_with: ``None``: with dictionaries in a space of named parameters, else with points.
+        objective: The user's function.
+        call_with: ``None``: dictionaries in a space of named parameters, else points.
         vectorized: ``None``: one dictionary at a time, or all points at once.
-        arrays: What points and indices are.
-        indexed: Whether there are arms.
-        named: Whether there is a space of named parameters.
+        arrays: Type of points and indices.
+        indexed: Whether the domain is an arm set.
+        named: Whether the domain is a space of named parameters.
 
     Raises:
-        TypeError: If the objective cannot be called.
-        ValueError: If ``call_with`` or ``arrays`` is none of those known, or indices of a box, or names are wanted where there
-            are none.
+        TypeError: If the objective is not callable.
+        ValueError: If ``call_with`` or ``arrays`` is unknown, or asks for indices of a box or names of a domain without names.
     """
     check_callable("objective", objective)
     call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))
     check_choice("arrays", arrays, get_args(Arrays))
     if call_with == "indices" and not indexed:
-        raise ValueError("call_with='indices' needs arms; on a box the objective is called with points")
+        raise ValueError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
     if call_with == "parameters":
         if not named:
-            raise ValueError("call_with='parameters' needs space=; arms and boxes have no names")
-        arrays = "list"  # dictionaries hold plain values: workers load no torch for them
+            raise ValueError("expected call_with='parameters' with space=, got it without; use call_with='X'")
+        arrays = "list"  # dictionaries hold Python scalars: workers need no torch
     vectorized = call_with != "parameters" if vectorized is None else vectorized
     return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above
 
 
 def run_serially(loop: Asking, evaluate: Evaluate, end: int, progress: Progress) -> None:
-    """Evaluate what is out, then ask and evaluate batch by batch until ``end`` evaluations have been asked in all.
+    """Evaluate pending evaluations, then ask and evaluate batch by batch until ``end`` evaluations have been asked.
 
     Raises:
-        EvaluationFailed: If the objective raises or returns something else than one value per evaluation; what has no value
-            is out.
+        EvaluationFailed: If the objective raises or does not return one value per evaluation. Evaluations without a value
+            stay pending.
     """
     while loop.asked < end or loop.pending:
         batch = loop.reissue() if loop.pending else loop.ask(end - loop.asked)
         last = loop.asked >= end
         _evaluate(loop, evaluate, batch, progress)
-        if last:  # what is out now, who listens to the progress has asked beyond the end
+        if last:  # evaluations that a progress listener has asked beyond the end stay pending
             return
 
 
 def _evaluate(loop: Asking, evaluate: Evaluate, batch: Batch, progress: Progress) -> None:
-    """Evaluate a batch and tell it: at once, or what has ended of an objective of one at a time, whatever raises then."""
+    """Evaluate a batch and report its results: all at once if vectorised, else in chunks, also those before an exception."""
     own, q = evaluate.own(batch), len(batch)
     rows = iter([slice(0, q)] if evaluate.vectorized else [slice(k, k + 1) for k in range(q)])
-    told = 0
-    while told < q:
+    observed = 0
+    while observed < q:
         results: dict[int, float] = {}
         start = time.perf_counter()
         try:
@@ -123,17 +122,17 @@ def _evaluate(loop: Asking, evaluate: Evaluate, batch: Batch, progress: Progress
                     break
         finally:
             if results:
-                told += len(results)
+                observed += len(results)
                 progress.evaluated(time.perf_counter() - start)
-                tell_what_is_out(loop, list(results), list(results.values()))
-                progress.told()
+                tell_pending(loop, list(results), list(results.values()))
+                progress.observed()
 
 
 def _called(evaluate: Evaluate, part: Batch | PlainBatch) -> list[float]:
     """Return the values of some evaluations.
 
     Raises:
-        EvaluationFailed: If the objective raises, or returns something else than one value for each.
+        EvaluationFailed: If the objective raises, or does not return one value for each.
     """
     try:
         return evaluate(part)
@@ -142,11 +141,11 @@ def _called(evaluate: Evaluate, part: Batch | PlainBatch) -> list[float]:
         raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
 
 
-def tell_what_is_out(loop: Asking, tickets: list[int], values: list[float]) -> None:
-    """Tell results; of an evaluation that somebody has told already, a callback or another thread, that stays."""
+def tell_pending(loop: Asking, tickets: list[int], values: list[float]) -> None:
+    """Report results of pending evaluations; a callback or another thread may have reported some of them already."""
     try:
         loop.tell(tickets, values)
     except TicketError:
-        out = set(loop.pending)
-        left = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in out}
-        loop.tell(list(left), list(left.values()))
+        pending = set(loop.pending)
+        results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
+        loop.tell(list(results), list(results.values()))

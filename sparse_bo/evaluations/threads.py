@@ -1,6 +1,6 @@
-"""Threads that evaluate and are not waited for: one that hangs does not keep the process from ending.
+"""An executor of daemon threads: a thread that hangs does not keep the process from ending.
 
-The threads of ``concurrent.futures`` are joined when Python ends, however long they take.
+Python joins the threads of ``concurrent.futures`` when it ends, however long they take.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class Threads:
-    """An executor of daemon threads, started when there is work for them.
+    """An executor of daemon threads, started on demand.
 
     Args:
-        workers: Threads at most.
+        workers: Maximum number of threads.
     """
 
     def __init__(self, workers: int) -> None:
@@ -43,10 +43,10 @@ class Threads:
         return future
 
     def shutdown(self) -> None:
-        """Drop what has not begun, and let each thread end after what it is doing. Does not wait."""
+        """Cancel tasks that have not begun, and end each thread after its current task. Does not wait."""
         self._ended = True
         with suppress(queue.Empty):
-            while (task := self._tasks.get_nowait()) is not None:  # threads take tasks meanwhile: waiting could last for ever
+            while (task := self._tasks.get_nowait()) is not None:  # threads take tasks meanwhile: a blocking get could hang
                 task[0].cancel()
         for _ in range(self._started):
             self._tasks.put(None)
@@ -57,7 +57,7 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args))
-                except BaseException as error:  # SystemExit of an objective too: it is the evaluation's
+                except BaseException as error:  # SystemExit of an objective too: it belongs to the evaluation
                     future.set_exception(error)
             del task, future
             self._idle.release()

@@ -1,7 +1,7 @@
 """Calls of the objective on a worker. Imports neither torch nor numpy: only an objective that takes tensors loads torch.
 
-A worker process with torch costs seconds of start and some 300 MB, one without it a quarter of a second and 20 MB. So hundreds
-of workers fit on a machine where the objective takes plain numbers (``arrays="list"``), for example to start a simulation.
+A worker process with torch takes seconds to start and some 300 MB; without it, a quarter of a second and 20 MB. So hundreds of
+workers fit on one machine if the objective takes Python numbers (``arrays="list"``), for example to start a simulation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 CallWith = Literal["X", "indices", "batch", "parameters"]
 Arrays = Literal["torch", "numpy", "list"]
-PARENT_SECONDS = 0.5
-"""How often a worker looks whether its parent is there, if it cannot wait for its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class PlainBatch:
     X: Any
     """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
     tickets: list[int]
-    """``q`` numbers, never used twice in a run."""
+    """``q`` numbers, unique in a run."""
     parameters: list[dict[str, Any]] | None = None
     """``q`` dictionaries, in a space of named parameters."""
 
@@ -53,7 +51,7 @@ class PlainBatch:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """An objective and how it is called."""
+    """An objective and its calling convention."""
 
     objective: Callable[..., Any]
     call_with: CallWith = "X"
@@ -61,11 +59,11 @@ class Evaluate:
     arrays: Arrays = "torch"
 
     def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
-        """Return a batch as the objective takes it. A copy: objectives may write into what they are given.
+        """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments.
 
         Args:
-            batch: As it was handed out.
-            elsewhere: Whether the objective runs in another process: tensors get there by way of the CPU, and stay on it.
+            batch: The batch of :meth:`sparse_bo.AskTell.ask`.
+            elsewhere: Whether the objective runs in another process: tensors are on the CPU there.
         """
         indices, tickets = batch.indices, list(batch.tickets)
         named = None if batch.parameters is None else [dict(point) for point in batch.parameters]
@@ -81,7 +79,7 @@ class Evaluate:
         return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets, named)
 
     def own(self, batch: Batch) -> Batch | PlainBatch:
-        """Return a batch that nobody else uses as the objective takes it in this process; its lists are the objective's own."""
+        """Return a batch in the types of the objective's arguments for this process, with lists of its own."""
         if self.arrays == "torch":
             return type(batch)(batch.indices, batch.X, list(batch.tickets), batch.parameters)
         return self.packed(batch)
@@ -91,7 +89,7 @@ class Evaluate:
 
         Raises:
             ValueError: If the number of values is wrong, or one is infinite.
-            TypeError: If they are not real numbers, or the objective wants indices of a box.
+            TypeError: If they are not real numbers, or the objective takes indices and the domain is a box.
         """
         if self.vectorized:
             tickets = list(batch.tickets)
@@ -105,7 +103,7 @@ class Evaluate:
             return batch.parameters
         inputs = batch.X if self.call_with == "X" else batch.indices
         if inputs is None:
-            raise TypeError("call_with='indices' needs arms; on a box the objective is called with points")
+            raise TypeError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
         return inputs
 
     def _one(self, part: Batch | PlainBatch) -> Any:
@@ -114,29 +112,28 @@ class Evaluate:
 
 
 def evaluate_remotely(evaluate: Evaluate, batch: Batch | PlainBatch, attempt: int) -> tuple[list[float], float]:
-    """Evaluate a chunk; return its values and the seconds it took. ``attempt`` tells repeats apart."""
+    """Evaluate a chunk; return its values and its duration in seconds. ``attempt`` makes a retry a different task for Dask."""
     start = time.perf_counter()
     return evaluate(batch), time.perf_counter() - start
 
 
 def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return ``fn(*args, **kwargs)``: what a Ray task runs."""
+    """Return ``fn(*args, **kwargs)``, the body of a Ray task."""
     return fn(*args, **kwargs)
 
 
 def present(seconds: float) -> int:
-    """Return the number of this process, after a moment in which others get their turn."""
+    """Return the number of this process, after a pause in which other workers take tasks."""
     time.sleep(seconds)
     return os.getpid()
 
 
 def warm_up(modules: Sequence[str], packed: bytes) -> None:
-    """Import what evaluations need, so that the first one does not take the time for it.
+    """Import the modules of evaluations before the first one.
 
     Args:
-        modules: Those that every evaluation needs.
-        packed: The objective and how it is called, pickled: reading it imports its modules. If that fails, so will its first
-            evaluation, which says why.
+        modules: Modules of every evaluation.
+        packed: The pickled objective: unpickling imports its modules. If that fails, the first evaluation raises the error.
     """
     for module in modules:
         importlib.import_module(module)
@@ -144,14 +141,14 @@ def warm_up(modules: Sequence[str], packed: bytes) -> None:
         pickle.loads(packed)
 
 
-def be_a_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = None) -> None:
-    """Leave Ctrl-C to the parent, which stops its workers itself; end when it is killed; get warm; begin when the gate opens.
+def initialise_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = None) -> None:
+    """Initialise a worker process: ignore Ctrl-C, which the parent handles, end with the parent, import, wait for the gate.
 
     Args:
-        parent: Number of the process that evaluates on this one.
+        parent: Number of the parent process.
         modules: See :func:`warm_up`.
         packed: See :func:`warm_up`.
-        gate: Waits until all workers are started.
+        gate: Event that is set once all workers are started.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -161,11 +158,11 @@ def be_a_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = 
 
 
 def _end_with(number: int) -> None:
-    """End this process when the parent has ended. Not every pool says who its parent is, nor is it told of its death."""
+    """End this process after its parent. Some pools have no handle of the parent: then its number is polled."""
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.sentinel is not None:  # loky's says nothing
+    if parent is not None and parent.sentinel is not None:  # loky has no sentinel
         parent.join()
     else:
         while os.getppid() == number:
-            time.sleep(PARENT_SECONDS)
+            time.sleep(0.5)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Settings of the workers that evaluations are spread over."""
+"""Settings of parallel evaluations."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from sparse_bo.validation import check_choice, check_count, check_positive
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workers:
-    """How evaluations are spread.
+    """Settings of parallel evaluations.
 
     Attributes:
-        executor: ``"threads"``, ``"processes"`` (started afresh, nothing is inherited), ``"loky"`` (processes that also take
-            lambdas and closures), or any executor of the standard library's kind: ``client.get_executor()`` of Dask,
-            :class:`sparse_bo.evaluations.RayExecutor`, ``mpi4py.futures.MPIPoolExecutor``.
-        count: Tasks at a time; default: as many as the executor has workers.
-        asynchronous: ``False``: batch by batch; picks depend on the seed alone, whatever the executor and the timing. ``True``:
-            new evaluations are handed out as soon as a worker is free and the policy allows; picks depend on the order in
-            which results come.
-        timeout: Seconds that one evaluation may take; ``None``: any time. Workers import what they need before it counts.
-            Threads that take longer cannot be ended; they do not keep the process from ending. It counts from when the
-            executor gets the evaluation: use one that nobody else keeps busy.
-        retries: How often an evaluation is tried again after it raised, timed out or lost its worker.
-        on_error: Of an evaluation that still fails: ``"raise"`` (when those that have started have ended, and are told), or
-            ``"drop"`` it as one that returned NaN.
-        chunk: Evaluations per task; ``None``: one, or as many as take 50 ms together.
+        executor: ``"threads"``, ``"processes"`` (new ones, without inherited state), ``"loky"`` (processes that also take
+            lambdas and closures), or any executor with the interface of ``concurrent.futures``: Dask's
+            ``client.get_executor()``, :class:`sparse_bo.evaluations.RayExecutor`, ``mpi4py.futures.MPIPoolExecutor``.
+        count: Number of concurrent tasks; default: the executor's workers.
+        asynchronous: ``False``: batch by batch; picks depend on the seed only, not on executor or timing. ``True``: a free
+            worker gets a new evaluation as soon as the policy allows; picks depend on the order of results.
+        timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, so the
+            executor should be free of other work. A thread that exceeds it cannot be ended, but does not keep the process
+            from ending.
+        retries: Number of retries of an evaluation that raised, timed out or lost its worker.
+        on_error: Handling of an evaluation that fails after all retries: ``"raise"`` (once evaluations that have started are
+            reported), or ``"drop"``, as if it had returned NaN.
+        chunk: Evaluations per task; ``None``: one, or as many as fit into 50 ms.
 
     Raises:
-        TypeError: If a setting has the wrong kind.
-        ValueError: If it is out of range, or the executor is shut down, or has fewer workers than evaluations with a timeout
-            are to be made at a time.
+        TypeError: If a setting has the wrong type.
+        ValueError: If a setting is out of range, or the executor is shut down, or has fewer workers than ``count`` with a
+            timeout.
         ImportError: If the executor's package is missing.
     """
 
@@ -59,18 +58,18 @@ class Workers:
 
 
 def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
-    """Return the settings that ``executor`` and ``workers`` stand for.
+    """Return the :class:`Workers` of the arguments ``executor`` and ``workers``.
 
     Raises:
-        TypeError: If one has the wrong kind.
-        ValueError: If they do not fit together, or one is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If the arguments contradict each other, or one is out of range.
     """
     if executor is None:
         if workers is not None:
             check_count("workers", workers)
             raise ValueError(
                 f"workers={workers!r} needs executor= (for example 'processes'); for an objective that evaluates so many at "
-                f"once by itself, give a policy with batch_size={workers!r}"
+                f"once by itself, pass a policy with batch_size={workers!r}"
             )
         return None
     if not isinstance(executor, Workers):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains.lazy import ArmSet
-from sparse_bo.domains.sharded import remember
+from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.linalg.sums import group_sums
 
 
@@ -120,7 +120,7 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     old = torch.stack([observations.counts, observations.sums, observations.squares])
     new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
     counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
-    remember(arms, distinct)
+    cache_rows(arms, distinct)
     return Observations(
         arms[distinct],
         counts,

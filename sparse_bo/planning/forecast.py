@@ -15,7 +15,7 @@ from sparse_bo.arms.sweep import block_count
 from sparse_bo.domains import Arms
 from sparse_bo.domains.grid import ProductGrid
 from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.domains.memory import in_memory
+from sparse_bo.domains.sharded import in_memory
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.kernels.structure import structure_of
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet
-from sparse_bo.domains.sharded import remember
+from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
@@ -92,7 +92,7 @@ def thaw_observations(frozen: Mapping[str, Any], arms: ArmSet) -> Observations:
     if "squares" not in frozen:
         frozen = {**frozen, "squares": frozen["sums_of_squares"], "anchors": torch.zeros_like(frozen["sums"])}
     names = [field.name for field in fields(Observations) if field.name != "X"]
-    remember(arms, frozen["indices"])
+    cache_rows(arms, frozen["indices"])
     return Observations(arms[frozen["indices"]], **{name: frozen[name] for name in names})
 
 

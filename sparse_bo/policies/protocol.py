@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
-from sparse_bo.domains.memory import in_memory
+from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.states import State
 from sparse_bo.validation import check_count
 

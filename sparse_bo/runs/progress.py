@@ -24,7 +24,7 @@ class Progress:
         """Count time of the objective for the next row."""
         self._engine.spend("objective", seconds)
 
-    def told(self) -> None:
+    def observed(self) -> None:
         """Call back with the rows that are new; at the end of the run not with those that the callback itself adds."""
         rows = self._engine.rows
         there = len(rows)

@@ -1,4 +1,4 @@
-"""Ranks: the processes that hold the arms or the data of one run in parts, and how they talk to each other."""
+"""Ranks: processes that share the arms or the data of one run, and their communication."""
 
 from sparse_bo.sharding.alone import Alone
 from sparse_bo.sharding.counted import Counted, Traffic

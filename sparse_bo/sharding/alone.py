@@ -1,4 +1,4 @@
-"""A group of one: this process, which has nobody to wait for."""
+"""A group of one rank: this process."""
 
 from __future__ import annotations
 

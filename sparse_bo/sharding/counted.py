@@ -1,4 +1,4 @@
-"""A group that counts what its ranks send."""
+"""A group that counts its messages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sparse_bo.sharding.group import Group
 
 @dataclass
 class Traffic:
-    """What one rank has taken part in so far."""
+    """Collectives and bytes of one rank so far."""
 
     collectives: int = 0
-    """Calls in which all ranks took part."""
+    """Number of collective calls."""
     bytes: int = 0
-    """Handed to them by this rank: its own block of a gathering, its block if it is the source of a sending, its terms."""
+    """Bytes sent by this rank: its block of a gather, its block as the source of a broadcast, its terms of a sum."""
 
 
 class Counted(Group):
-    """A group as it is, with :attr:`traffic`.
+    """A wrapper of a group that adds :attr:`traffic`.
 
     Args:
         group: The group.

@@ -1,8 +1,8 @@
-"""A group of ranks, and the one way in which they talk: each says what it is at, and all hear all of it.
+"""A group of ranks and its one form of communication: every rank sends its step and a message to all.
 
-Every exchange begins with a header of fixed size: the name of the step, how it went, and a short message in full. So a rank
-that has failed still tells the others, ranks that have come to different steps find out, and only what is long takes a second
-message. Ranks of one group trust each other: what they send is unpickled.
+Every exchange begins with a header of fixed size: the name of the step, its state, and a short message in full. So a failed
+rank still notifies the others, ranks at different steps detect it, and only long messages take a second collective. Ranks of
+one group trust each other: messages are unpickled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from sparse_bo.errors import RankError
 
 HEADER_BYTES = 512
-"""Of a header: step, state, length, and the message itself where it fits."""
+"""Size of a header: step, state, length, and the message itself if it fits."""
 _LAYOUT = struct.Struct("<64sBq")
 INLINE_BYTES = HEADER_BYTES - _LAYOUT.size
-"""A message of at most so many bytes travels in the header."""
+"""Largest message that fits into the header."""
 TIME_LIMIT = 300.0
-"""Seconds that a rank waits for the others in one step, unless it is told otherwise."""
+"""Default time limit of one step (s)."""
 
 
 class _Header(NamedTuple):
@@ -36,7 +36,7 @@ class _Header(NamedTuple):
 
 
 class Group(ABC):
-    """The ranks of a run, numbered from 0. All make the same calls in the same order; rank 0 leads where one has to.
+    """The ranks of a run, numbered from 0. All make the same calls in the same order; rank 0 leads.
 
     A group in which a step has failed is closed: every later call raises at once.
     """
@@ -46,7 +46,7 @@ class Group(ABC):
     size: int
     """The number of ranks."""
     closed: str | None = None
-    """Why nothing more can be said, once that is so."""
+    """Reason for which the group is closed; ``None`` while it is open."""
 
     @abstractmethod
     def gather_blocks(self, block: Tensor) -> list[Tensor]:
@@ -54,7 +54,7 @@ class Group(ABC):
 
     @abstractmethod
     def send_block(self, block: Tensor, source: int) -> Tensor:
-        """Return the block (``n`` bytes on the CPU) of one rank; the others give one of the same length to write into."""
+        """Return the block (``n`` bytes on the CPU) of rank ``source``; the others pass a buffer of the same length."""
 
     @abstractmethod
     def add_up(self, values: Tensor) -> Tensor:
@@ -62,10 +62,10 @@ class Group(ABC):
 
     @abstractmethod
     def await_first(self) -> None:
-        """Wait, for as long as an evaluation may take, until rank 0 comes to its next step."""
+        """Wait until rank 0 reaches its next step, for as long as an evaluation may take."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
-        """Models are copied; the ranks they talk to are the same."""
+        """Return the group itself: a copied model shares its ranks."""
         return self
 
     @property
@@ -74,11 +74,11 @@ class Group(ABC):
         return self.rank == 0
 
     def exchange(self, step: str, message: bytes = b"") -> list[bytes]:
-        """Return the messages of all ranks, in order. One collective, two where a message does not fit into a header.
+        """Return the messages of all ranks, in order. One collective, two if a message does not fit into a header.
 
         Args:
-            step: What the ranks are at; the same everywhere.
-            message: Of this rank.
+            step: Name of the step, the same on every rank.
+            message: Message of this rank.
 
         Raises:
             RankError: If a rank has failed or is lost, or the ranks are at different steps.
@@ -90,22 +90,22 @@ class Group(ABC):
         padded = message.ljust(longest, b"\0")
         long = [rank for rank, header in enumerate(headers) if header.length > INLINE_BYTES]
         if len(long) == 1:
-            told = {long[0]: self._bytes(self.send_block(_block(padded), long[0]))}
+            messages = {long[0]: self._bytes(self.send_block(_block(padded), long[0]))}
         else:
-            told = dict(enumerate(map(self._bytes, self.gather_blocks(_block(padded)))))
+            messages = dict(enumerate(map(self._bytes, self.gather_blocks(_block(padded)))))
         return [
-            told[rank][: header.length] if rank in long else header.inline[: header.length]
+            messages[rank][: header.length] if rank in long else header.inline[: header.length]
             for rank, header in enumerate(headers)
         ]
 
     def objects(self, step: str, value: Any) -> list[Any]:
-        """Return the values of all ranks, in order; anything that ``pickle`` takes. Errors as :meth:`exchange`."""
+        """Return the values of all ranks, in order; any picklable values. Errors as :meth:`exchange`."""
         if self.size == 1:
             return [value]
         return [pickle.loads(message) for message in self.exchange(step, pickle.dumps(value))]
 
     def from_first(self, step: str, value: Any = None) -> Any:
-        """Return rank 0's value on every rank; those of the others are not looked at. Errors as :meth:`exchange`."""
+        """Return rank 0's value on every rank; other values are ignored. Errors as :meth:`exchange`."""
         if self.size == 1:
             return value
         return pickle.loads(self.exchange(step, pickle.dumps(value) if self.leads else b"")[0])
@@ -126,16 +126,16 @@ class Group(ABC):
         if self.size == 1:
             return [[value.detach().cpu() for value in values]]
         arrays = [value.detach().cpu().numpy() for value in values]
-        return [[torch.from_numpy(array.copy()) for array in told] for told in self.objects(step, arrays)]
+        return [[torch.from_numpy(array.copy()) for array in sent] for sent in self.objects(step, arrays)]
 
     def total(self, step: str, values: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums over the ranks of some tensors, in float64 where these are; on every rank alike. Two collectives.
+        """Return the sums of tensors over the ranks, added in float64, equal on every rank. Two collectives.
 
-        The order of the terms is the group's own: the same on every rank, another with another number of ranks.
+        The order of the terms depends on the number of ranks.
 
         Args:
-            step: What the ranks are at.
-            values: Of the same shapes everywhere.
+            step: Name of the step.
+            values: Tensors of the same shapes on every rank.
 
         Raises:
             RankError: As :meth:`exchange`, and if the shapes differ.
@@ -151,13 +151,13 @@ class Group(ABC):
 
     @contextmanager
     def shielded(self, step: str) -> Iterator[None]:
-        """Run what only this rank does before a step; if it raises, the others hear of it at that step and raise too.
+        """Run the local work before a step; if it raises, the others are notified at that step and raise too.
 
         Args:
-            step: The next exchange.
+            step: Name of the next exchange.
 
         Raises:
-            Exception: What the block raised.
+            Exception: The exception of the block.
         """
         try:
             yield
@@ -168,12 +168,12 @@ class Group(ABC):
             raise
 
     def give_up(self, step: str, reason: str) -> None:
-        """Tell the others, at their next step, that this rank goes no further; never raises. The group is closed."""
+        """Close the group and notify the others at their next step. Never raises."""
         if self.closed is not None or self.size == 1:
             return
         try:
             self._headers(step, reason.encode()[: INLINE_BYTES - 4], failed=True)
-        except RankError:  # who is gone, or has failed as well, need not hear of it
+        except RankError:  # ranks that are lost or have failed need no notice
             pass
         finally:
             self.closed = self.closed or reason
@@ -190,8 +190,8 @@ class Group(ABC):
             raise
         troubled = [rank for rank, header in enumerate(headers) if header.failed and rank != self.rank]
         if troubled and not failed:
-            told = headers[troubled[0]]
-            reason = told.inline[: told.length].decode(errors="replace")
+            first = headers[troubled[0]]
+            reason = first.inline[: first.length].decode(errors="replace")
             self.closed = f"rank {troubled[0]} of {self.size} stopped: {reason}"
             raise RankError(self.closed)
         steps = [header.step for header in headers]

@@ -1,4 +1,4 @@
-"""Ranks in one process, one running at a time: a sharded script is tried out, and its messages counted, without a job."""
+"""Ranks as threads of one process, to try a sharded script and count its messages without a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparse_bo.sharding.group import Group
 
 
 class _Stage:
-    """Where the threads of a rehearsal meet. One has the turn; at a meeting it goes to the next that has not come yet."""
+    """Meeting point of the threads of a rehearsal. One runs at a time; at a meeting the next that is not there runs."""
 
     def __init__(self, size: int) -> None:
         self.condition = threading.Condition()
@@ -70,17 +70,17 @@ class _Actor(Group):
         return torch.stack(self.gather_blocks(values)).sum(dim=0)
 
     def await_first(self) -> None:
-        """Nothing to wait for: whoever comes first to a meeting waits there."""
+        """Return at once: the first rank at a meeting waits there."""
 
 
 def rehearse(ranks: int, script: Callable[[Group], Any]) -> list[Any]:
-    """Return what ``script`` returns on each of some ranks, or the exception that it raised there.
+    """Return the result of ``script`` on each rank, or the exception that it raised there.
 
-    The ranks are threads of which one runs at a time, from one exchange to the next: slower than one process, but the same
-    messages and the same picks as on as many machines.
+    The ranks are threads, of which one runs at a time, from one exchange to the next. Messages and picks are those of as many
+    machines; the time is more than that of one process.
 
     Args:
-        ranks: Their number, ≥ 1.
+        ranks: Number of ranks, ≥ 1.
         script: Called once per rank with its group.
     """
     stage, outcomes = _Stage(ranks), [None] * ranks

@@ -219,7 +219,7 @@ def test_tickets_may_be_numpys_and_a_single_one_or_a_batch_is_explained():
     batch = loop.ask()
     with pytest.raises(TicketError, match=r"expected a list of tickets, one value for each, got 0; a single one is \[0\]"):
         loop.tell(0, 1.0)
-    with pytest.raises(TicketError, match=r"got the whole batch of 2; give batch\.tickets"):
+    with pytest.raises(TicketError, match=r"got the whole batch of 2; pass batch\.tickets"):
         loop.tell(batch, [1.0, 2.0])
     with pytest.raises(TicketError, match="expected integer tickets"):
         loop.tell([0.0, 1.0], [1.0, 2.0])

@@ -24,7 +24,7 @@ def candidates(leverages, counts, kept, new):
 
     return Candidates(
         torch.rand(n, 2, dtype=torch.float64), tensor(counts), tensor(leverages), torch.arange(n), torch.arange(n),
-        kept=tensor(kept), new=tensor(new),
+        previous_probabilities=tensor(kept), new=tensor(new),
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_a_run_with_everything_learned_goes_on_from_its_journal(tmp_path):
 
 
 def test_where_the_last_dictionary_is_not_known_it_refuses(generator):
-    given = candidates([0.1], [1], [0.0], [0])._replace(kept=None)
+    given = candidates([0.1], [1], [0.0], [0])._replace(previous_probabilities=None)
     with pytest.raises(SamplerError, match="in BKB or BBKB over arms, LeverageSampler elsewhere"):
         IncrementalLeverageSampler().sample(given, generator=generator)
     with pytest.raises(ValueError, match="oversampling"):

@@ -101,7 +101,7 @@ def test_failed_evaluations_on_a_box_are_dropped():
 
 
 def test_indices_of_a_box_are_refused():
-    with pytest.raises(Exception, match="call_with='indices' needs arms"):
+    with pytest.raises(Exception, match="expected call_with='indices' with arms="):
         maximize(lambda i: i, bounds=bounds(), budget=1, policy=RandomSearch(), call_with="indices")
 
 

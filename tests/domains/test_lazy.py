@@ -11,7 +11,7 @@ from sparse_bo.arms import tiles as tiles_module
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.domains import Arms, LazyArms
 from sparse_bo.domains.lazy import digest
-from sparse_bo.domains.memory import in_memory
+from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.protocol import arms_of
 from tests.builders import unit_box
@@ -196,7 +196,7 @@ def test_the_first_bad_row_of_a_file_is_named(value, tmp_path, monkeypatch):
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         MemmapArms(tmp_path / "missing.npy")
     (tmp_path / "text.npy").write_text("1,2,3")
     with pytest.raises(ValueError, match="written by numpy.save"):
@@ -207,7 +207,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     (tmp_path / "arms.csv").write_text("a,b\n1,2\n")
     np.save(tmp_path / "objects.npy", np.array([[None, 1.0]]), allow_pickle=True)
     for name, message in (
-        ("arms.csv", "arms.csv, which is none; a table of numbers becomes one by numpy.save"),
+        ("arms.csv", "arms.csv in another format; convert a table of numbers by numpy.save"),
         ("objects.npy", "objects.npy: .*Python objects"),
         ("", "Is a directory"),
     ):

@@ -575,7 +575,7 @@ def test_a_timeout_does_not_count_for_evaluations_that_wait_for_a_worker(kind, t
 
 
 def test_workers_without_an_executor_is_named():
-    with pytest.raises(ValueError, match=r"workers=4 needs executor=.*once by itself, give a policy with batch_size=4"):
+    with pytest.raises(ValueError, match=r"workers=4 needs executor=.*once by itself, pass a policy with batch_size=4"):
         run(flaky.smooth, workers=4)
     with pytest.raises(ValueError, match="expected workers"):  # not advice to make batches of 0
         run(flaky.smooth, workers=0)
@@ -647,7 +647,7 @@ def test_the_worker_count_may_change_while_it_runs(dask_client):
         def evaluated(self, seconds):
             pass
 
-        def told(self):
+        def observed(self):
             pass
 
     with Grows(1) as pool:
@@ -668,5 +668,5 @@ def test_random_search_on_a_box_with_an_executor():
     bounds = unit_box(dtype=torch.float32)
     result = maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(batch_size=5), budget=20, executor="threads")
     assert result.state.pulls == 20
-    with pytest.raises(ValueError, match="call_with='indices' needs arms"):
+    with pytest.raises(ValueError, match="expected call_with='indices' with arms="):
         maximize(flaky.smooth, bounds=bounds, policy=RandomSearch(), budget=2, call_with="indices")

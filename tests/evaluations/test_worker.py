@@ -109,7 +109,7 @@ def test_answers_are_the_values_whatever_holds_them(form, y):
         (np.array([1.0, -np.inf]), ValueError, "finite values"),
         ([1j, 2.0], TypeError, "real values, got complex"),
         (torch.zeros(2, dtype=torch.complex64), TypeError, "real values, got complex"),
-        (["1", "2"], TypeError, "to be 2 numbers, got list: it holds '1'"),
+        (["1", "2"], TypeError, "to be 2 numbers, got list: an entry is '1'"),
         ([None, 1.0], TypeError, "to be 2 numbers"),
         (None, TypeError, "to be 2 numbers, got NoneType"),
         ({"a": 1.0, "b": 2.0}, TypeError, "to be 2 numbers, got dict"),

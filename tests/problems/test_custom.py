@@ -224,7 +224,7 @@ def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
     Path("arms.npy").unlink()
     done = invoke("resume", "run.db", "--budget", "50", "--yes")
     assert done.exit_code == 2
-    assert "there is no file" in done.stderr
+    assert "got no such file" in done.stderr
 
 
 def test_a_file_is_known_by_its_contents_wherever_it_lies(folder):
@@ -270,7 +270,7 @@ def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_a
         (["--objective", "experiment:measure", "--grid", "9x9", "--standardize"], "--scaling: of the built-in problems"),
         (["--objective", "experiment:absent", "--grid", "9x9"], "has no 'absent'"),
         (["--objective", "experiment:measure", "--grid", "9y9"], "got '9y9'"),
-        (["--objective", "experiment:measure", "--arms-file", "absent.npy"], "there is no file"),
+        (["--objective", "experiment:measure", "--arms-file", "absent.npy"], "got no such file"),
         (["--objective", "experiment:measure", "--arms-file", "nan.npy"], "the first at row 17"),
         (["--objective", "experiment:measure", "--arms-file", "whole.npy"], "expected float64 or float32 arms"),
         (["--objective", "experiment:measure", "--grid", "9x9", "--policy", "gssbo"], "searches a box, got an arm set"),

@@ -6,7 +6,7 @@ import torch
 
 from sparse_bo import MemmapArms, ProductGrid
 from sparse_bo.domains import ShardedArms, sharded
-from sparse_bo.domains.memory import in_memory, is_streamed
+from sparse_bo.domains.sharded import in_memory, is_streamed
 from sparse_bo.errors import RankError
 from sparse_bo.sharding import Counted, rehearse
 from tests.sharding.builders import scattered, split
@@ -51,7 +51,7 @@ def test_known_rows_are_not_fetched_again():
         counted = Counted(group)
         arms = split(scattered(), counted)
         wanted = torch.tensor([3, 399, 200])
-        arms.remember(wanted)
+        arms.cache(wanted)
         before = counted.traffic.collectives
         rows = arms[wanted.flip(0)]
         return counted.traffic.collectives - before, bool((rows == scattered()[wanted.flip(0)]).all())

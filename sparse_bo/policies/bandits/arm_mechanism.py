@@ -28,7 +28,7 @@ from sparse_bo.arms import (
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
-from sparse_bo.domains.memory import is_streamed
+from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.learning import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
@@ -348,7 +348,7 @@ def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, pic
     kept[torch.searchsorted(rows, dictionary.indices[inside])] = dictionary.probabilities[inside].to(kept)
     told = picks[torch.isin(picks, rows)]
     new = torch.bincount(torch.searchsorted(rows, told), minlength=len(rows)).to(candidates.counts)
-    return candidates._replace(kept=kept, new=new)
+    return candidates._replace(previous_probabilities=kept, new=new)
 
 
 def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:

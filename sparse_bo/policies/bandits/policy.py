@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sparse_bo.domains import Arms, Box, Domain
-from sparse_bo.domains.memory import in_memory
+from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
 from sparse_bo.policies.bandits.parts import Parts

@@ -36,7 +36,7 @@ class ShardedCandidates(BatchCandidates):
 
     def at(self, positions: Tensor) -> Tensor:
         """See :class:`BatchCandidates`; asked on every rank alike, and fetched once."""
-        self.numbers.remember(positions)
+        self.numbers.cache(positions)
         return self.numbers[positions].squeeze(-1).long()
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:

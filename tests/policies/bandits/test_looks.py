@@ -9,7 +9,7 @@ import torch
 from sparse_bo import BBKB, BKB, GPUCB, AskTell, ProductGrid
 from sparse_bo.arms import pick_batch
 from sparse_bo.domains import Arms
-from sparse_bo.domains.memory import is_streamed
+from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.policies import MiniMETA
 from sparse_bo.policies.bandits.arm_mechanism import LOOKS
 from tests.builders import arms, rbf_kernel

@@ -5,7 +5,7 @@ import torch
 
 from sparse_bo import AskTell, ProductGrid
 from sparse_bo.domains import Arms
-from sparse_bo.domains.memory import in_memory
+from sparse_bo.domains.sharded import in_memory
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.baselines import ArmsWithoutModel
