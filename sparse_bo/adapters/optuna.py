@@ -211,7 +211,7 @@ class _Search:
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
             made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
-        return self.domain.mended(made.picks, seen=known, generator=self.generator)
+        return self.domain.mended(made.picks, seen=known, repeats=made.repeats, generator=self.generator)
 
     @with_gradients
     def _take_in(self, current: int) -> None:

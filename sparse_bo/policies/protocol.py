@@ -31,6 +31,8 @@ class Proposal:
         rechecked: Arms whose score was recomputed in float64 to choose them.
         ahead: What the policy will propose after these, as far as it is known already: as long as the state stays, the next
             picks are taken from here and the policy is asked again only when they are used up.
+        repeats: Whether picks equal to an evaluated point are to be evaluated again; else a domain without a continuum may
+            replace them by neighbours.
 
     Raises:
         ValueError: If there are no picks: a policy that needs results first returns :class:`Wait`.
@@ -39,6 +41,7 @@ class Proposal:
     picks: Tensor
     rechecked: int = 0
     ahead: Tensor | None = None
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.picks):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.policies.box_states import freeze_points, thaw_points, told
+from sparse_bo.policies.box_states import design_points, freeze_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
@@ -76,14 +76,16 @@ class RegionSearch(Mechanism[RegionState]):
             missing = self.design_size - state.pulls
             if missing <= out and out:
                 return Wait(max(missing, 1))
-            return Proposal(self.box.sobol(min(max_q, max(1, missing - out)), generator=generator))
+            q = min(max_q, max(1, missing - out))
+            return Proposal(design_points(q, state, pending=pending, generator=generator))
         room = largest_batch(self.batch_size, state.pulls) - out
         if room <= 0:
             return Wait(1 - room)
         again = self._again(state, pending)[:max_q]
         q = min(max_q, room) - len(again)
         picked = self._counting if self.cumulative else self._searched
-        return Proposal(torch.cat([again, picked(state, q, pending=torch.cat([pending, again]), generator=generator)]))
+        others = picked(state, q, pending=torch.cat([pending, again]), generator=generator)
+        return Proposal(torch.cat([again, others]), repeats=True)
 
     def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""

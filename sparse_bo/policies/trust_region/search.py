@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.acquisition.expected_improvement import LogImprovement, log_augmented_improvement
+from sparse_bo.domains.box import sobol_points
 from sparse_bo.kernels.stationary import squared_distances
 from sparse_bo.linalg.largest import first_largest
 from sparse_bo.policies.failures import Refusal
@@ -112,10 +113,9 @@ class Pool:
 
 
 def sobol(n: int, dims: int, *, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``n x d`` scrambled quasi-random points of the unit cube, by one draw of a CPU generator."""
+    """Return ``n x d`` points of a scrambled Sobol sequence in the unit cube; its seed is one integer of a CPU generator."""
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
-    engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
-    return engine.draw(n, dtype=torch.float64).to(like)
+    return sobol_points(n, dims, seed=seed).to(like)
 
 
 def everywhere(like: Tensor, *, generator: torch.Generator) -> Tensor:
