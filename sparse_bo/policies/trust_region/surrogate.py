@@ -20,7 +20,7 @@ from sparse_bo.kernels.stationary import RADIAL
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.local_gp import LocalGP, local_gp
-from sparse_bo.policies.trust_region.repeats import Places
+from sparse_bo.policies.trust_region.replicates import Replicates
 from sparse_bo.policies.trust_region.warping import Warp, warp, warps
 
 KNOWN = 400
@@ -116,7 +116,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
 
 def fitted_region(
     X: Tensor,
-    places: Places,
+    replicates: Replicates,
     *,
     centre: Tensor,
     before: FittedRegion | None,
@@ -130,7 +130,7 @@ def fitted_region(
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
-        places: What is to be known of their observations, which are finite.
+        replicates: What is to be known of their observations, which are finite.
         centre: ``d``, of the region.
         before: The model before; learning starts from its hyper-parameters.
         exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
@@ -138,14 +138,14 @@ def fitted_region(
         most: Points that the model knows, at most.
     """
     noise = EXACT_NOISE if exact else NOISES[1]
-    at, n = places.rows, len(places.rows)
+    at, n = replicates.rows, len(replicates.rows)
     ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], places.values[at], centre=centre, lengthscales=ell, most=most)]
-    U, v, counts = X[rows], places.values[rows], places.counts[rows]
+    rows = at[known_rows(X[at], replicates.values[at], centre=centre, lengthscales=ell, most=most)]
+    U, v, counts = X[rows], replicates.values[rows], replicates.counts[rows]
     known = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
     if not exact:
-        known = torch.cat([known, places.again[torch.isin(places.first[places.again], known)][-REPEATS:]])
-    V, y = X[known], places.y[known]
+        known = torch.cat([known, replicates.repeats[torch.isin(replicates.first[replicates.repeats], known)][-REPEATS:]])
+    V, y = X[known], replicates.y[known]
     with one_thread():
         kept = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and kept is not None:
@@ -163,7 +163,7 @@ def freeze_region(fitted: FittedRegion) -> Frozen:
     return {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
 
 
-def thaw_region(frozen: Frozen, X: Tensor, places: Places) -> FittedRegion:
+def thaw_region(frozen: Frozen, X: Tensor, replicates: Replicates) -> FittedRegion:
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³).
 
     Raises:
@@ -171,12 +171,12 @@ def thaw_region(frozen: Frozen, X: Tensor, places: Places) -> FittedRegion:
     """
     kind, kept = frozen["warp"], thaw_fields(FittedRegion, frozen)
     rows = kept["rows"]
-    v = places.values[rows]
+    v = replicates.values[rows]
     again = warp(kind, v)
     if again is None:
         raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
     with one_thread():
-        gp = local_gp(X[rows], again(v), Learned(**part_of(frozen, "learned")), counts=places.counts[rows])
+        gp = local_gp(X[rows], again(v), Learned(**part_of(frozen, "learned")), counts=replicates.counts[rows])
     return FittedRegion(gp=gp, warp=again, **kept)
 
 
