@@ -27,7 +27,7 @@ from harness.runner import main
 from sparse_bo import AskTell
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.errors import PendingBatchError
-from sparse_bo.journal import Event, Journal
+from sparse_bo.journal import Event, Writer
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.tables import cadata
 from sparse_bo.runs.records import read_run
@@ -61,7 +61,7 @@ def overhead(mode: str, budget: int, journal: bool, out: int | None, *, seed: in
         return y
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.db"
+        path = Path(folder) / "run.journal"
         policy = make_policy("bbkb", {}, problem="cadata", budget=budget)
         loop = AskTell(problem.arms, policy, seed=seed, storage=path if journal else None)
         wall, cpu = time.perf_counter(), time.process_time()
@@ -90,13 +90,13 @@ def overhead(mode: str, budget: int, journal: bool, out: int | None, *, seed: in
 def load(observations: int) -> Record:
     """Write a journal of single asks and tells, and read it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.db"
-        journal = Journal.create(path, {"policy": "none", "seed": 0, "notes": {}}, None)
+        path = Path(folder) / "run.journal"
+        journal = Writer.create(path, {"policy": "none", "seed": 0, "notes": {}}, None)
         cpu = time.process_time()
         half = []
         for ticket in range(observations):
-            journal.append(Event("ask", ticket, 1, np.array([ticket % 20_640])))
-            journal.append(Event("tell", tickets=np.array([ticket]), results=np.array([0.5])))
+            journal.write(Event("ask", ticket, 1, np.array([ticket % 20_640])))
+            journal.write(Event("tell", tickets=np.array([ticket]), results=np.array([0.5])))
             if ticket + 1 in (observations // 10, observations // 2, observations):
                 half.append(time.process_time() - cpu)
         journal.close()
@@ -132,7 +132,7 @@ def page(records: list[Record]) -> Iterator[Block]:
         rows.append((f"{r['budget']:,}", asked, "yes" if r["journal"] else "no", *costs, *kept))
     columns = ("evaluations", "asked", "journal", "processor µs", "wall µs", "updates", "journal MB", "read s", "resume s")
     yield Table(columns, rows)
-    yield "A journal of single asks and tells, processor µs per evaluation (both transactions) as it grows:"
+    yield "A journal of single asks and tells, processor µs per evaluation (both records) as it grows:"
     loads = newest([r for r in records if r["benchmark"] == "load"], "observations", "seed").values()
     rows = [
         (
@@ -159,8 +159,7 @@ EXPERIMENT = Experiment(
     about="""
 BBKB on Cadata (20,640 arms, published settings) with an objective that costs nothing: ask, tell, model and journal
 together, per evaluation, without the objective. One at a time: one ask and one tell per evaluation, with so many
-evaluations out at all times. With a journal every ask and every tell is one SQLite transaction, of one evaluation or of a
-batch.
+evaluations out at all times. With a journal every ask and every tell is one record, of one evaluation or of a batch.
 """,
     jobs=jobs,
     page=page,

@@ -5,6 +5,7 @@ from .dictionary import certify
 from .domains import Choice, Float, Int, MemmapArms, ProductGrid, Space
 from .errors import ContradictionError, ObjectiveError, RunInterrupted
 from .evaluations import Batch, Workers
+from .journal import Storage
 from .models import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP, gradient_subset, register_with_ax
 from .planning import plan
 from .policies import BBKB, BKB, BPE, GPBUCB, GPUCB, GSSBO, SBPE, TrustRegion
@@ -35,6 +36,7 @@ __all__ = [
     "SparseMixedGP",
     "SparseMultiFidelityGP",
     "SparseMultiTaskGP",
+    "Storage",
     "TrustRegion",
     "Workers",
     "__version__",

@@ -13,6 +13,7 @@ of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,10 +30,11 @@ from torch import Tensor
 
 from sparse_bo.arms import InBatch
 from sparse_bo.gp.nystrom import NystromFactor
+from sparse_bo.gp.posterior import KernelSlopes, Posterior, ProcessPrior, traced
+from sparse_bo.gp.roots import CholeskyRoot, MatrixRoot
 from sparse_bo.models.sparse_gp.model import DictionaryPosterior
 from sparse_bo.models.sparse_gp.representation import (
     PriorKernel,
-    Representation,
     exact_representation,
     kernel_diagonal,
     kernel_matrix,
@@ -106,86 +108,94 @@ class BatchPosterior(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class ClosedForm:
-    """A posterior in the form ``(D, α, R)``: after one product with ``R``, a point's variance costs O(r) per pick."""
+class ModelKernel:
+    """The prior covariance of a BoTorch model as functions of tensors, in units of its outcome transform."""
 
-    model: Any
-    """Gives the input transform and the prior mean."""
     kernel: PriorKernel
-    representation: Representation
-    shift: float
-    scale: float
-    """Of the outcome transform: ``y = shift + scale · (transformed y)``."""
-    inner_noise: float
-    """λ in the outcome transform's units."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """See :class:`~sparse_bo.gp.posterior.KernelFunction`."""
+        return kernel_matrix(self.kernel, X, Y)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """See :class:`~sparse_bo.gp.posterior.KernelFunction`."""
+        return kernel_diagonal(self.kernel, X)
+
+    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
+        """See :class:`~sparse_bo.gp.posterior.KernelFunction`. By automatic differentiation."""
+        return traced(self.cross, X, Y)
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """A posterior in closed form: after one product with its root, the variance of a point costs O(r) per pick."""
+
+    transform: Callable[[Tensor], Tensor]
+    """From the user's units to the inputs of the posterior."""
+    posterior: Posterior
+    """At the batch start, of outcomes in the user's units."""
     factor: NystromFactor | None = None
     """Of the dictionary, if the in-batch update leaves the residual ``k − zᵀz`` as it is."""
     chosen: tuple[Tensor, ...] = ()
     """Columns of the picks, ``q`` rows each."""
-    root: Tensor | None = None
-    """``q x q`` lower triangular ``L``."""
+    root: CholeskyRoot | None = None
+    """``L``, of ``q`` picks."""
 
     monotone = True
 
     @property
     def noise(self) -> float:
         """See :class:`BatchPosterior`."""
-        return self.inner_noise * self.scale**2
+        return self.posterior.noise_variance
 
     @property
     def picks(self) -> int:
         """See :class:`BatchPosterior`."""
-        return 0 if self.root is None else self.root.shape[-1]
+        return 0 if self.root is None else self.root.lower.shape[-1]
 
     def prepare(self, X: Tensor) -> Points:
         """See :class:`BatchPosterior`. O(b m r)."""
-        inputs = self.model.transform_inputs(X)
-        K = kernel_matrix(self.kernel, inputs, self.representation.points)  # b x m
-        h = K @ self.representation.root  # b x r
-        mean = _prior_mean(self.model, inputs) + K @ self.representation.alpha
-        variance = (kernel_diagonal(self.kernel, inputs) - h.square().sum(dim=-1)).clamp_min(0.0)
-        columns = (inputs, h) if self.factor is None else (h, self.factor.features(K.mT.double()).to(K))
-        return Points(X, self.shift + self.scale * mean, self.scale**2 * variance, columns)
+        inputs, posterior = self.transform(X), self.posterior
+        K_DX = posterior.prior.kernel.cross(inputs, posterior.support).mT  # m x b, of the faster side
+        at = posterior.moments(inputs, K_DX=K_DX)
+        h = at.columns.mT  # b x r
+        columns = (inputs, h) if self.factor is None else (h, self.factor.features(K_DX.double()).to(h))
+        return Points(X, at.mean, at.variance, columns)
 
-    def _covariance(self, columns: tuple[Tensor, ...]) -> Tensor:
-        """Return what of ``C(F, x)`` picks can reduce, ``q x b``, in the outcome transform's units. O(q b r)."""
+    def _covariance(self, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
+        """Return the reducible part of ``C(F, x)``, ``q x b``, in units of the posterior's scale. O(q b r)."""
+        root = self.posterior.root
         if self.factor is None:
-            (F, h_F), (inputs, h) = self.chosen, columns
-            return kernel_matrix(self.kernel, F, inputs) - h_F @ h.mT
-        (h_F, z_F), (h, z) = self.chosen, columns
-        return z_F @ z.mT - h_F @ h.mT
+            (F, h_F), (inputs, h) = left, right
+            return self.posterior.prior.kernel.cross(F, inputs) - root.explained(h_F.mT, h.mT)
+        (h_F, z_F), (h, z) = left, right
+        return z_F @ z.mT - root.explained(h_F.mT, h.mT)
 
     def between(self, left: Points, right: Points) -> Tensor:
         """Return the covariances (y²) of ``p`` and ``b`` points at the batch start, ``p x b``. O(p b r)."""
-        return self.scale**2 * replace(self, chosen=left.columns)._covariance(right.columns)
-
-    def _gains(self, columns: tuple[Tensor, ...]) -> Tensor:
-        """Return ``L⁻¹ C(F, x)``, ``q x b``."""
-        assert self.root is not None
-        return torch.linalg.solve_triangular(self.root, self._covariance(columns), upper=False)
+        return self.posterior.prior.scale * self._covariance(left.columns, right.columns)
 
     def variance(self, points: Points) -> Tensor:
         """See :class:`BatchPosterior`. O(b q (r + q))."""
         if self.root is None:
             return points.variance
-        reduction = self._gains(points.columns).square().sum(dim=0)
-        return (points.variance - self.scale**2 * reduction).clamp_min(0.0)
+        reduction = self.root.columns(self._covariance(self.chosen, points.columns)).square().sum(dim=0)
+        return (points.variance - self.posterior.prior.scale * reduction).clamp_min(0.0)
 
     def condition(self, point: Points) -> ClosedForm:
         """See :class:`BatchPosterior`. One more row of ``L``: O(q (r + q))."""
+        noise = self.posterior.noise
         if self.factor is None:
-            variance = point.variance / self.scale**2
+            variance = point.variance / self.posterior.prior.scale
         else:
             h, z = point.columns
             variance = (z.square().sum(dim=-1) - h.square().sum(dim=-1)).clamp_min(0.0)
         if self.root is None:
-            return replace(self, chosen=point.columns, root=(variance + self.inner_noise).sqrt().unsqueeze(-1))
-        row = self._gains(point.columns)  # q x 1
-        corner = ((variance - row.square().sum(dim=0)).clamp_min(0.0) + self.inner_noise).sqrt()
-        above = torch.cat([self.root, torch.zeros_like(row)], dim=-1)
-        root = torch.cat([above, torch.cat([row, corner.unsqueeze(-1)]).mT], dim=-2)
+            return replace(self, chosen=point.columns, root=CholeskyRoot((variance + noise).sqrt().unsqueeze(-1)))
+        column = self.root.columns(self._covariance(self.chosen, point.columns))  # q x 1
+        corner = ((variance - column.square().sum(dim=0)).clamp_min(0.0) + noise).sqrt().unsqueeze(-1)
         chosen = tuple(torch.cat(pair) for pair in zip(self.chosen, point.columns, strict=True))
-        return replace(self, chosen=chosen, root=root)
+        return replace(self, chosen=chosen, root=self.root.extended(column, corner))
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,12 +320,8 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
         else:
             representation = model.representation().full(kernel).map(torch.Tensor.detach)
         factor = dictionary_factor(kernel, representation.points) if in_batch == "fixed" else None
-        return ClosedForm(
-            model=model,
-            kernel=kernel,
-            representation=representation,
-            shift=0.0 if transform is None else float(transform.means),
-            scale=1.0 if transform is None else float(transform.stdvs),
-            inner_noise=float(noise.mean()),
-            factor=factor,
-        )
+    shift, scale = (0.0, 1.0) if transform is None else (float(transform.means), float(transform.stdvs))
+    prior = ProcessPrior(lambda inputs: shift + scale * _prior_mean(model, inputs), ModelKernel(kernel), scale**2)
+    root, alpha = MatrixRoot(representation.root), scale * representation.alpha
+    posterior = Posterior(prior, representation.points, alpha, root, float(noise.mean()))
+    return ClosedForm(model.transform_inputs, posterior, factor)

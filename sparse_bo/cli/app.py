@@ -42,12 +42,14 @@ Examples:
 
   sparse-bo run --problem hartmann6 --policy gssbo --budget 300 --noise-sd 0
 
-  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.db, then, after a crash: sparse-bo resume run.db
+  sparse-bo run --problem cadata --executor processes --workers 4 --storage run.journal
+
+  sparse-bo resume run.journal
 
 An objective of your own: write experiment.py with a function of a q x d tensor that returns q values (higher is better;
 NaN marks a failed evaluation), and say which arms there are:
 
-  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.db
+  sparse-bo run --objective experiment:measure --arms-file arms.npy --budget 500 --storage run.journal
 
   sparse-bo run --objective experiment:measure --grid 0:1:1000,0:1:1000,-5:5:50 --executor processes --one-by-one
 
@@ -57,7 +59,7 @@ Named parameters of mixed kinds: write space.toml, a line for each, and a functi
 
   kind = {type = "choice", values = ["adam", "sgd"]}
 
-  sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.db
+  sparse-bo run --objective experiment:train --space space.toml --budget 200 --storage run.journal
 
 Arms that do not fit into --memory-bytes are streamed (bbkb, bkb). `sparse-bo plan` takes the same --arms-file and --grid.
 

@@ -32,7 +32,7 @@ from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.evaluations.workers import Workers
-from sparse_bo.journal.files import remove
+from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, ExpectedImprovement, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
@@ -149,7 +149,7 @@ def _forget(loop: AskTell, storage: Path | None) -> None:
     """Delete the journal of a run that could not begin."""
     loop.close()
     if storage is not None and not loop.asked:
-        remove(storage.resolve(), ends=("", "-wal", "-shm", "-journal", "-lock"))
+        delete(storage)
 
 
 def _check_there(storage: Path) -> None:

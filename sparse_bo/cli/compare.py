@@ -87,7 +87,7 @@ def _kept(name: str, finished: list[Contestant], title: str, settings: CompareSe
     complain(
         name,
         f"{kept}\nThe same command compares all of them anew; one policy whose run can go on: "
-        f"python -m sparse_bo run --policy {name} --storage run.db",
+        f"python -m sparse_bo run --policy {name} --storage run.journal",
         style="yellow",
     )
 
@@ -95,8 +95,8 @@ def _kept(name: str, finished: list[Contestant], title: str, settings: CompareSe
 def _next(name: str) -> list[tuple[str, str]]:
     """Return what to type next, and what each gives."""
     return [
-        (f"run --problem {name} --storage run.db", "one run, with a journal"),
-        ("report run.db --html run.html", "all of it on one page"),
+        (f"run --problem {name} --storage run.journal", "one run, with a journal"),
+        ("report run.journal --html run.html", "all of it on one page"),
         ("run --objective experiment:train --space space.toml", "a problem of yours (run --help)"),
     ]
 

@@ -95,7 +95,7 @@ def _elsewhere(history: History, name: str, storage: Path | None, failed: Collec
     """Say how to get what could not be written; without a journal, write the history where there is room."""
     if storage is not None:
         return f"the journal has it all: python -m sparse_bo report {shlex.quote(str(storage))} --out FOLDER"
-    again = "run again with another --out, or with --storage RUN.db, whose journal keeps everything"
+    again = "run again with another --out, or with --storage RUN.journal, whose journal keeps everything"
     if "history" not in failed:
         return again
     try:

@@ -39,7 +39,7 @@ Rastrigin-10 23 and 13 %, and 19 and 23 %. A common spread of 1.5 took rough fun
 EggHolder (300 evaluations, mean of seeds 0 to 2) ended 4.4 % below the best, with 0.8 it ended 2.3 %."""
 NOISE_LOCATION, NOISE_SPREAD = math.log(1e-4), 3.0
 """``log g ~ N(location, spread²)``: no noise at all and as much noise as signal are both within about three spreads."""
-LENGTHSCALES, NOISES = (5e-3, 1e3), (1e-8, 1e2)
+LENGTHSCALES, NOISES = (5e-3, 1e3), (1e-12, 1e2)
 """Smallest and largest ℓ and g."""
 COLD = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
 """Where a search without an earlier result starts: at the best of these ℓ/√d and g. With little noise alone, noisy observations
@@ -105,9 +105,18 @@ class Learned:
             return self.lengthscales
         return (self.shares / self.alone.square() + self.rest * REST_CURVATURE / self.lengthscales.square()).rsqrt()
 
-    def correlation(self, U: Tensor, V: Tensor) -> Tensor:
+    @property
+    def log_cells(self) -> Tensor:
+        """Logarithm of the number of lengthscale-sized cells of the unit cube, scalar."""
+        return (1.0 / self.reach).clamp_min(1.0).log().sum()
+
+    def cross(self, U: Tensor, V: Tensor) -> Tensor:
         """Return the prior correlations, ``a x b`` of ``a x d`` and ``b x d`` points."""
         return self.slopes(U, V).value
+
+    def diagonal(self, U: Tensor) -> Tensor:
+        """Return the prior correlation of each of ``a x d`` points with itself: ones, ``a``."""
+        return torch.ones_like(U[..., 0])
 
     def slopes(self, U: Tensor, V: Tensor) -> CorrelationSlopes:
         """Return the correlations of ``r x d`` and ``n x d`` points with what their gradients need."""

@@ -1,325 +1,211 @@
-"""The journal of a run: an SQLite file that loses nothing.
-
-Tables (schema 1): ``about`` (what the run is, as JSON), ``events`` (asked, told, updated: one transaction each, before
-anything changes in memory), ``rows`` (the history, one row per update of the state), ``snapshots`` (the last two states as
-arrays, so that a resume need not replay the whole run) and ``log`` (whose the write-ahead log is, see
-:mod:`sparse_bo.journal.log`). Rows and snapshots follow from the events and are written with the next one; numbers are stored
-as little-endian 8-byte arrays; every record carries a checksum. Nothing is pickled.
-
-WAL mode with ``synchronous = NORMAL``: a killed process loses nothing; a power failure may lose the last moments, and never
-damages the rest. One process writes, any number read.
-"""
+"""The contents of a journal, read and verified."""
 
 from __future__ import annotations
 
+import json
 import logging
-import os
-import sqlite3
-import weakref
-from collections.abc import Mapping
+import re
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sparse_bo._version import __version__
 from sparse_bo.errors import StorageError
-from sparse_bo.journal.contents import Contents
-from sparse_bo.journal.files import (
-    beside,
-    check_nothing_left,
-    check_schema,
-    connect,
-    existing,
-    in_words,
-    locked,
-    remove,
-    resolved,
-    storage_errors,
-    write_new,
-)
-from sparse_bo.journal.log import Log, Seen, check_log, counted
-from sparse_bo.journal.tables import (
+from sparse_bo.journal.format import (
+    ARMS,
+    EVENTS,
+    FORMAT,
+    ROW,
+    RUN,
+    SNAPSHOT,
+    End,
     Event,
+    Record,
     Row,
-    Statement,
-    insert_event,
-    insert_row,
-    insert_snapshot,
+    arrays_of,
+    decode_event,
+    decode_picks,
+    decode_row,
+    read_header,
+    record_at,
+    row_number,
+    scan,
+    unpack,
 )
+from sparse_bo.journal.storage import Storage, in_words
 
 logger = logging.getLogger(__name__)
 
-At = tuple[int, int, tuple[Statement, ...]]
-"""Where a journal is: the number of the last event in the file, that of the last one queued, and what is queued. Replaced in
-one assignment, so that an exception leaves the one or the other."""
 
+class Journal:
+    """The contents of a journal at one moment. Reading changes nothing; the file may be written meanwhile.
 
-class Journal(Contents):
-    """An open journal, for writing or for reading.
+    Any beginning of a journal is a journal, once it holds the description of the run. A last record that is cut off, as a
+    killed process leaves it, is ignored and logged. A damaged row of the history or snapshot is left out, as both follow from
+    the events. Any other damage is an error.
 
-    One object can be used by several threads: calls take turns, those that iterate a thousand records at a time. After any
-    exception, :class:`KeyboardInterrupt` and :class:`MemoryError` included, an event is in the file and counted in
-    :attr:`last`, or neither, and the journal can be used further. A journal that nobody closes is closed when it is no longer
-    referenced, and at the end of the program; what was queued is then not written.
+    Args:
+        path: Of the file, for messages.
+        data: Its bytes.
+
+    Raises:
+        StorageError: If it is no journal, has another format, or is damaged.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, log: Log | None, seen: Seen) -> None:
-        super().__init__(path, connection, rows=0 if seen.last is None else seen.last.rows)
-        self._log, self._cursor = log, connection.cursor()
-        with storage_errors(path, "read"):
-            last = _last(connection)
-        self._at: At = last, last, ()
-        self._trying = False
-        """Whether a transaction was begun; where the journal is then, only the file knows: see :meth:`_settled`."""
-        self._process = os.getpid()
-        self._left = None if log is None else weakref.finalize(self, _close_left, log, self._process)
-
-    @staticmethod
-    def create(path: str | Path, about: Mapping[str, Any], arms: Tensor | None, initial: Event | None = None) -> Journal:
-        """Create a journal; the file appears complete, with what was observed before the run, or not at all.
-
-        Args:
-            path: Of a file that does not exist yet.
-            about: What identifies the run, for ``json``.
-            arms: Kept in the journal up to :data:`sparse_bo.journal.files.STORED_ARMS_BYTES`.
-            initial: The first event: observations made before the run.
-
-        Raises:
-            FileExistsError: If the file exists.
-            StorageError: If it cannot be written, another process has it open for writing, or the log of another journal lies
-                beside it.
-        """
-        path = resolved(path)
-        lock = locked(path)
-        partial, made = beside(path, ".partial"), False
-        try:
-            if path.exists():
-                raise FileExistsError(
-                    f"{path} exists; go on with it by AskTell.resume({str(path)!r}), or choose another path for a new run"
-                )
-            check_nothing_left(path)
-            try:
-                remove(partial)  # of a killed attempt: SQLite would replay its log
-                with storage_errors(path, "create"):
-                    write_new(partial, about, arms, initial)
-                partial.replace(path)
-                made = True
-            finally:
-                remove(partial)
-            return _writing(path, lock)
-        except BaseException:
-            if made:
-                remove(path)
-            lock.close()
-            raise
-
-    @staticmethod
-    def open(path: str | Path) -> Journal:
-        """Open a journal to go on writing.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            StorageError: If it is no journal, damaged, of a newer version, read-only, or open for writing elsewhere; if its log
-                is missing, or another's.
-        """
-        path = existing(path)
-        lock = locked(path)
-        try:
-            return _writing(path, lock)
-        except BaseException:
-            lock.close()
-            raise
+    def __init__(self, path: Path, data: bytes) -> None:
+        self.path, self._data = path, data
+        self.about: dict[str, Any] = {}
+        """Identifies the run."""
+        self.end = self._start = _after_header(path, data)
+        """Where the last whole record ends."""
+        self._events, self._arms = array("Q"), -1  # offsets
+        self._rows, self._last_row = array("q"), -1  # offsets by number, −1: damaged
+        self._snapshots: list[tuple[int, int]] = []  # number of the event before it, offset
+        for record in scan(self._data, self.end):
+            self._take(record)
+            self.end = record.end
+        if not self.about:
+            raise StorageError(f"{path} ends before the description of its run: it is a part of a copy; take another copy")
+        if self.end.offset < len(data):
+            logger.warning(
+                "the last record of %s is cut off (%s bytes from byte %s) and ignored: it was being written, or its process "
+                "was killed",
+                *(path, len(data) - self.end.offset, self.end.offset),
+            )
 
     @staticmethod
     def read(path: str | Path) -> Journal:
-        """Open a journal to read, whether or not it is being written. What is seen stays the same until it is closed.
+        """Read a journal, also while it is being written. About 1 µs per record, and the file's size in memory.
 
         Raises:
             FileNotFoundError: If there is none.
-            StorageError: If it is no journal, damaged, or of a newer version; if its log is missing, or another's.
+            StorageError: If it cannot be read, is no journal, has another format, or is damaged.
         """
-        path = existing(path)
-        connection = connect(path, "read")
+        real = Storage(path).resolved(existing=True)
         try:
-            check_schema(path, connection)
-            with storage_errors(path, "read"):
-                connection.execute("BEGIN")  # one consistent view, however much is written meanwhile
-            return Journal(path, connection, None, check_log(path, connection))
-        except BaseException:
-            connection.close()
-            raise
-
-    def close(self) -> None:
-        """Write what is queued and release the file. A closed journal can be closed again; a forked child closes nothing.
-
-        Raises:
-            StorageError: If it cannot be written; the journal stays open.
-        """
-        with self._guard:
-            if self._left is None:
-                self._connection.close()
-            elif self._left.alive and self._process == os.getpid():
-                self.append()
-                assert self._log is not None
-                self._log.close()
-                self._left.detach()
-
-    def let_go(self) -> None:
-        """Release the file in any case, for those who cannot go on with it; what is queued is not written, see `goes_on`."""
-        with self._guard:
-            if self._left is None:
-                self._connection.close()
-            elif self._process == os.getpid() and self._left.detach() is not None:
-                assert self._log is not None
-                self._log.let_go()
-
-    def written(self) -> str:
-        """Return what tells what is in the file from what is in others: 0.3 s per million events.
-
-        Raises:
-            StorageError: If it cannot be read.
-        """
-        with self._guard, storage_errors(self.path, "read"):
-            query = "SELECT (SELECT sum(checksum) FROM about), count(*), sum(checksum) FROM events"
-            return str(self._connection.execute(query).fetchone())
-
-    def goes_on(self, before: Journal) -> None:
-        """Queue what another object for this file, let go of, had queued."""
-        with self._guard:
-            self._settled()
-            self._at = before._at
+            data = real.read_bytes()
+        except OSError as error:
+            raise in_words(error, real, "read") from error
+        return Journal(real, data)
 
     @property
     def last(self) -> int:
-        """Number of the last event, written or queued; −1 if there is none."""
-        if not self._trying:
-            return self._at[1]  # replaced whole, so it can be read without waiting
-        with self._guard:
-            return self._settled()[1]
+        """Number of the last event; −1 if there is none."""
+        return len(self._events) - 1
 
-    def queue(self, event: Event) -> None:
-        """Record an event together with the next one."""
-        with self._guard:
-            written, last, queue = self._settled()
-            self._at = written, last + 1, (*queue, insert_event(last + 1, event))
+    def events(self, *, after: int = -1) -> Iterator[Event]:
+        """Yield the events with a number above ``after``, in order."""
+        dims = self.about.get("dims")
+        for offset in self._events[after + 1 :]:
+            yield decode_event(*record_at(self._data, offset), dims)
 
-    def unqueue(self) -> None:
-        """Take back what was queued last, an event."""
-        with self._guard:
-            written, last, queue = self._settled()
-            self._at = written, last - 1, queue[:-1]
+    def evaluations(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float64], int]:
+        """Return all picks by ticket, the tickets observed, their results, and the number from before the run.
 
-    def queue_row(self, number: int, row: Row) -> None:
-        """Record a row of the history together with the next event."""
-        with self._guard:
-            written, last, queue = self._settled()
-            self._at = written, last, (*queue, insert_row(number, row))
+        About 1 µs per event: their arrays are joined as bytes.
+        """
+        dims, before = self.about.get("dims"), 0
+        picks, tickets, results = list[bytes](), list[bytes](), list[bytes]()
+        for offset in self._events:
+            kind, payload = record_at(self._data, offset)
+            picked, observed, values = arrays_of(kind, payload, dims)
+            picks.append(picked)
+            results.append(values)
+            if EVENTS[kind] == "initial":
+                before = len(values) // 8
+                tickets.append(np.arange(before, dtype="<i8").tobytes())
+            tickets.append(observed)
+        every = decode_picks(b"".join(picks), dims)
+        return every, np.frombuffer(b"".join(tickets), "<i8"), np.frombuffer(b"".join(results), "<f8"), before
 
-    def queue_snapshot(self, data: bytes) -> None:
-        """Record the state after the last event together with the next event; older states are dropped."""
-        with self._guard:
-            written, last, queue = self._settled()
-            self._at = written, last, (*queue, *insert_snapshot(last, data))
+    def rows(self) -> tuple[list[Row], bool]:
+        """Return the history up to the first damaged row, and whether no row is damaged."""
+        found: list[Row] = []
+        for offset in self._rows:
+            if offset < 0:
+                return found, False
+            found.append(decode_row(record_at(self._data, offset)[1]))
+        return found, True
 
-    def append(self, event: Event | None = None) -> None:
-        """Write an event and what is queued, in one transaction.
+    def snapshots(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of the event before a snapshot, and the snapshot, from the latest on."""
+        for after, offset in reversed(self._snapshots):
+            yield after, record_at(self._data, offset)[1]
+
+    def arms(self) -> Tensor | None:
+        """Return the arms, ``a x d``; ``None`` if they were too large, or are damaged."""
+        return None if self._arms < 0 else unpack(record_at(self._data, self._arms)[1])["arms"]
+
+    def same_events(self, end: End) -> bool:
+        """Return whether the file once ended at ``end``, and no event was added since."""
+        found = False
+        for record in scan(self._data, self._start):
+            if found and record.kind in EVENTS:
+                return False
+            found |= record.end == end
+        return found
+
+    def _take(self, record: Record) -> None:
+        """Note where a record is.
 
         Raises:
-            StorageError: If it cannot be written; then nothing is, and what is queued stays so.
+            StorageError: If it is damaged and does not follow from others, or its kind is unknown.
         """
-        with self._guard:
-            log = self._log
-            if log is None:
-                raise StorageError(f"{self.path} is open for reading; open it by Journal.open to write")
-            if self._process != os.getpid():
-                raise StorageError(
-                    f"{self.path} was opened by process {self._process}, of which this one is a fork, and one process writes a "
-                    "journal: tell results there; to go on here, close it there and use AskTell.resume here"
-                )
-            _, last, statements = self._settled() if self._trying else self._at
-            if event is not None:
-                last += 1
-                statements = (*statements, insert_event(last, event))
-            elif not statements:
-                return
-            if log.due:
-                statements = (log.mark(), *statements)
-            self._trying = True
-            try:
-                self._write(statements)
-            except BaseException as error:
-                self._settled()
-                if isinstance(error, sqlite3.Error):  # here and not by `storage_errors`, which costs more
-                    raise in_words(error, self.path, "write") from error
-                raise
-            self._at = last, last, ()
-            self._trying = False
-            log.written(statements)
-
-    def _write(self, statements: tuple[Statement, ...]) -> None:
-        try:
-            self._transact(statements)
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
-            self._settled()  # another program has written, or does: SQLite waits for none while this one reads
-            self._trying = True
-            self._transact(statements)
-
-    def _transact(self, statements: tuple[Statement, ...]) -> None:
-        execute = self._cursor.execute
-        if len(statements) == 1:  # a transaction of its own, and one of the most frequent calls
-            execute(*statements[0])
-            return
-        execute("BEGIN")
-        for statement in statements:
-            execute(*statement)
-        execute("COMMIT")
-
-    def _settled(self) -> At:
-        """Return where the journal is: if an exception came in between, as the file says."""
-        if not self._trying:
-            return self._at
-        with storage_errors(self.path, "write"):
-            if self._log is not None:
-                self._log.look_away()
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            last = _last(self._connection)
-        # Without an event in it there is no telling whether it was written; rows and snapshots can be written again.
-        if last > self._at[0]:
-            self._at = last, last, ()
-        self._trying = False
-        return self._at
-
-    def _end(self) -> int:
-        return self._settled()[0]
+        kind, offset = record.kind, record.offset
+        if not record.number:
+            about = json.loads(record.payload) if record.whole and kind == RUN else None
+            if not isinstance(about, dict) or not about:
+                raise StorageError(f"the description of the run in {self.path} (record 0) is damaged; take another copy")
+            self.about = about
+        elif not record.whole and kind not in (ROW, SNAPSHOT, ARMS):
+            raise StorageError(
+                f"record {record.number} of {self.path} ({kind.decode().strip() or 'of unknown kind'}, at byte {offset}) is "
+                f"damaged; nothing was changed. Take another copy. To go on from the {len(self._events):,} events before it, "
+                f"without the {len(self._data) - offset:,} bytes from there on, cut off a copy: truncate -s {offset} COPY"
+            )
+        elif kind == ROW:  # a damaged one is that after the last; a resume computes it again, and records it and all after it
+            self._last_row = row_number(record.payload) if record.whole else self._last_row + 1
+            self._rows.extend([-1] * (self._last_row + 1 - len(self._rows)))
+            self._rows[self._last_row] = offset if record.whole else -1
+        elif not record.whole:
+            logger.warning("record %s of %s (%s) is damaged, and left out", record.number, self.path, kind.decode().strip())
+        elif kind in EVENTS:
+            self._events.append(offset)
+        elif kind == SNAPSHOT:
+            self._snapshots.append((self.last, offset))
+        elif kind == ARMS:
+            self._arms = offset
+        else:
+            raise StorageError(
+                f"record {record.number} of {self.path} has the unknown kind {kind.decode(errors='replace')!r}: a newer "
+                f"sparse_bo than this {__version__} wrote it; use that one"
+            )
 
 
-def _writing(path: Path, lock: sqlite3.Connection) -> Journal:
-    """Return a journal that is there, open for writing; if its log is not its own, nothing has been changed."""
-    looking = connect(path, "read")  # a connection for writing would put the log into the file when it is closed
-    try:
-        check_schema(path, looking)
-        with storage_errors(path, "read"):
-            looking.execute("BEGIN")
-        seen = check_log(path, looking)
-    finally:
-        looking.close()
-    log = None
-    try:
-        log = Log(path, connect(path, "write"), lock, seen)
-        return Journal(path, log.connection, log, seen)
-    except BaseException:
-        if log is not None:  # otherwise it has let go itself
-            log.abandon()
-        raise
+def _after_header(path: Path, data: bytes) -> End:
+    """Return where the header of a journal ends.
 
-
-def _close_left(log: Log, process: int) -> None:
-    if os.getpid() == process:  # a forked child has the object, not the file
-        log.let_go()
-
-
-def _last(connection: sqlite3.Connection) -> int:
-    return counted(connection)[0] - 1
+    Raises:
+        StorageError: If the file is empty, no journal, or has another format.
+    """
+    found = read_header(data)
+    if found is not None and found[0] == FORMAT:
+        return found[2]
+    kind, version = "another file", ""
+    if found is not None:
+        kind, version = f"format {found[0]}", found[1]
+    elif not data:
+        kind = "an empty file"
+    elif data.startswith(b"SQLite format 3\0") and data[68:72] == b"SBO1":  # journals before the first release
+        versions = re.search(rb'"sparse_bo": "([^"]{1,60})"', data)
+        kind, version = "an SQLite file", versions[1].decode(errors="replace") if versions else "(an early version)"
+    fix = f"finish its run with sparse_bo {version}, which wrote it" if version else "take another copy"
+    raise StorageError(
+        f"expected a journal of format {FORMAT} (this is sparse_bo {__version__}), got {kind}, {path}; {fix}, or choose "
+        "another path for a new run"
+    )

@@ -22,19 +22,15 @@ from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
 from sparse_bo.policies.bandits.policy import UCBPolicy
 
-VECTORS = 10
-"""Numbers per arm held at the peak: prior variance, moments of the old and the new posterior, scores, temporaries."""
 TEMPORARIES = GPYTORCH_BLOCKS
-"""Blocks of the size of a kernel block that a sweep holds, at most: what GPyTorch needs to evaluate one, itself included."""
-EVALUATION_BYTES, BATCH_BYTES = 115, 1100
-"""That the history of a run keeps of an evaluation and of a batch; measured on runs of BBKB and random search."""
+"""Largest number of kernel-sized blocks of a sweep: those of an evaluation by GPyTorch, the result included."""
 
 GROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what the control group of a process may use (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
+"""Limits of the process's control group (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
 
 
 class Head(LazyArms):
-    """The first rows of an arm set, made as the set makes them: to time a sweep of it."""
+    """The first rows of a lazy arm set, made by the set itself: for timing its sweep."""
 
     distinct = True
 
@@ -48,12 +44,12 @@ class Head(LazyArms):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The set's."""
+        """That of the set."""
         return self._arms.dtype
 
     @property
     def device(self) -> torch.device:
-        """The set's."""
+        """That of the set."""
         return self._arms.device
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -80,18 +76,18 @@ class Head(LazyArms):
 
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`."""
-        raise NotImplementedError("a head of an arm set lives only inside a plan")
+        raise NotImplementedError("the head of an arm set is used within a plan only")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that grow with the arms: ``fixed + per_arm · a`` of each operation, and what is spent once."""
+    """Seconds of the operations over ``a`` arms: ``fixed + per_arm · a`` for a sweep, and ``per_arm · a`` for the others."""
 
     sweep_fixed: float
     sweep_per_arm: float
-    """Of a resparsification's sweep with the kernel columns at hand."""
+    """Of the sweep of a resparsification with cached kernel columns."""
     pick_per_arm: float
-    """Of choosing blocks of a batch."""
+    """Of the choice of a batch's blocks."""
     column_per_arm: float
     """Of one kernel column evaluated for the first time."""
 
@@ -125,7 +121,7 @@ def seconds_per_pick() -> float:
 
 
 def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> int:
-    """Return over how many arms to time a sweep: so many that its blocks leave the processor's cache, as the run's do."""
+    """Return the number of arms to time a sweep over: enough for its blocks to exceed the processor's cache, as in the run."""
     if device.type != "cpu":
         return min(a, 2**20)
     return min(a, 2**18, max(2**14, memory_bytes // (16 * max(m, 1))))
@@ -135,10 +131,10 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
     """Time a resparsification and a batch over two numbers of arms.
 
     Args:
-        arms: The set, or as good as it.
+        arms: The set, or a sample of it.
         policy: With kernel and regularization.
         m: Dictionary size.
-        distinct: Arms pulled.
+        distinct: Number of distinct arms pulled.
         generator: CPU generator.
     """
     most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.sweep_budget(arms.device), device=arms.device)
@@ -204,7 +200,7 @@ def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
 
 
 def _seconds(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
-    """Return the seconds of an operation on a device, the median of a few after a first one that does not count."""
+    """Return the seconds of an operation on a device: the median of ``repeats`` after a first call."""
     times = []
     for attempt in range(repeats + 1):
         start = time.perf_counter()
@@ -228,50 +224,52 @@ def memory(
     memory_bytes: int,
     streamed: bool,
     device: torch.device,
-    held: bool,
+    loaded: bool,
     blocks: int = TEMPORARIES,
 ) -> dict[str, int]:
-    """Return the bytes that a run holds at its peak, by what for.
+    """Return the peak memory of a run by purpose, in bytes.
 
     Args:
-        a: Arms.
-        d: Inputs.
-        m: Largest dictionary.
-        n: Distinct arms pulled.
-        budget: Evaluations; what is kept of them is on the host, and not counted where the device has memory of its own.
-        batches: That they are made in.
-        columns: Distinct arms that were ever in a dictionary; 0 where their columns are not kept.
-        memory_bytes: Budget of a sweep, and of kernel columns.
-        streamed: Whether the arms are made tile by tile.
-        device: Where.
-        held: Whether the arms are in memory already (then they do not count).
-        blocks: Blocks of the size of a kernel block that a sweep holds (:func:`sparse_bo.arms.sweep.block_count`).
+        a: Number of arms.
+        d: Number of inputs.
+        m: Size of the largest dictionary.
+        n: Number of distinct arms pulled.
+        budget: Number of evaluations. Their history is in host memory, and counted on the CPU only.
+        batches: Number of batches.
+        columns: Number of distinct arms that were ever in a dictionary; 0 if their kernel columns are not cached.
+        memory_bytes: Budget of a sweep, and of cached kernel columns.
+        streamed: Whether the arms are processed tile by tile.
+        device: Device of the sweeps.
+        loaded: Whether the arms are in memory already; then they do not count.
+        blocks: Number of kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
     """
     block = blocks * 8 * m
     least = 2**22 * blocks if device.type == "cpu" else DEVICE_TILE_BYTES * blocks
     tile = min(memory_bytes, max(least, block * (1024 if device.type == "cpu" else DEVICE_TILE_ROWS)))
     rest = {"model": 8 * (4 * n * m + 12 * m * m)}
     if device.type == "cpu":
-        rest["history"] = EVALUATION_BYTES * budget + BATCH_BYTES * batches
+        # Bytes of an evaluation and of a batch, measured on runs of BBKB and random search.
+        rest["history"] = 115 * budget + 1100 * batches
     if streamed:
         rows = min(a, TILE_ROWS)
-        kept = min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * kept, **rest}
-    items = {"arms": 0 if held else 8 * a * d, "vectors": 8 * VECTORS * a, "tiles": tile, **rest}
+        contenders = min(capacity(memory_bytes), a)
+        return {"tiles": tile + 4 * 8 * rows * (d + 4), "contenders": CONTENDER_BYTES * contenders, **rest}
+    # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
+    items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
     if columns and 8 * m * a <= memory_bytes:
-        # The old storage and the new while it grows.
+        # old and new storage at once while it grows
         items["columns"] = min(int(1.5 * 8 * a * columns), 2 * memory_bytes)
     return items
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return the bytes that are free: on a GPU as its driver says; else of the machine and of this control group."""
+    """Return the free memory in bytes: of a GPU from its driver, else of the machine and of this control group."""
     if device.type != "cpu":
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     free = [int(psutil.virtual_memory().available)]
     limit, used, kinds = (GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        # What is used counts files that were read, too, which go where memory is needed.
+        # the usage includes cached files, which are evicted on demand
         cached = dict(line.split() for line in kinds.read_text().splitlines()).get("inactive_file", 0) if kinds.exists() else 0
         free.append(int(limit.read_text()) - int(used.read_text()) + int(cached))
     return min(free)

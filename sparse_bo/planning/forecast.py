@@ -1,4 +1,4 @@
-"""Making a plan: what a run takes, and the settings with which it fits."""
+"""The plan of a run: its cost, and settings that make it fit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
 
 LEAST_BYTES = 2**20
-"""The smallest budget of a sweep."""
-SHARE = 0.8
-"""Of the free memory that a plan may use."""
+"""Smallest memory budget of a sweep."""
 
 
 def plan(
@@ -48,40 +46,40 @@ def plan(
     ranks: int = 1,
     seed: int = 0,
 ) -> Plan:
-    """Forecast a run of BBKB or BKB, and choose settings with which it fits into memory (and time).
+    """Forecast a run of BBKB or BKB, and choose settings that make it fit into memory and time.
 
     Dictionary size and batches come from pilots: the policy itself on prior draws over a sample of at most 2,048 arms. The
-    seconds of a sweep, a kernel column and a pick are measured on this machine with that dictionary size. If the run would
-    not fit, first tiles are made smaller, then the dictionary is capped; for the time, the dictionary is capped. Every such
-    step is in ``notes``. The precision of the sweep stays as it is: a float32 sweep's bounds are wider than the leverages from
-    dictionaries of some hundred points on, and then nearly every arm is computed again in float64. Takes up to about
+    seconds of a sweep, a kernel column and a pick are measured on this machine with that dictionary size. If the run would not
+    fit into memory, tiles are made smaller, then the dictionary is capped; for the time, the dictionary is capped. ``notes``
+    lists every such step. The precision of the sweep does not change: with dictionaries of some hundred points the bounds of a
+    float32 sweep are wider than the leverages, and nearly every arm is computed again in float64. Takes up to about
     ``pilot_seconds`` and a few sweeps over at most 2¹⁸ arms (on a GPU 2²⁰).
 
     Args:
-        arms: The arm set, or how many arms there will be (taken to be uniform in the unit cube).
-        dims: Inputs per arm, where ``arms`` is a number.
-        budget: Evaluations.
-        kernel: Default: that of ``policy``, else an RBF kernel with the lengthscale that BoTorch's prior favours in the unit
-            cube, ``0.2 √d`` (a learned kernel may differ: plan again with it).
-        policy: Default ``BBKB(covar_module=kernel, regularization=0.01)``, without ``kernel`` one that learns both. Where it
-            learns its kernel or noise, the default kernel and 0.01 are assumed.
+        arms: The arm set, or the number of arms (uniform in the unit cube).
+        dims: Inputs per arm if ``arms`` is a number.
+        budget: Number of evaluations.
+        kernel: Default: that of ``policy``, else an RBF kernel with the mode of BoTorch's prior in the unit cube as
+            lengthscale, ``0.2 √d`` (a learned kernel may differ: plan again with it).
+        policy: Default ``BBKB(covar_module=kernel, regularization=0.01)``, without ``kernel`` one that learns both. If it
+            learns its kernel or noise, the plan assumes the default kernel and 0.01.
         device: Default: that of the arms, else the CPU.
-        memory: Bytes that may be used; default: what is free.
-        seconds: Time that may be used; default: any.
-        pilot_seconds: Of all pilots together.
-        ranks: Over how many ranks the arms are spread (:class:`sparse_bo.domains.ShardedArms`): memory and sweeps are those of
-            one rank with its share of the arms, and the plan says what the ranks tell each other.
-        seed: Of the pilots.
+        memory: Memory limit in bytes; default: 80 % of the free memory.
+        seconds: Time limit; default: none.
+        pilot_seconds: Time of all pilots together.
+        ranks: Number of ranks of the arms (:class:`sparse_bo.domains.ShardedArms`): memory and sweeps are those of one rank
+            with its shard, and the plan includes the messages between ranks.
+        seed: Seed of the pilots.
 
     Raises:
-        TypeError: If an argument has the wrong kind.
-        ValueError: If a number is not positive, ``dims`` is missing or contradicts the arms, the device is not there, or the
-            policy has no plan.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a number is not positive, ``dims`` is missing or contradicts the arms, the device does not exist, or
+            the policy is neither BBKB nor BKB.
     """
     request = _request(arms, dims, budget, kernel, policy, device, memory, seconds)
     whole = request.count
     if check_count("ranks", ranks) > 1:
-        request = replace(request, count=math.ceil(whole / ranks), held=False)
+        request = replace(request, count=math.ceil(whole / ranks), loaded=False)
     generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
     fitted, notes = _with_sweep_budget(request)
     growth, per_pick = _growth(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
@@ -90,9 +88,9 @@ def plan(
 
 
 def _on_ranks(made: Plan, ranks: int, arms: int) -> Plan:
-    """Return the plan of one rank as that of a run over all of them."""
-    told = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(made.budget / made.batches))
-    return replace(made, arms=arms, ranks=ranks, messages=told, seconds=made.seconds + made.batches * told.seconds)
+    """Return the plan of a run over all ranks from the plan of one."""
+    messages = messages_per_batch(ranks, dims=made.dims, batch=math.ceil(made.budget / made.batches))
+    return replace(made, arms=arms, ranks=ranks, messages=messages, seconds=made.seconds + made.batches * messages.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +98,15 @@ class _Request:
     """Checked arguments."""
 
     arms: ArmSet
-    """The set or a stand-in for it."""
+    """The set, or a grid of as many arms."""
     count: int
-    held: bool
+    loaded: bool
+    """Whether ``arms`` is the set itself, which is in memory or lazy."""
     budget: int
     policy: UCBPolicy
-    """With a kernel and a noise assumed where it learns them."""
-    given: UCBPolicy
-    """As it is to be run."""
+    """The policy with assumed kernel and noise if it learns them."""
+    original: UCBPolicy
+    """The policy of the run."""
     device: torch.device
     available: int
     seconds: float | None
@@ -138,22 +137,22 @@ def _request(
         raise ValueError(f"device {str(where)!r} was asked for, but torch sees no CUDA device; use device='cpu'")
     if isinstance(arms, Tensor | LazyArms):
         stand_in: ArmSet = Arms(arms).points.to(where).double()
-        count, held = len(arms), True
+        count, loaded = len(arms), True
         if dims is not None and dims != arms.shape[1]:
             raise ValueError(f"expected dims={arms.shape[1]}, the width of the arms, got {dims}")
     else:
         if dims is None:
             raise ValueError("expected dims= (inputs per arm) where arms= is a number, got None")
-        count, held = check_count("arms", arms), False
+        count, loaded = check_count("arms", arms), False
         stand_in = _unit_grid(count, check_count("dims", dims), where)
     chosen = BBKB() if policy is None else policy
     if not isinstance(chosen, (BBKB, BKB)):
-        raise ValueError(f"plans are made for BBKB and BKB, got {type(policy).__name__}")
+        raise ValueError(f"expected policy to be a BBKB or a BKB, got {type(policy).__name__}; other policies have no plan")
     if kernel is not None:
         chosen = replace(chosen, covar_module=kernel)
     if policy is None and kernel is not None:
         chosen = replace(chosen, regularization=0.01)
-    given = chosen
+    original = chosen
     if chosen.covar_module is None:
         chosen = replace(chosen, covar_module=_default_kernel(stand_in))
     if chosen.regularization is None:
@@ -161,12 +160,12 @@ def _request(
     return _Request(
         arms=stand_in,
         count=count,
-        held=held,
+        loaded=loaded,
         budget=budget,
         policy=chosen,
-        given=given,
+        original=original,
         device=where,
-        available=check_count("memory", memory) if memory is not None else int(SHARE * costs.available_bytes(where)),
+        available=check_count("memory", memory) if memory is not None else int(0.8 * costs.available_bytes(where)),
         seconds=None if seconds is None else check_positive("seconds", seconds),
     )
 
@@ -179,7 +178,7 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
-    """Return at least ``arms`` arms spread over the unit cube that take no memory: a stand-in to time and sample."""
+    """Return a grid of at least ``arms`` arms in the unit cube, which takes no memory, for timing and sampling."""
     per_axis = max(math.ceil(arms ** (1.0 / dims)), 1)
     bounds = torch.tensor([[0.0] * dims, [1.0] * dims], dtype=torch.float64, device=device)
     return ProductGrid.linspace(bounds, [per_axis + (per_axis**dims < arms)] * dims)
@@ -220,11 +219,11 @@ def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: tor
 
 def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
     a = request.arms.shape[0]
-    if not request.held:  # any number of arms in the cube looks like this
+    if not request.loaded:  # uniform arms in the cube
         return torch.rand(size, request.dims, generator=generator, device="cpu", dtype=torch.float64).to(request.device)
     if size == a:
         return request.arms[:]
-    # Of very many arms a repeated draw is rare, and dropped.
+    # among very many arms repeated draws are rare, and dropped
     if a > 2**24:
         drawn = torch.randint(a, (size,), generator=generator, device="cpu")
     else:
@@ -236,13 +235,13 @@ def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
 def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[str, int], bool]:
     cap = getattr(policy, "max_dictionary", None)
     m = min(growth.dictionary_size, cap or math.inf)
-    lazy = isinstance(request.arms, LazyArms) and request.held
+    lazy = isinstance(request.arms, LazyArms) and request.loaded
     memory_bytes = policy.sweep_budget(request.device)
     streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=memory_bytes), LazyArms)
     kernel = policy.covar_module
     assert kernel is not None
     covariance = CovarianceFunction(kernel, structure_of(kernel))
-    kept = 0 if covariance.cheap(request.arms[:2].double()) else math.ceil(1.5 * m)
+    columns = 0 if covariance.cheap(request.arms[:2].double()) else math.ceil(1.5 * m)
     items = costs.memory(
         a=request.count,
         d=request.dims,
@@ -250,18 +249,18 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
         n=math.ceil(growth.distinct),
         budget=request.budget,
         batches=math.ceil(growth.batches),
-        columns=kept,
+        columns=columns,
         memory_bytes=memory_bytes,
         streamed=streamed,
         device=request.device,
-        held=request.held and not lazy,
+        loaded=request.loaded and not lazy,
         blocks=block_count(covariance),
     )
     return items, streamed
 
 
 def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: list[str]) -> tuple[UCBPolicy, list[str], bool]:
-    """Make tiles smaller, then cap the dictionary, until the run fits into memory."""
+    """Shrink tiles, then cap the dictionary, until the run fits into memory."""
     start, m = policy.sweep_budget(request.device), math.ceil(growth.dictionary_size)
 
     def too_much() -> bool:
@@ -282,7 +281,7 @@ def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: lis
         notes = [*notes, _cap_note(cap, m)]
     fits = not too_much()
     if not fits:
-        lazy = isinstance(request.arms, LazyArms) and request.held
+        lazy = isinstance(request.arms, LazyArms) and request.loaded
         advice = "free memory" if lazy else "pass a lazy arm set (MemmapArms, ProductGrid)"
         notes = [*notes, f"does NOT fit: {bytes_text(request.available)} may be used; {advice}"]
     return policy, notes, fits
@@ -297,7 +296,7 @@ def _fit_time(
     per_pick: float,
     generator: torch.Generator,
 ) -> Plan:
-    """Time the operations; cap the dictionary until the run takes no longer than it may."""
+    """Time the operations, and cap the dictionary until the run fits into the time limit."""
     arms: ArmSet = request.arms
     if not _memory(request, policy, growth)[1]:
         memory_bytes = policy.sweep_budget(request.device)
@@ -343,7 +342,7 @@ def _plan(
     items, streamed = _memory(request, policy, growth)
     sweep = measured.sweep_fixed + measured.sweep_per_arm * a
     columns = 0.0 if "columns" not in items else 1.5 * size * measured.column_per_arm * a
-    if not streamed and "columns" not in items:  # every sweep evaluates its kernel block anew
+    if not streamed and "columns" not in items:  # every sweep evaluates its kernel block again
         sweep += size * measured.column_per_arm * a
     picking = per_pick * request.budget + batches * measured.pick_per_arm * a
     grown = max(sweep - measured.sweep_fixed, 0.0)
@@ -369,5 +368,5 @@ def _plan(
         settings=settings,
         notes=tuple(notes),
         fits=fits,
-        policy=replace(request.given, **settings),
+        policy=replace(request.original, **settings),
     )

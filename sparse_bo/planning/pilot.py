@@ -1,4 +1,4 @@
-"""Small runs on a sample of the arms, from which dictionary size and batches of the whole run are extrapolated."""
+"""Pilots: short runs on a sample of the arms, extrapolated to the dictionary size and batches of the run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.runs.ask_tell import AskTell
 
 PILOT_ARMS = 2048
-"""Arms of a pilot; another with a quarter of them shows how the dictionary grows with their number."""
+"""Arms of a pilot; a second one on a quarter of them gives the growth with the number of arms."""
 DRAWS = 8
-"""Objectives: one draw of a Gaussian process is not like another."""
+"""Number of objectives, draws of a Gaussian process."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a run of ``budget`` evaluations on ``arms`` arms is expected to do."""
+    """Forecast of a run of ``budget`` evaluations on ``arms`` arms."""
 
     dictionary_size: float
     """Points in the last dictionary."""
@@ -33,7 +33,7 @@ class Growth:
     """Root mean square over the batches."""
     batches: float
     batches_range: tuple[float, float]
-    """Of the draw with the fewest and the one with the most."""
+    """Batches of the draw with the fewest and of the one with the most."""
     distinct: float
     """Distinct arms pulled."""
     overhead: float
@@ -72,18 +72,18 @@ def run_pilots(
 ) -> Growth:
     """Run the policy on prior draws over samples of the arms and extrapolate in the number of arms and evaluations.
 
-    Every pilot runs the whole budget if it can in its share of the time; else batches and dictionary are continued from its
-    last three quarters, halfway between a straight line in log T (smooth kernels) and a power law (rough ones). Growth with
-    the number of arms is read off the same draws restricted to a quarter of the arms: what differs between draws cancels.
-    Of several draws the geometric mean counts, for a forecast is judged by its ratio to the run.
+    A pilot runs the whole budget if its share of the time suffices. Otherwise batches and dictionary are extrapolated from its
+    last three quarters: the geometric mean of a line in log T (smooth kernels) and a power law (rough ones). Growth with the
+    number of arms comes from the same draws restricted to a quarter of the arms, so that differences between draws cancel.
+    The forecast is the geometric mean over draws, since its error is a ratio.
 
     Args:
         sample: Draws ``p x d`` arms.
         policy: With kernel and regularization.
-        arms: Of the run.
+        arms: Number of arms of the run.
         budget: Evaluations of the run.
-        seconds: For all pilots together, about.
-        seconds_per_pick: Measured elsewhere; taken off the pilots' time.
+        seconds: Approximate time of all pilots together.
+        seconds_per_pick: Measured seconds of a pick, subtracted from the pilots' time.
         generator: CPU generator.
     """
     X = sample(min(PILOT_ARMS, arms))
@@ -93,13 +93,13 @@ def run_pilots(
     whole = [of_draw[-1] for of_draw in traces]
 
     def growth(of: Callable[[_Step], float]) -> float:
-        """Return how much more it is on all arms of a pilot than on a quarter of them."""
+        """Return the ratio of a quantity on all arms of a pilot to that on a quarter of them."""
         pairs = [(small, large, min(small.rows[-1].pulls, large.rows[-1].pulls)) for small, large in traces]
         return geometric_mean([large.at(pulls, of) / small.at(pulls, of) for small, large, pulls in pairs])
 
-    def forecast(of: Callable[[_Step], float], law: Callable[..., float] = saturating) -> float:
+    def forecast(of: Callable[[_Step], float], model: Callable[..., float] = saturating) -> float:
         value = geometric_mean([_continued(trace, of, budget) for trace in whole])
-        return value if most == arms else value * law(growth(of), quarter=sizes[0], most=most, arms=arms, d=d)
+        return value if most == arms else value * model(growth(of), quarter=sizes[0], most=most, arms=arms, d=d)
 
     size = forecast(lambda row: row.size)
     squares = fmean([fmean([row.size**2 for row in trace.rows]) ** 0.5 for trace in whole])
@@ -118,18 +118,18 @@ def run_pilots(
 
 
 def saturating(growth: float, *, quarter: int, most: int, arms: int, d: int) -> float:
-    """Return by how much dictionary and batches grow from ``most`` to ``arms`` arms.
+    """Return the growth factor of dictionary and batches from ``most`` to ``arms`` arms.
 
-    They are those of the cube (arms everywhere) less what a finite set misses: its nearest arm to the maximum of a smooth score
-    is at a distance ``h ~ a^{-1/d}``, and ``h²`` is lost there. So ``v(a) = v(∞) − c a^{-2/d}``, and two sizes give both
-    constants (Richardson). At most ``(arms/most)^0.1``, which bounds what noise does in many dimensions.
+    The arm nearest to the maximum of a smooth score is at a distance ``h ~ a^{-1/d}`` and loses ``h²``. So
+    ``v(a) = v(∞) − c a^{-2/d}``, and two sizes give both constants (Richardson). The factor is at most ``(arms/most)^0.1``,
+    which bounds the effect of noise in many dimensions.
 
     Args:
         growth: ``v(most)/v(quarter)``.
         quarter: The smaller number of arms.
         most: The larger.
-        arms: Of the run.
-        d: Inputs.
+        arms: Number of arms of the run.
+        d: Number of inputs.
     """
     per_step = (most / quarter) ** (2.0 / d) - 1.0
     missing = (1.0 - (most / arms) ** (2.0 / d)) / per_step
@@ -138,14 +138,14 @@ def saturating(growth: float, *, quarter: int, most: int, arms: int, d: int) -> 
 
 
 def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> float:
-    """Return by how much the distinct arms pulled grow: among ever more arms near the best ones it does not end.
+    """Return the growth factor of distinct pulled arms, a power law: arms near the best ones do not run out.
 
     Args:
         growth: ``v(most)/v(quarter)``.
         quarter: The smaller number of arms.
         most: The larger.
-        arms: Of the run.
-        d: Inputs; not needed.
+        arms: Number of arms of the run.
+        d: Number of inputs; not used.
     """
     exponent = min(max(math.log(growth) / math.log(most / quarter), 0.0), 0.5)
     return (arms / most) ** exponent
@@ -154,7 +154,7 @@ def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> flo
 def _pilots(
     X: Tensor, sizes: Sequence[int], policy: UCBPolicy, budget: int, seconds: float, generator: torch.Generator
 ) -> list[list[_Trace]]:
-    """Return the traces of each draw, by size; a smaller pilot has a random part of the arms and the same function."""
+    """Return the traces of each draw by size; the smaller pilot has a random subset of the arms and the same function."""
     assert policy.covar_module is not None
     assert policy.regularization is not None
     covariance = covariance_function(policy.covar_module, like=X)

@@ -1,4 +1,4 @@
-"""The plan of a run as a value, and as lines of text."""
+"""The plan of a run as a value and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparse_bo.policies.bandits.policy import UCBPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run takes. A forecast: dictionary size and time are extrapolated from pilots, within a factor of about 2."""
+    """Forecast of a run: dictionary size and time are extrapolated from pilots, within a factor of about 2."""
 
     arms: int
     dims: int
@@ -23,39 +23,39 @@ class Plan:
     """Points in the last dictionary."""
     batches: int
     batches_range: tuple[int, int]
-    """Of the pilot objectives with the fewest and the most batches: yours is one like them."""
+    """Batches of the pilot objectives with the fewest and the most."""
     memory: Mapping[str, int]
-    """Bytes at the peak by what for, beside Python, torch and what the process holds already."""
+    """Peak memory by purpose (bytes), in addition to the process's present memory."""
     available_bytes: int
-    """Free, when the plan was made, or as given."""
+    """Memory limit (bytes): the argument, or a share of the free memory."""
     seconds_per_sweep: float
-    """Of one resparsification: fit and sweep over all arms."""
+    """Seconds of one resparsification: fit and sweep over all arms."""
     microseconds_per_pick: float
-    """All picks of a batch, divided by their number."""
+    """Time of all picks of a batch, divided by their number."""
     seconds: float
-    """Of the whole run, without the objective."""
+    """Seconds of the whole run, without the objective."""
     streamed: bool
-    """Whether the arms are swept tile by tile without vectors of their length."""
+    """Whether the arms are swept tile by tile, without stored vectors of their length."""
     settings: Mapping[str, Any]
     """Fields of the policy that the plan decides: ``memory_bytes``, ``sweep_dtype``, ``max_dictionary``."""
     notes: tuple[str, ...]
-    """What was changed to make the run fit, and what does not."""
+    """Changes that make the run fit, and limits that it exceeds."""
     fits: bool
-    """Whether the run stays within the memory, and the time if one was given."""
+    """Whether the run stays within the memory and time limits."""
     ranks: int = 1
-    """Over which the arms are spread; memory and sweeps are those of one."""
+    """Number of ranks; memory and sweeps are those of one."""
     messages: Messages | None = None
-    """Of a batch, at most, where there are several ranks."""
+    """Upper bound on the messages of a batch, with several ranks."""
     policy: UCBPolicy
-    """The policy that was given, with these settings: run this one. What it learns it still learns."""
+    """The policy to run: the argument with these settings. Hyper-parameters that it learns are still learned."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes at the peak in all, beside what the process holds already."""
+        """Total peak memory (bytes), in addition to the process's present memory."""
         return sum(self.memory.values())
 
     def lines(self) -> dict[str, str]:
-        """Return the plan as rows of a table: what, how much."""
+        """Return the plan as rows of a table: quantity and text."""
         low, high = self.batches_range
         precision = next(name for name, value in PRECISIONS.items() if value == self.settings["sweep_dtype"])
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.memory.items() if size >= 2**20)
@@ -74,13 +74,13 @@ class Plan:
         }
 
     def _of_ranks(self) -> dict[str, str]:
-        told = self.messages
-        if told is None:
+        messages = self.messages
+        if messages is None:
             return {}
         return {
             "ranks": f"{self.ranks:,}; memory and sweeps are those of one, with {-(-self.arms // self.ranks):,} arms",
-            "messages": f"{told.collectives} collectives a batch; a rank sends at most {bytes_text(told.bytes_sent)} and "
-            f"receives {bytes_text(told.bytes_received)}",
+            "messages": f"{messages.collectives} collectives a batch; a rank sends at most {bytes_text(messages.bytes_sent)} "
+            f"and receives {bytes_text(messages.bytes_received)}",
         }
 
 
@@ -94,7 +94,7 @@ def bytes_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds in milliseconds to hours."""
+    """Return a duration in milliseconds to hours."""
     if seconds < 0.1:
         return f"{1e3 * seconds:.1f} ms"
     if seconds < 120.0:

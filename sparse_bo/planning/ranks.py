@@ -1,4 +1,4 @@
-"""What several ranks cost a run over arms in shards: messages and bytes per batch."""
+"""Communication of a run over sharded arms: messages and bytes per batch."""
 
 from __future__ import annotations
 
@@ -9,67 +9,57 @@ from sparse_bo.arms.gathering import GATHERED
 from sparse_bo.sharding.group import HEADER_BYTES
 from sparse_bo.validation import check_count
 
-EVENTS = 2
-"""Of a batch: an ask and a tell."""
-LONG_MESSAGES = 2
-"""Second collectives of a batch: the results, and the contenders with their rows."""
-GATHERINGS = 2
-"""Exchanges of a sweep: the highest lower bounds with a few numbers, then the contenders."""
-BYTES_PER_RESULT = 20
-"""Of a told result: its ticket and its value, pickled."""
-PICKLED = 1024
-"""Around the arrays of a message."""
-
 
 @dataclass(frozen=True)
 class Network:
-    """How fast ranks talk. The defaults are gloo over TCP on the loopback of one machine (``benchmarks/sharding.py``)."""
+    """Speed of a network. Defaults: gloo over TCP on the loopback of one machine (``benchmarks/sharding.py``)."""
 
     latency: float = 1e-4
     """Seconds of one step of a collective."""
     bytes_per_second: float = 1e9
-    """That a rank receives."""
+    """Bandwidth of a receiving rank."""
 
 
 @dataclass(frozen=True)
 class Messages:
-    """What one rank sends and waits for in one batch."""
+    """Messages of one rank in one batch."""
 
     collectives: int
-    """Calls in which all ranks take part: a number that depends on nothing."""
+    """Number of collective calls, a constant."""
     bytes_sent: int
-    """By a rank, on the average."""
+    """Bytes that a rank sends, on average."""
     bytes_received: int
-    """By a rank, from all others."""
+    """Bytes that a rank receives from all others."""
     seconds: float
-    """That they take, on an idle network."""
+    """Their duration on an idle network."""
 
 
 def messages_per_batch(
     ranks: int, *, dims: int, contenders: int = 2 * GATHERED, batch: int = 1, network: Network | None = None
 ) -> Messages:
-    """Return what a batch over arms in shards costs in messages: O(ranks + contenders · d + batch) bytes, O(1) collectives.
+    """Return the messages of a batch over sharded arms: O(ranks + contenders · d + batch) bytes, O(1) collectives.
 
-    On paper: an ask and a tell are one header each, results a second message; a sweep ends in two exchanges, of a few numbers
-    and order statistics in the header, and of the contenders with their bounds and rows. A batch in which scores have to be
-    swept again (:class:`sparse_bo.arms.contenders.Contenders.floor`) adds one sweep and three collectives each time.
+    An ask and a tell are one header each, the results a second message. A sweep ends in two exchanges: a few numbers and order
+    statistics in the header, then the contenders with their bounds and rows. A batch that sweeps again
+    (:class:`sparse_bo.arms.contenders.Contenders.floor`) adds one sweep and three collectives each time.
 
     Args:
-        ranks: W ≥ 1; one sends nothing.
+        ranks: W ≥ 1; a single rank sends nothing.
         dims: Inputs per arm.
-        contenders: Of all ranks together; default: the most that are ever gathered.
-        batch: Evaluations in it.
-        network: Between the ranks.
+        contenders: Contenders of all ranks together; default: the maximum.
+        batch: Evaluations in the batch.
+        network: The network between the ranks.
     """
     check_count("ranks", ranks)
     if ranks == 1:
         return Messages(0, 0, 0, 0.0)
     link = network or Network()
-    collectives = EVENTS + GATHERINGS + LONG_MESSAGES
-    headers = (EVENTS + GATHERINGS) * HEADER_BYTES
-    rows = contenders * (2 * 8 + 8 * dims) + ranks * PICKLED
-    received = ranks * headers + rows + batch * BYTES_PER_RESULT
-    sent = headers + math.ceil(rows / ranks) + batch * BYTES_PER_RESULT // ranks
-    # A ring passes W − 1 blocks on, one after the other.
+    exchanges = 4  # ask, tell, the highest lower bounds, the contenders
+    collectives = exchanges + 2  # a second collective for the results and for the contenders' rows
+    rows = contenders * (2 * 8 + 8 * dims) + ranks * 1024  # 1,024 bytes of pickle around the arrays of a rank
+    results = 20 * batch  # ticket and value, pickled
+    received = ranks * exchanges * HEADER_BYTES + rows + results
+    sent = exchanges * HEADER_BYTES + math.ceil(rows / ranks) + results // ranks
+    # a ring passes W − 1 blocks on, one after the other
     seconds = collectives * (ranks - 1) * link.latency + received / link.bytes_per_second
     return Messages(collectives, sent, received, seconds)

@@ -1,7 +1,7 @@
-"""A policy as plain data, from which it can be rebuilt: what a journal keeps instead of a pickle.
+"""Descriptions of policies as JSON values, from which they are rebuilt; a journal has no pickles.
 
-Known are numbers, strings, ``None``, lists, tensors, dtypes, this package's frozen dataclasses, and GPyTorch's plain kernels
-without priors. Anything else is described well enough to be recognised, not to be rebuilt.
+Rebuilt are numbers, strings, ``None``, lists, tensors, dtypes, this package's frozen dataclasses, and GPyTorch's plain kernels
+without priors. The description of anything else can be compared only.
 """
 
 from __future__ import annotations
@@ -24,34 +24,14 @@ WRAPPERS = {kind.__name__: kind for kind in (ScaleKernel, AdditiveKernel, Produc
 _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)}
 
 HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")
-"""Where the values are that a description may name: names outlive the files that they are in."""
-
-_WITH_SURROGATES = ("BoTorchUCB", "GSSBO", "RSSBO", "SparseUCB", "VecchiaUCB", "SGPTS", "QFFTS")
-
-RENAMED: Mapping[str, Mapping[str, str]] = {policy: {"fit": "fitter"} for policy in _WITH_SURROGATES}
-"""Fields by class that older journals describe under another name: ``{class: {name there: name now}}``.
-
-``fitter``: a function that fits a model; ``fit`` is the likelihood's name where a ``SparseGP`` has it.
-"""
+"""Modules whose public dataclasses a description may name."""
 
 Description = Any
-"""What ``json`` takes."""
-
-ADDED: Mapping[str, Mapping[str, Description]] = {
-    **{policy: {"learning": "map"} for policy in _WITH_SURROGATES},
-    "TrustRegion": {"goal": "best"},
-}
-"""Fields by class that older journals lack, with what was done before there was a choice: ``{class: {name: value}}``."""
-
-REPLACED: Mapping[str, Mapping[str, Description]] = {"sweep_dtype": {"tf32": {"dtype": "torch.float32"}}}
-"""Values by field that older journals describe and that there are no more, with what does the same now.
-
-``"tf32"``: sweeps switched the process to TF32. A precision of sweeps changes no pick.
-"""
+"""JSON values."""
 
 
 def describe(value: Any) -> Description:
-    """Return a value as plain data; what cannot be rebuilt is marked ``"unknown"``."""
+    """Return a value as JSON values; one that cannot be rebuilt is marked ``"unknown"``."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (np.integer, np.floating, np.bool_)):
@@ -72,10 +52,10 @@ def describe(value: Any) -> Description:
 
 
 def rebuild(description: Description) -> Any:
-    """Return the value that :func:`describe` described.
+    """Return the value of a description: the inverse of :func:`describe`.
 
     Raises:
-        ValueError: If it holds something that cannot be rebuilt.
+        ValueError: If a part of it cannot be rebuilt.
     """
     if isinstance(description, list):
         return [rebuild(item) for item in description]
@@ -89,63 +69,33 @@ def rebuild(description: Description) -> Any:
     if "dtype" in description:
         return _DTYPES[description["dtype"]]
     if "value" in description:
-        parts = up_to_date(description)["fields"]
-        return _class_of(description["value"])(**{name: rebuild(part) for name, part in parts.items()})
+        parts = {name: rebuild(part) for name, part in description["fields"].items()}
+        return _class_of(description["value"])(**parts)
     raise ValueError(f"{description.get('unknown', description)!s} cannot be rebuilt from its description")
 
 
 def fingerprint(description: Description) -> str:
-    """Return a hash of a description: equal for equal settings, whichever version described them."""
-    return _hash(up_to_date(description))
-
-
-def has_fingerprint(description: Description, recorded: str) -> bool:
-    """Return whether a recorded fingerprint is that of a description, as this version or the one that wrote it hashes it."""
-    return recorded in (fingerprint(description), _hash(description))
-
-
-def _hash(description: Description) -> str:
+    """Return a hash of a description, equal for equal settings."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
-def up_to_date(description: Description) -> Description:
-    """Return an older version's description as this one writes it: classes without modules, fields by their names now."""
-    if isinstance(description, list):
-        return [up_to_date(item) for item in description]
-    if not isinstance(description, Mapping):
-        return description
-    parts = {key: up_to_date(item) for key, item in description.items()}
-    if "fields" not in parts:
-        return parts
-    kind = parts["value"].rpartition(":")[2]  # early versions wrote module:name
-    names = RENAMED.get(kind, {})
-    fields_now = {names.get(name, name): part for name, part in parts["fields"].items()}
-    replaced = {name: _replaced(name, part) for name, part in fields_now.items()}
-    return {"value": kind, "fields": {**ADDED.get(kind, {}), **replaced}}
-
-
-def _replaced(name: str, part: Description) -> Description:
-    return REPLACED[name].get(part, part) if name in REPLACED and isinstance(part, str) else part
-
-
 def _class_of(name: str) -> Any:
-    """Return the class of a name, looked for among the public names of :data:`HOMES`."""
-    plain = name.rpartition(":")[2]
+    """Return the dataclass of a name among the public names of :data:`HOMES`."""
     for home in HOMES:
         module = importlib.import_module(home)
-        if plain in module.__all__ and is_dataclass(getattr(module, plain)):
-            return getattr(module, plain)
-    raise ValueError(f"{plain} is not a value of this version of sparse_bo")
+        if name in module.__all__ and is_dataclass(getattr(module, name)):
+            return getattr(module, name)
+    raise ValueError(f"{name} is not a value of this version of sparse_bo")
 
 
 def _describe_kernel(kernel: Kernel) -> Description:
-    """Describe a kernel, unless what is rebuilt from the description differs from it."""
+    """Describe a kernel; as unknown if the rebuilt kernel differs from it."""
     description = _kernel_parts(kernel)
     if description is None:
         return _unknown(kernel)
     again = _rebuild_kernel(description)
     before, after = kernel.state_dict(), again.state_dict()
-    # The kernel may be on any device, and what is rebuilt is made on the default one.
+    # The kernel may be on any device, the rebuilt one is on the default device.
     equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key].cpu()) for key in before)
     same = equal and repr(again) == repr(kernel)
     return description if same else _unknown(kernel)

@@ -1,4 +1,4 @@
-"""Problems whose truth is known, on arms and on boxes, and noise that repeats by ticket."""
+"""Problems with known true values, on arms and on boxes, and reproducible noise by ticket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparse_bo.validation import check_number
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A finite set of arms whose true values are known."""
+    """A finite arm set with known true values."""
 
     name: str
     arms: Tensor
@@ -27,14 +27,14 @@ class Problem:
     values: Tensor
     """``a`` true values."""
     noise_sd: float
-    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    """Standard deviation of the Gaussian noise of an evaluation."""
     description: str
     call_with: ClassVar[Literal["X", "indices"]] = "indices"
-    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+    """Argument of the objective, for :meth:`sparse_bo.AskTell.run`."""
 
     @property
     def domain(self) -> dict[str, Any]:
-        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        """Keyword arguments of :class:`sparse_bo.AskTell` for the domain."""
         return {"arms": self.arms}
 
     @property
@@ -67,7 +67,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class BoxProblem:
-    """A function on a box whose maximum is known."""
+    """A function on a box with a known maximum."""
 
     name: str
     bounds: Tensor
@@ -77,14 +77,14 @@ class BoxProblem:
     best_value: float
     """The highest true value."""
     noise_sd: float
-    """Standard deviation of the Gaussian noise that an evaluation adds."""
+    """Standard deviation of the Gaussian noise of an evaluation."""
     description: str
     call_with: ClassVar[Literal["X", "indices"]] = "X"
-    """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+    """Argument of the objective, for :meth:`sparse_bo.AskTell.run`."""
 
     @property
     def domain(self) -> dict[str, Any]:
-        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        """Keyword arguments of :class:`sparse_bo.AskTell` for the domain."""
         return {"bounds": self.bounds}
 
     def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
@@ -116,7 +116,7 @@ class BoxProblem:
 
 @dataclass(frozen=True, eq=False)
 class Repeatable:
-    """A noisy objective whose noise depends on the ticket alone: the same on any worker, after any resume. Can be pickled.
+    """A noisy objective whose noise depends on the ticket only: equal on any worker and after any resume. Picklable.
 
     Called with a :class:`sparse_bo.Batch` (``call_with="batch"``).
     """
@@ -161,7 +161,7 @@ def check_noise(noise_sd: float) -> None:
     """Check the noise of a built-in problem.
 
     Raises:
-        TypeError: If it is no number.
+        TypeError: If ``noise_sd`` is not a number.
         ValueError: If it is negative or not finite.
     """
     if check_number("noise_sd", noise_sd) < 0.0:

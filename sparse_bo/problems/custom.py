@@ -1,4 +1,4 @@
-"""A user's own arms and objective, named by text: what the command line runs and resumes beside the built-in problems."""
+"""Problems of the command line: a user's arms or space and objective, named by text."""
 
 from __future__ import annotations
 
@@ -23,69 +23,67 @@ from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 
 MANY = 2**62
-"""A grid has fewer arms."""
-AXIS_BYTES = 40
-"""Per value of a grid's axis, while it is made and checked."""
+"""Limit on the arms of a grid."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnProblem:
-    """Arms or a space, and an objective of the user's; its true values are not known."""
+    """A user's arms or space and objective, without known true values."""
 
     name: str
     arms: LazyArms | None
     function: Callable[..., Any]
     vectorized: bool
-    """Whether the function takes ``q x d`` arms (else ``d``: one)."""
+    """Whether the function takes ``q x d`` arms; else one arm, ``d``."""
     description: str
     space: Space | None = None
-    """Named parameters, in place of arms: the function takes one dictionary."""
+    """Named parameters instead of arms: the function takes one dictionary."""
 
     @property
     def call_with(self) -> Literal["X", "parameters"]:
-        """What :meth:`sparse_bo.AskTell.run` calls the objective with."""
+        """Argument of the objective, for :meth:`sparse_bo.AskTell.run`."""
         return "X" if self.space is None else "parameters"
 
     @property
     def domain(self) -> dict[str, Any]:
-        """The keyword that tells :class:`sparse_bo.AskTell` where to search."""
+        """Keyword arguments of :class:`sparse_bo.AskTell` for the domain."""
         return {"arms": self.arms} if self.space is None else {"space": self.space}
 
     def regret_of(self, run: History | HistoryRow) -> None:
-        """Return ``None``: what the best arm is worth is not known."""
+        """Return ``None``: the best value is unknown."""
 
     def to(self, device: str | torch.device) -> OwnProblem:
-        """Return the problem with its arms handed out on ``device``."""
+        """Return the problem with its arms on ``device``."""
         return self if self.arms is None else replace(self, arms=self.arms.to(device))
 
 
 def own_problem(
     *, objective: str, arms_file: str | None, grid: str | None, one_by_one: bool, space: Mapping[str, Any] | None = None
 ) -> OwnProblem:
-    """Return the problem that the texts stand for; they are kept in a journal, and make the same problem again.
+    """Return the problem of the options. A journal stores them, so that a resume makes the same problem.
 
     Args:
-        objective: ``package.module:function``, looked for in the working folder too.
+        objective: ``package.module:function``, also of the working folder.
         arms_file: A ``.npy`` file of arms (``a x d``).
         grid: See :func:`parsed_grid`.
         one_by_one: The function takes one arm (``d``) and returns a number.
         space: Description of a space (:meth:`sparse_bo.Space.describe`): the function takes one dictionary.
 
     Raises:
-        ValueError: If not exactly one of file, grid and space is given, the file is not fit, or there is no such function.
-        TypeError: If the function cannot be called, or the file has the wrong dtype.
-        FileNotFoundError: If there is no file.
+        ValueError: If not exactly one of file, grid and space is passed, the file is invalid, or the function does not exist.
+        TypeError: If the function is not callable, or the file has the wrong dtype.
+        FileNotFoundError: If the file does not exist.
     """
     if space is not None:
         if arms_file is not None or grid is not None:
-            raise ValueError("--space contradicts --arms-file and --grid; give one of them")
+            raise ValueError("expected one of --space, --arms-file and --grid, got --space with another; drop one")
         named = Space.of(space)
         described = f"parameters {', '.join(named.names)}"
         return OwnProblem(objective.split(":")[1], None, imported(objective), False, described, named)
     arms = own_arms(None if arms_file is None else Path(arms_file), grid)
     if arms is None:
         others = "--grid low:high:points,..., or --space FILE.toml"
-        raise ValueError(f"--objective needs arms to choose among: --arms-file FILE.npy, or {others}")
+        raise ValueError(f"expected arms for --objective, got none; pass --arms-file FILE.npy, or {others}")
     function = imported(objective)
     where = Path(arms_file).name if arms_file is not None else f"the grid {grid}"
     a, d = arms.shape
@@ -93,15 +91,15 @@ def own_problem(
 
 
 def own_arms(file: Path | None, grid: str | None) -> LazyArms | None:
-    """Return the arms of a file or of a grid; ``None`` if neither is given.
+    """Return the arms of a file or of a grid; ``None`` without either.
 
     Raises:
-        ValueError: If both are given, or what is given is not fit.
+        ValueError: If both are passed, or the one passed is invalid.
         TypeError: If the file has the wrong dtype.
-        FileNotFoundError: If there is no file.
+        FileNotFoundError: If the file does not exist.
     """
     if file is not None and grid is not None:
-        raise ValueError("--arms-file and --grid contradict each other; give one of them")
+        raise ValueError("expected --arms-file or --grid, got both; drop one")
     if file is not None:
         return MemmapArms(file)
     return None if grid is None else parsed_grid(grid)
@@ -128,9 +126,12 @@ def parsed_grid(text: str) -> ProductGrid:
     if math.prod(counts) >= MANY:
         raise ValueError(f"expected --grid of fewer than 2^62 arms, got {text!r}")
     corners = [_ends(low, high, counts[j], j, text) for j, (low, high, _) in enumerate(axes)]
-    needed, free = AXIS_BYTES * sum(counts), available_bytes(torch.device("cpu"))
+    needed, free = 40 * sum(counts), available_bytes(torch.device("cpu"))
     if needed > free:
-        raise MemoryError(f"--grid {text} needs {bytes_text(needed)} for its axes, and {bytes_text(free)} are free")
+        raise MemoryError(
+            f"expected a --grid whose axes fit into {bytes_text(free)} of free memory, got {text} with {bytes_text(needed)}; "
+            "use fewer points"
+        )
     return ProductGrid.linspace(torch.tensor(corners, dtype=torch.float64, device="cpu").T, counts)
 
 
@@ -139,7 +140,7 @@ def _is_count(text: str) -> bool:
 
 
 def _count(text: str) -> int:
-    """Return a number of points; :data:`MANY` for any that is larger, however long."""
+    """Return a number of points, at most :data:`MANY`."""
     digits = text.strip().lstrip("0") or "0"
     return min(int(digits), MANY) if len(digits) < 20 else MANY
 
@@ -163,11 +164,11 @@ def _ends(low: str, high: str, points: int, number: int, text: str) -> tuple[flo
 
 
 def imported(path: str) -> Callable[..., Any]:
-    """Return ``function`` of ``package.module:function``; modules of the working folder are found too.
+    """Return ``function`` of ``package.module:function``, also of the working folder.
 
     Raises:
-        ValueError: If the text has another form, there is no such module or function, or importing the module fails.
-        TypeError: If what is there cannot be called.
+        ValueError: If the text has another form, the module or function does not exist, or the import fails.
+        TypeError: If the object is not callable.
     """
     module_name, _, name = path.partition(":")
     parts = [*module_name.split("."), *name.split(".")]
@@ -176,14 +177,14 @@ def imported(path: str) -> Callable[..., Any]:
         raise ValueError(f"expected --objective like package.module:function, got {path!r}{hint}")
     here = os.getcwd()
     if not {here, ""} & set(sys.path):
-        sys.path.insert(0, here)  # as `python -m` does; worker processes are given the same path
+        sys.path.insert(0, here)  # as `python -m` does; worker processes inherit the path
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"importing {module_name!r} for --objective failed: {error}") from error
         raise ValueError(
-            f"there is no module {error.name!r} for --objective {path!r} in {here} or among the packages"
+            f"expected --objective in an importable module, got {path!r}; no module {error.name!r} is in {here} or installed"
         ) from error
     except Exception as error:
         raise ValueError(f"importing {module_name!r} for --objective failed: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Names of the built-in problems, and the form of a grid. Imports nothing, so that ``--help`` answers at once."""
+"""Names of the built-in problems, and the format of a grid. Imports nothing, so that ``--help`` is fast."""
 
 from __future__ import annotations
 

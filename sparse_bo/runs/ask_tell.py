@@ -22,6 +22,7 @@ from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.serial import evaluation_of, run_serially
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
+from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.choice import chosen_policy
@@ -74,8 +75,8 @@ class AskTell:
         initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
             a space, ``(dictionaries, y)``.
         certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
-        storage: Path of a journal to create: everything told is on disk before :meth:`tell` returns, and :meth:`resume` goes
-            on after a crash. Close it (:meth:`close`, or ``with``) when done.
+        storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
+            :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
         notes: Kept in the journal: a dictionary of anything that ``json`` takes.
 
     Raises:
@@ -100,7 +101,7 @@ class AskTell:
         seed: int = 0,
         initial: tuple[Any, Any] | None = None,
         certify_every: int | None = None,
-        storage: str | Path | None = None,
+        storage: str | Path | Storage | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
@@ -132,7 +133,7 @@ class AskTell:
     @classmethod
     def resume(
         cls,
-        storage: str | Path,
+        storage: str | Path | Storage,
         *,
         arms: ArmSet | None = None,
         feasible: Feasible | None = None,
@@ -146,15 +147,15 @@ class AskTell:
         (such as ``best_mean``) is computed again, in another order, and agrees to rounding.
 
         Args:
-            storage: Path of the journal.
-            arms: Those of the run; needed only where they were too large to be kept (more than 8 MB).
+            storage: Path of the journal, or :class:`sparse_bo.Storage`.
+            arms: Those of the run; needed only where they were too large to be recorded (more than 8 MB).
             feasible: That of the run; needed only where a space was searched as a box.
             policy: That of the run; needed only where it has parts of your own, or a kernel that cannot be rebuilt.
             device: Where to compute; default as before.
 
         Raises:
             FileNotFoundError: If there is no journal.
-            StorageError: If it is damaged, of a newer version, read-only, or open for writing elsewhere.
+            StorageError: If it is damaged, of another format, read-only, or open for writing elsewhere.
             ValueError: If arms or policy are not those of the run, or are needed.
 
         Warns:
@@ -164,24 +165,24 @@ class AskTell:
         try:
             loop = cls(past.domain, past.policy, **past.settings)
             loop._about = {**loop._about, **past.why}
-            loop._steps.recorder = Recorder(past.journal)
+            loop._steps.recorder = Recorder(past.writer)
             loop._steps.recorder.repeat(loop._engine, past.start, past.events)
         except BaseException:
-            if past.journal is not None:
-                past.journal.let_go()
+            if past.writer is not None:
+                past.writer.close()
             raise
         return loop
 
     def close(self) -> None:
-        """Write what is left to write to the journal, and release it. Does nothing without one."""
+        """Write the rest of the history to the journal, and release it. Does nothing without one."""
         with self._steps.lock:
             self._steps.recorder.close()
 
     def release(self) -> None:
-        """Let go of the journal's file until the next ask or tell, so that another process may read or resume it.
+        """Release the journal until the next ask or tell, so that another process may resume it.
 
-        What was told is in it, even where its disk has become full: then only what follows from that is missing, which is said
-        in the log, and is written at the next ask or tell.
+        Every result is in it. Where its disk has become full, rows of the history may be missing. They follow from the results:
+        that is logged, and they are written at the next ask or tell.
         """
         with self._steps.lock:
             self._steps.recorder.release()

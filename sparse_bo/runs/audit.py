@@ -74,17 +74,14 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
 
     Raises:
         FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of a newer version.
+        StorageError: If the file is no journal, damaged, or of another format.
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
     journal = Journal.read(path)
-    try:
-        recorded = recorded_in(journal)
-        picks, y = _evaluations(journal)
-        engine = recorded_engine(journal, arms)
-        differing = went_on(engine, journal)
-    finally:
-        journal.close()
+    recorded = recorded_in(journal)
+    picks, y = _evaluations(journal)
+    engine = recorded_engine(journal, arms)
+    differing = went_on(engine, journal)
     state = engine.state
     predicted = _predicted(state)
     drift, repeated = _drift(picks, y), True

@@ -72,20 +72,17 @@ class HistoryRow(Summary):
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
-        """Return the row that :meth:`plain` wrote, now or in an earlier version.
+        """Return a row: the inverse of :meth:`plain`.
 
         Raises:
             TypeError: If a field is missing or unknown.
         """
-        given = {RENAMED.get(name, name): value for name, value in plain.items() if name not in DERIVED}
-        values = [FAILED if v is None else v for v in given.pop("values", [])]
-        return HistoryRow(**given, values=values)
+        values = [FAILED if v is None else v for v in plain.get("values", [])]
+        return HistoryRow(**{**plain, "values": values})
 
 
 DERIVED = ("batch_size", "failed")
-"""Fields of files that follow from the values."""
-RENAMED = {"best_observed": "best_observed_mean"}
-"""Names of fields in earlier files, and today's."""
+"""Properties of a row."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.evaluations.pools import Submits
 from sparse_bo.evaluations.worker import Arrays, CallWith
 from sparse_bo.evaluations.workers import Workers, workers_of
-from sparse_bo.journal.files import resolved
+from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
@@ -39,7 +39,7 @@ def maximize(
     arrays: Arrays = "torch",
     executor: str | Submits | Workers | None = None,
     workers: int | None = None,
-    storage: str | Path | None = None,
+    storage: str | Path | Storage | None = None,
     resume: bool = False,
     callback: Callback | None = None,
 ) -> Result:
@@ -78,7 +78,7 @@ def maximize(
         executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
             ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here.
         workers: Evaluations at a time; default: as many as the executor has workers.
-        storage: Path of a journal: nothing told is ever lost.
+        storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Go on with the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
         callback: Called with the loop and the new history row after each update of the state; see :meth:`AskTell.run`.
 
@@ -102,7 +102,11 @@ def maximize(
         check_callable("callback", callback)
     if resume and storage is None:
         raise ValueError("resume=True needs storage= (the path of the journal)")
-    if storage is not None and resume and group_of(arms).from_first("looking for the journal", resolved(storage).exists()):
+    if (
+        storage is not None
+        and resume
+        and group_of(arms).from_first("looking for the journal", storage_of(storage).resolved().exists())
+    ):
         loop = _resumed(storage, arms, bounds, space, feasible, policy, seed, initial)
     else:
         chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}
@@ -128,7 +132,7 @@ def _at_a_time(workers: Workers | None) -> int | None:
 
 
 def _resumed(
-    storage: str | Path,
+    storage: str | Path | Storage,
     arms: ArmSet | None,
     bounds: Tensor | None,
     space: Space | Mapping[str, Any] | None,
@@ -149,7 +153,7 @@ def _resumed(
                 "began with other observations, or with none; this call gives initial=, which can only be given to a new run"
             )
         if other is not None:
-            raise ValueError(f"the run in {storage} {other}; take another storage=")
+            raise ValueError(f"the run in {storage_of(storage).path} {other}; take another storage=")
     except BaseException:
         loop.close()
         raise

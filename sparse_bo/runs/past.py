@@ -1,4 +1,4 @@
-"""What a journal holds of a run that is to go on, read on rank 0 and told to every rank."""
+"""A recorded run that is to be resumed: read on rank 0, sent to every rank."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import torch
 
 from sparse_bo.domains import Arms, ArmSet, Domain, Feasible
 from sparse_bo.domains.sharded import ShardedArms, group_of
-from sparse_bo.journal import Event, Journal
+from sparse_bo.journal import Event, Storage, Writer
 from sparse_bo.policies import Policy
 from sparse_bo.runs.records import Start, domain_of, evaluations_of, policy_of, start_of
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A recorded run, as the loop that goes on with it needs it."""
+    """A recorded run, to be resumed."""
 
     domain: Domain | None
-    """``None`` while it travels: every rank has its own part of the arms."""
+    """``None`` on its way between ranks: each has its own part of the arms."""
     policy: Policy
     settings: Mapping[str, Any]
     why: Mapping[str, Any]
     start: Start
-    """Where to begin,"""
+    """Where to begin."""
     events: Sequence[Event]
-    """and what to do after it."""
-    journal: Journal | None
-    """Open for writing; ``None`` on a rank that has none."""
+    """After that."""
+    writer: Writer | None
+    """The open journal; ``None`` on the other ranks."""
 
 
 def past_of(
-    storage: str | Path,
+    storage: str | Path | Storage,
     arms: ArmSet | None,
     policy: Policy | None,
     device: str | torch.device | None,
     feasible: Feasible | None,
 ) -> Past:
-    """Read a recorded run; over arms in shards rank 0 reads it, and every rank gets it. Arguments and errors: ``resume``.
+    """Read a recorded run; over arms in shards, on rank 0 for every rank. Arguments and errors: ``AskTell.resume``.
 
     Raises:
         RankError: On the other ranks, if rank 0 cannot read it.
@@ -56,24 +56,24 @@ def past_of(
     if group.leads:
         with group.shielded(step):
             past = _read(storage, arms, policy, None, feasible)
-        told = replace(past, domain=None, journal=None)
+    sent = None if past is None else replace(past, domain=None, writer=None)
     try:
-        found: Past = group.from_first(step, told if past is not None else None)
+        found: Past = group.from_first(step, sent)
     except BaseException:
-        if past is not None and past.journal is not None:
-            past.journal.let_go()
+        if past is not None and past.writer is not None:
+            past.writer.close()
         raise
     return past or replace(found, domain=Arms(arms))
 
 
 def _read(
-    storage: str | Path,
+    storage: str | Path | Storage,
     arms: ArmSet | None,
     policy: Policy | None,
     device: str | torch.device | None,
     feasible: Feasible | None,
 ) -> Past:
-    journal = Journal.open(storage)
+    writer, journal = Writer.open(storage)
     try:
         about = journal.about
         domain = domain_of(journal, arms, device, feasible=feasible)
@@ -83,6 +83,6 @@ def _read(
         start = start_of(journal, evaluations_of(journal))
         events = list(journal.events(after=start.after))
     except BaseException:
-        journal.let_go()
+        writer.close()
         raise
-    return Past(domain, chosen, settings, why, start, events, journal)
+    return Past(domain, chosen, settings, why, start, events, writer)

@@ -21,8 +21,8 @@ from sparse_bo.policies.improvement.state import ImprovementState
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.runs.engine import Engine
-from sparse_bo.runs.recorder import Recorder
-from sparse_bo.runs.records import domain_of, policy_of
+from sparse_bo.runs.recorder import repeat
+from sparse_bo.runs.records import domain_of, evaluations_of, policy_of, start_of
 
 REPLAYED_SECONDS = 60.0
 """A run is computed again as a whole if its model took at most so many."""
@@ -108,16 +108,13 @@ def replayed(path: str | Path, *, arms: ArmSet | None = None) -> Replayed:
 
     Raises:
         FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of a newer version.
+        StorageError: If the file is no journal, damaged, or of another format.
         ValueError: If arms are needed, or are not those of the run; or the policy cannot be rebuilt.
     """
     journal = Journal.read(path)
-    try:
-        engine = recorded_engine(journal, arms)
-        watched = engine.mechanism = _Watched(engine.mechanism)
-        differing = went_on(engine, journal, from_start=_seconds(journal) <= REPLAYED_SECONDS)
-    finally:
-        journal.close()
+    engine = recorded_engine(journal, arms)
+    watched = engine.mechanism = _Watched(engine.mechanism)
+    differing = went_on(engine, journal, from_start=_seconds(journal) <= REPLAYED_SECONDS)
     return Replayed(engine.domain, engine.state, engine.certificate(), watched.residuals, differing)
 
 
@@ -142,7 +139,8 @@ def went_on(engine: Engine, journal: Journal, *, from_start: bool = False) -> li
             for event in journal.events():
                 engine.redo(event)
         else:
-            Recorder(journal).replay(engine)
+            start = start_of(journal, evaluations_of(journal))
+            repeat(engine, start, journal.events(after=start.after))
     return [str(warning.message) for warning in caught]
 
 
@@ -150,7 +148,7 @@ def _seconds(journal: Journal) -> float:
     """Return how long the model of a run took, the objective excluded."""
     return sum(
         float(seconds)
-        for row in journal.leading_rows()[0]
+        for row in journal.rows()[0]
         for phase, seconds in row.summary.get("seconds", {}).items()
         if phase != "objective"
     )

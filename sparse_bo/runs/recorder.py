@@ -1,10 +1,9 @@
-"""The recorder of a run: it writes events, rows and snapshots to the journal, and replays them."""
+"""The recorder of a run: it writes events, history and snapshots to the journal, and repeats them after a resume."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,198 +12,194 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.errors import StorageError
-from sparse_bo.journal import Event, Journal, pack
+from sparse_bo.journal import End, Event, Row, Storage, Writer, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
-from sparse_bo.runs.records import Start, evaluations_of, row_of, start_of
-
-SNAPSHOT_SECONDS, SNAPSHOT_BYTES = 0.5, 2**20
-"""The journal gets a snapshot whenever repeating what has happened since the last one would take longer than so many seconds,
-and so many again for each of these bytes that the last one had: large snapshots are rare, small ones frequent."""
-
+from sparse_bo.runs.records import Start, row_of
 
 logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The journal of a run, if it has one; without one every method does nothing. Owned by ``AskTell``."""
+    """The journal of a run; without one every method does nothing. Owned by ``AskTell``."""
 
-    def __init__(self, journal: Journal | None = None) -> None:
-        self._journal = journal
-        self._released, self._left = False, ""
-        self._snapshot_bytes = self._rows = 0
-
-    @property
-    def journal(self) -> Journal | None:
-        """The journal, opened again if it was released.
-
-        Raises:
-            StorageError: If it cannot be opened again, was gone on with elsewhere meanwhile, or is another run's.
-        """
-        if self._journal is not None and self._released:
-            again = Journal.open(self._journal.path)
-            try:
-                if again.written() != self._left:
-                    raise StorageError(
-                        f"{again.path} was gone on with elsewhere since this loop released it, or is another run's, put "
-                        "in its place; use AskTell.resume(...) instead"
-                    )
-                again.goes_on(self._journal)
-            except BaseException:
-                again.let_go()
-                raise
-            self._journal, self._released = again, False
-        return self._journal
-
-    def release(self) -> None:
-        """Let the file go until something is to be written again; what is left to write, but cannot be, is written then."""
-        if self._journal is not None and not self._released:
-            try:
-                self._journal.append()
-                self._left = self._journal.written()
-                self._journal.close()
-            except StorageError:
-                with suppress(StorageError):
-                    self._left = self._journal.written()
-                self._journal.let_go()  # which says so: events are in the file, the rest follows from them
-            self._released = True
+    def __init__(self, writer: Writer | None = None) -> None:
+        self._writer = writer
+        self._released_at: End | None = None
+        self._unwritten: list[Row] = []  # rows of the history that could not be written yet
+        self._rows = 0  # rows written or among these
+        self._snapshot_bytes, self._seconds = 0, 0.0  # of the last snapshot; computed until then
 
     @staticmethod
     def create(
-        path: str | Path | None, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
+        storage: str | Path | Storage | None, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
     ) -> Recorder:
         """Return the recorder of a new journal, or one without a journal.
 
         Args:
-            path: Of the journal, or ``None``.
-            about: What identifies the run.
-            domain: Whose arms are kept if they are in memory and few.
+            storage: Of the journal, or ``None``.
+            about: Identifies the run.
+            domain: Its arms are recorded if they are in memory and few.
             observed: Picks and results from before the run; they are in the journal from its creation on.
 
         Raises:
             FileExistsError: If the file exists.
             StorageError: If it cannot be written.
         """
-        if path is None:
+        if storage is None:
             return Recorder()
-        kept = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
+        arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:
             initial = Event("initial", picks=observed[0].cpu().numpy(), results=observed[1].cpu().numpy())
-        return Recorder(Journal.create(path, about, kept, initial))
+        return Recorder(Writer.create(storage, about, arms, initial))
 
     def asked(self, handing: Handing, limit: int) -> None:
-        """Write that evaluations are handed out.
+        """Record that evaluations are handed out.
 
         Raises:
-            StorageError: If that fails; then nothing is written.
+            StorageError: If that fails; then nothing is recorded.
         """
-        if self._journal is not None:
+        if self._writer is not None:
             wanted = None if limit == UNLIMITED else limit
-            self._append(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
+            self._record(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
 
     def told(self, answers: Mapping[int, float]) -> None:
-        """Write results.
+        """Record results.
 
         Raises:
-            StorageError: If that fails; then nothing is written.
+            StorageError: If that fails; then nothing is recorded.
         """
-        if self._journal is not None:
+        if self._writer is not None:
             n = len(answers)
             tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
-            self._append(Event("tell", None, None, None, tickets, results))
+            self._record(Event("tell", None, None, None, tickets, results))
 
     def taken_in(self, by_ask: bool) -> None:
-        """Let the journal write, with the next event, that results were taken in.
+        """Record an update of the state.
 
         Args:
-            by_ask: Whether an ask took them in while others are out: that is an event of its own. An update by the last
-                result that was out follows from the event before it.
+            by_ask: Whether an ask made it while evaluations are pending. The update by the last pending result needs no record:
+                it follows from the event before it.
+
+        Raises:
+            StorageError: If that fails; then nothing is recorded.
         """
-        if self._journal is None or not by_ask:
-            return
-        journal = self.journal
-        assert journal is not None
-        before = journal.last
-        try:
-            journal.queue(Event("update"))
-        except BaseException:
-            if journal.last > before:
-                journal.unqueue()
-            raise
+        if self._writer is not None and by_ask:
+            self._record(Event("update"))
 
     def updated(self, engine: Engine) -> None:
-        """Let the journal write, with the next event, new rows of the history, and a snapshot if it is time.
+        """Record new rows of the history, and a snapshot if it is time. A released journal stays so.
 
-        One that is released stays so.
+        Both follow from the events: if they cannot be written, that is logged, and the rows are written with the next event.
 
         Args:
             engine: Right after an update.
         """
-        journal = self._journal
-        if journal is None:
+        writer = self._writer
+        if writer is None:
             return
-        self._queue_rows(engine)
-        if engine.seconds > SNAPSHOT_SECONDS * (1.0 + self._snapshot_bytes / SNAPSHOT_BYTES):
+        self._add_rows(engine)
+        if self._released_at is not None:
+            return
+        snapshots: list[bytes] = []
+        costs = self._snapshot_bytes / 50_000 + self._seconds / 50.0  # the file grows by a snapshot: see Storage
+        if engine.seconds > writer.storage.replay_seconds * (1.0 + costs):
             frozen = engine.freeze()
-            if frozen is not None:
-                data = pack(frozen)
-                journal.queue_snapshot(data)
-                engine.seconds, self._snapshot_bytes = 0.0, len(data)
+            snapshots = [] if frozen is None else [pack(frozen)]
+        try:
+            self._write(*snapshots)
+        except StorageError as error:
+            logger.warning("the history is not recorded yet: %s", error)
+            return
+        if snapshots:
+            self._snapshot_bytes = len(snapshots[0])
+            self._seconds += engine.seconds
+            engine.seconds = 0.0
 
-    def flush(self) -> None:
-        """Write what waits for the next event.
-
-        Raises:
-            StorageError: If that fails.
-        """
-        if self.journal is not None:
-            self.journal.append()
+    def release(self) -> None:
+        """Release the file until something is to be recorded again. Rows that cannot be written now are written then."""
+        if self._writer is None or self._writer.closed:
+            return
+        try:
+            self._write()
+        except StorageError as error:
+            logger.warning("the last rows of the history are not recorded, all events are: %s", error)
+        try:
+            self._writer.close()
+        except StorageError as error:
+            logger.warning("%s", error)
+        self._released_at = self._writer.end
 
     def close(self) -> None:
-        """Write what is left to write, and release the file."""
-        if self._journal is not None and not self._released:
-            self._journal.close()
+        """Write the remaining rows of the history, and release the file.
 
-    def replay(self, engine: Engine) -> None:
-        """Bring a new engine to where the journal ends."""
-        journal = self.journal
-        assert journal is not None
-        start = start_of(journal, evaluations_of(journal))
-        self.repeat(engine, start, journal.events(after=start.after))
+        Raises:
+            StorageError: If they cannot be written. The journal stays open.
+        """
+        if self._writer is not None and not self._writer.closed:
+            self._write()
+            self._writer.close()
 
     def repeat(self, engine: Engine, start: Start, events: Iterable[Event]) -> None:
-        """Bring a new engine to where a journal ends that has been read.
+        """Bring a new engine to the end of a journal that has been read.
 
         Args:
-            engine: Where nothing has happened yet.
+            engine: Before its first event.
             start: Where to begin.
             events: After that.
         """
-        if start.frozen is not None:
-            self._snapshot_bytes = start.size
-            engine.thaw(start.frozen, start.rows, start.tickets)
-        for event in events:
-            engine.redo(event)
-        self._rows = len(start.rows)
-        if self._journal is not None:
-            self._queue_rows(engine)
+        repeat(engine, start, events)
+        self._snapshot_bytes, self._rows = start.size, len(start.rows)
+        self._seconds = sum(s for row in start.rows for phase, s in row.seconds.items() if phase != "objective")
+        if self._writer is not None:
+            self._add_rows(engine)
 
-    def _append(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         """Write an event: it is in the file when this returns, and not if it raises."""
-        journal = self.journal if self._released else self._journal
-        assert journal is not None
-        before = journal.last
+        writer = self._opened()
+        before = writer.end
         try:
-            journal.append(event)
+            self._write(event)
         except Exception as error:
-            if journal.last == before:
+            if writer.end == before:
                 raise
-            logger.warning("%s was written, although it ended in %s", event.kind, type(error).__name__)
+            logger.warning("%s was recorded, although that ended in %s", event.kind, type(error).__name__)
 
-    def _queue_rows(self, engine: Engine) -> None:
-        """Queue what is not queued yet: also rows that an error kept from it before."""
-        assert self._journal is not None
+    def _opened(self) -> Writer:
+        """Return the writer, opened again if it was released.
+
+        Raises:
+            StorageError: If it cannot be opened, or has other events now.
+        """
+        assert self._writer is not None
+        if self._released_at is not None:
+            writer, journal = Writer.open(self._writer.storage)
+            if not journal.same_events(self._released_at):
+                writer.close()
+                raise StorageError(
+                    f"{writer.path} was written by another process since this loop released it, or is another run's, put in "
+                    "its place; use AskTell.resume(...) instead"
+                )
+            self._writer, self._released_at = writer, None
+        return self._writer
+
+    def _write(self, *records: Event | bytes) -> None:
+        """Write records after the rows of the history that are not written yet."""
+        if self._unwritten or records:
+            self._opened().write(*self._unwritten, *records)
+            self._unwritten = []
+
+    def _add_rows(self, engine: Engine) -> None:
+        """Take the new rows of the history. One taken twice, after an exception, replaces itself in the file."""
         while self._rows < len(engine.rows):
-            self._journal.queue_row(self._rows, row_of(engine.rows[self._rows], engine.row_tickets[self._rows]))
+            self._unwritten.append(row_of(self._rows, engine.rows[self._rows], engine.row_tickets[self._rows]))
             self._rows += 1
+
+
+def repeat(engine: Engine, start: Start, events: Iterable[Event]) -> None:
+    """Bring a new engine to the end of a journal: to its last snapshot, then through the events after it."""
+    if start.frozen is not None:
+        engine.thaw(start.frozen, start.rows, start.tickets)
+    for event in events:
+        engine.redo(event)

@@ -21,7 +21,7 @@ from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.answers import results_of
 from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.policies import Policy
-from sparse_bo.policies.description import describe, fingerprint, has_fingerprint, rebuild, up_to_date
+from sparse_bo.policies.description import describe, fingerprint, rebuild
 from sparse_bo.runs.history import History, HistoryRow
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values"))
@@ -172,7 +172,9 @@ def domain_of(
     if arms is None:
         arms = journal.arms()
         if arms is None:
-            raise ValueError(f"the {about['arms'][0]:,} arms of {path} were too many to be kept in it; pass arms=")
+            raise ValueError(
+                f"the {about['arms'][0]:,} arms of the run in {path} are not in it (too many, or damaged); pass arms="
+            )
         return Arms(arms.to(where))
     checked = Arms(arms).points
     alike = list(checked.shape) == about["arms"] and str(checked.dtype) == about["dtype"]
@@ -193,8 +195,8 @@ def policy_of(journal: Journal, policy: Policy | None) -> Policy:
     """
     about, path = journal.about, journal.path
     _check_about(journal, _RESUMED)
-    before = up_to_date(about["description"])
-    if not has_fingerprint(about["description"], about["fingerprint"]):
+    before = about["description"]
+    if fingerprint(before) != about["fingerprint"]:
         raise StorageError(
             f"the policy of {path} ({about['policy']}) is not the one whose fingerprint is beside it: it is damaged"
         )
@@ -245,49 +247,51 @@ def about_of(path: str | Path) -> Mapping[str, Any]:
 
     Raises:
         FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of a newer version.
+        StorageError: If the file is no journal, damaged, or of another format.
     """
     journal = Journal.read(path)
-    journal.close()
     _check_about(journal, _RESUMED)
     return journal.about
 
 
 def evaluations_of(journal: Journal) -> Evaluations:
-    """Return everything evaluated, by ticket.
+    """Return all evaluations, by ticket. About 0.5 µs per event.
 
     Raises:
-        StorageError: If events are damaged or contradict each other.
+        StorageError: If events contradict each other.
     """
-    every, told, results, asked = journal.evaluations()
+    every, observed, results, before = journal.evaluations()
     values, known = np.full(len(every), np.nan), np.zeros(len(every), np.bool_)
-    if len(told):
-        if told.min() < 0 or told.max() >= len(every) or np.bincount(told, minlength=len(every)).max() > 1:
-            raise StorageError("the journal has results of tickets that were never handed out, or two of one: it is damaged")
-        values[told], known[told] = results, True
-    return Evaluations(every, values, known, asked)
+    if len(observed):
+        if observed.min() < 0 or observed.max() >= len(every) or np.bincount(observed, minlength=len(every)).max() > 1:
+            raise StorageError(
+                f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
+                "AskTell; take another copy"
+            )
+        values[observed], known[observed] = results, True
+    return Evaluations(every, values, known, len(every) - before)
 
 
-def row_of(history_row: HistoryRow, tickets: Sequence[int]) -> Row:
+def row_of(number: int, history_row: HistoryRow, tickets: Sequence[int]) -> Row:
     """Return a history row as it is written."""
-    return Row(np.asarray(tickets, np.int64), {name: getattr(history_row, name) for name in _WRITTEN})
+    return Row(number, list(tickets), {name: getattr(history_row, name) for name in _WRITTEN})
 
 
 def history_rows(rows: Sequence[Row], evaluations: Evaluations) -> list[HistoryRow]:
     """Return the history as it was before it was written."""
     found = []
-    for tickets, summary in rows:
-        if len(tickets) and not 0 <= tickets.min() <= tickets.max() < len(evaluations.picks):
+    for _, tickets, summary in rows:
+        if tickets and not 0 <= min(tickets) <= max(tickets) < len(evaluations.picks):
             raise StorageError(
-                f"the history has evaluation {tickets.max()}, the events end at {len(evaluations.picks) - 1}: the last events "
-                "are missing; the journal is damaged, take another copy, or try `sqlite3 FILE .recover`"
+                f"the history has evaluation {max(tickets)}, but the events before it end at {len(evaluations.picks) - 1}: the "
+                "journal was not written by AskTell; take another copy"
             )
         picks = evaluations.picks[tickets].tolist()
         on_box = evaluations.picks.ndim > 1
         try:
             row = HistoryRow.of_plain({**summary, "indices": [] if on_box else picks, "points": picks if on_box else None})
         except TypeError as error:
-            raise StorageError(f"a row of the history is one of a newer sparse_bo ({error}); install that one") from error
+            raise StorageError(f"a row of the history is another version's of sparse_bo ({error}); use that version") from error
         found.append(replace(row, values=results_of(evaluations.values[tickets].tolist())))
     return found
 
@@ -296,19 +300,14 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
     """Return where a resume starts: at the latest snapshot that is whole, and whose history is.
 
     Raises:
-        StorageError: If the journal cannot be read, or its last events are missing.
+        StorageError: If the journal cannot be read.
 
     Warns:
-        ResumeWarning: If a row of the history is damaged or missing: it is computed again, with those after it.
+        ResumeWarning: If a row of the history is damaged: it is computed again, with those after it.
     """
-    rows, whole = journal.leading_rows()
-    found = Start(None, 0, -1, history_rows(rows, evaluations), [row.tickets.tolist() for row in rows])
+    rows, whole = journal.rows()
+    found = Start(None, 0, -1, history_rows(rows, evaluations), [row.tickets for row in rows])
     for after, data in journal.snapshots():
-        if after > journal.last:
-            raise StorageError(
-                f"{journal.path} has a state after event {after}, and events up to {journal.last}: the last events are lost; "
-                "it is damaged, take another copy, or try `sqlite3 FILE .recover`"
-            )
         frozen = unpack(data)
         if frozen["rows"] <= len(rows):
             found = found._replace(frozen=frozen, size=len(data), after=after)
@@ -316,8 +315,8 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
         whole = False
     if not whole:
         warnings.warn(
-            f"row {len(rows)} of the history in {journal.path} is damaged or missing; it and those after it are computed again "
-            f"from the events after {found.after}",
+            f"row {len(rows)} of the history in {journal.path} is damaged; it and those after it are computed again from the "
+            f"events after {found.after}",
             ResumeWarning,
             stacklevel=4,
         )
@@ -332,24 +331,25 @@ def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_run(path: str | Path) -> Recorded:
-    """Read a run from its journal, also while it is being written. A second or two per million evaluations.
+    """Read a run from its journal, also while it is being written. About 2 µs per event and 30 µs per row of the history.
 
     Raises:
         FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of a newer version.
+        StorageError: If the file is no journal, damaged, or of another format.
     """
-    journal = Journal.read(path)
-    try:
-        return recorded_in(journal)
-    finally:
-        journal.close()
+    return recorded_in(Journal.read(path))
 
 
 def recorded_in(journal: Journal) -> Recorded:
     """Return what an open journal says of its run. Errors: :func:`read_run`."""
     _check_about(journal, _READ)
-    evaluations = evaluations_of(journal)
-    history = History(tuple(history_rows(journal.rows(), evaluations)), run_info(journal.about))
+    evaluations, (rows, whole) = evaluations_of(journal), journal.rows()
+    if not whole:
+        raise StorageError(
+            f"row {len(rows)} of the history in {journal.path} is damaged; it follows from the events: AskTell.resume(...) "
+            "computes it again, and close() records it"
+        )
+    history = History(tuple(history_rows(rows, evaluations)), run_info(journal.about))
     good = int(np.isfinite(evaluations.values).sum())
     failed, before = int(evaluations.known.sum()) - good, len(evaluations.picks) - evaluations.asked
     return Recorded(journal.about, history, evaluations.asked, good, failed, before)

@@ -141,7 +141,7 @@ class Result:
         """Return the run as one page of HTML: best point, warnings, progress, inputs, slices of the posterior, time, settings.
 
         It needs no network and runs no script. Its calibration needs predictions from before the results, which a journal has:
-        ``python -m sparse_bo report run.db --html out.html``.
+        ``python -m sparse_bo report run.journal --html out.html``.
 
         Args:
             path: Also write it there; an existing file is replaced once all is written.

@@ -95,9 +95,7 @@ class Steps:
         return handing.batch
 
     def _waiting(self, needed: int) -> PendingBatchError:
-        """Return that the policy needs results first; what an ask has taken in stays so."""
-        with self.ranks.recording():
-            self.recorder.flush()
+        """Return that the policy needs results first; an update that the ask made stays."""
         ledger = self.engine.ledger
         return PendingBatchError(
             f"{ledger.outstanding} evaluations are still out (tickets {some(ledger.pending)}), and the policy needs about "

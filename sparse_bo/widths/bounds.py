@@ -1,4 +1,4 @@
-"""Simultaneous confidence bounds of policies that eliminate: S-BPE's, BPE's, and those of a Gaussian prior."""
+"""Simultaneous confidence bounds for elimination: of S-BPE, of BPE, and for a Gaussian prior."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparse_bo.widths.norms import form_at_most, norm_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfidence:
-    """What the bounds of a batch that was picked by variance alone may depend on (S-BPE §5)."""
+    """Arguments of the bounds of a batch that was picked by variance (S-BPE §5)."""
 
     pulls: int
     """n ≥ 1 results of this batch."""
@@ -60,7 +60,7 @@ class RefutableWidth(BatchWidth, Protocol):
         ...
 
     def form_at_most(self, form: QuadraticForm, confidence: BatchConfidence, *, log_inverse: float) -> float:
-        """Return what the form of a batch's results exceeds with probability ``2 exp(−log_inverse)`` at most; ∞ if unknown."""
+        """Return the bound that a batch's form exceeds with probability at most ``2 exp(−log_inverse)``, or ∞."""
         ...
 
 
@@ -286,7 +286,7 @@ class GaussianBounds:
 
 
 def bias_constant(ratio: float, bias: BiasConstant) -> float:
-    """Return what multiplies F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`.
+    """Return the factor of F: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`.
 
     Args:
         ratio: ``ρ ≥ 0``.

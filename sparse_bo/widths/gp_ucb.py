@@ -1,7 +1,7 @@
 """Widths of GP-UCB that grow with the number of observations, for policies with a surrogate: Srinivas et al.'s and GSSBO's.
 
-``β`` of the papers multiplies the variance under a root; a width here is what multiplies the standard deviation. They are
-proofs for an objective drawn from the surrogate's prior with known hyper-parameters: learned ones promise nothing.
+``β`` of the papers multiplies the variance under a root; a width multiplies the standard deviation. The theorems are for an
+objective drawn from the surrogate's prior with known hyper-parameters; with learned ones there is no guarantee.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from sparse_bo.validation import check_choice, check_count, check_number, check_
 
 
 class SubsetErrors(NamedTuple):
-    """What a posterior on a subset may miss of that on all observations (GSSBO Thm 5.1), in the surrogate's own units."""
+    """Error bounds of a posterior on a subset of the observations (GSSBO Thm 5.1), in the surrogate's units."""
 
     mean: float
-    """A_n: of the mean, at any point."""
+    """A_n: error of the mean at any point."""
     deviation: float
-    """B_n: of the standard deviation, at any point."""
+    """B_n: error of the standard deviation at any point."""
     smallest: float
     """σ_min > 0: the smallest posterior standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SurrogateConfidence:
-    """What the width of a policy with a surrogate may depend on."""
+    """Arguments of the width of a policy with a surrogate."""
 
     observations: int
-    """n ≥ 0: the next point is number ``t = n + 1``."""
+    """n ≥ 0 observations; the next is number ``t = n + 1``."""
     dims: int
-    """d of the box, whose sides the surrogate sees as 1."""
+    """d of the box, the unit cube for the surrogate."""
     errors: Callable[[], SubsetErrors]
-    """Computes what the subset may miss: O(n³), so only for widths that use it; zeros where nothing was left out."""
+    """Function that computes the error bounds, O(n³), for widths that need them; zeros without a subset."""
 
 
 @runtime_checkable
@@ -53,9 +53,9 @@ class SrinivasFinite:
     """GP-UCB on finitely many points (Srinivas et al. 2010, Thm 1): ``β_t = 2 log(a t² π²/(6δ))``, width ``√(β_t/divisor)``.
 
     Attributes:
-        points: a ≥ 1, among how many the maximum is sought.
+        points: a ≥ 1, the number of points.
         failure_probability: δ in (0, 1).
-        divisor: Of β_t. The authors' experiments divide it by 5, which proves nothing.
+        divisor: Divisor of β_t. The authors' experiments use 5, without a guarantee.
     """
 
     points: int
@@ -77,8 +77,8 @@ class SrinivasFinite:
 class SrinivasCompact:
     """GP-UCB on a box (Srinivas et al. 2010, Thm 2): ``β_t = 2 log(2π²t²/(3δ)) + 2d log(t² d b r √(log(4da/δ)))``.
 
-    For sample paths with ``P(sup |∂f/∂x_j| > L) ≤ a exp(−L²/b²)`` for every input; the box is the unit cube, so r = 1. The
-    second logarithm is taken as 0 where it is negative (a coarser discretisation than one point).
+    For sample paths with ``P(sup |∂f/∂x_j| > L) ≤ a exp(−L²/b²)`` for every input; the box is the unit cube, so r = 1. A
+    negative second logarithm counts as 0.
 
     Attributes:
         failure_probability: δ in (0, 1).
@@ -123,8 +123,8 @@ class GSSBOTheory:
     is ``form="root"``, ``w = (σ_min √β̃_n − A_n)/(σ_min + B_n)``, the second ``form="printed"``, ``w = β_n``. Up to M
     observations A = B = 0, and ``"root"`` is GP-UCB's width.
 
-    What a subset leaves out makes this width *smaller*, which a confidence bound cannot want, and A_n has ``C_M ≈ 1/σ_n⁴`` as a
-    factor: with little noise it is below 0 as soon as anything is left out. It is then 0, the best mean, and a warning says so.
+    The error bounds make this width *smaller*, although a confidence bound should grow, and A_n has the factor ``C_M ≈
+    1/σ_n⁴``: with little noise the width is negative for any proper subset. It is then 0, the best mean, with a warning.
 
     Attributes:
         surrogate: Constants of β̃_n.
@@ -150,8 +150,8 @@ class GSSBOTheory:
         width = (errors.smallest * wanted - errors.mean) / (errors.smallest + errors.deviation)
         if width < 0.0:
             warnings.warn(
-                f"GSSBO's width (Thm 5.2) is {width:.3g} at {confidence.observations} observations: what the subset may miss "
-                f"of the mean, {errors.mean:.3g}, exceeds {wanted:.3g} times the smallest sd, {errors.smallest:.3g}; "
+                f"GSSBO's width (Thm 5.2) is {width:.3g} at {confidence.observations} observations: the error bound of "
+                f"the mean, {errors.mean:.3g}, exceeds {wanted:.3g} times the smallest sd, {errors.smallest:.3g}; "
                 "0 is used, which explores nothing. Use a number as width, a larger buffer, or SrinivasCompact",
                 NumericalWarning,
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""What observations say of an objective's RKHS norm F: a bound from below that holds, and an estimate that is one.
+"""An objective's RKHS norm F from observations: a lower bound, and an estimate.
 
 Under ``y = f + ε`` with ``‖f‖ ≤ F`` and sub-Gaussian noise of variance proxy ξ², and with ``M = (Q + λI)⁻¹`` over inputs chosen
 without these observations,
@@ -7,8 +7,8 @@ without these observations,
 
 Proof: split f in the dictionary's span and beside it, ``f(X) = Ψθ + f⊥(X)`` with ``‖f⊥(X)‖² ≤ ρλ‖f⊥‖²``. Then ``‖M^{1/2}f‖ ≤
 ‖θ‖ + √ρ‖f⊥‖`` and ``‖Mf‖ ≤ (½‖θ‖ + √ρ‖f⊥‖)/√λ`` as the singular values of ``MΨ`` are ``s/(s² + λ) ≤ 1/(2√λ)``; Cauchy–Schwarz
-does the rest. The last two terms of the form are noise, with known tails: so a form that is too large for F refutes F. Nothing
-bounds a norm from above: what the observations do not show, because it is far from them or below the noise, may be any size.
+completes the proof. The last two terms of the form are noise with known tails, so a form that is too large for F refutes F.
+Observations give no upper bound: the norm of a part of f that is far from them or below the noise may have any size.
 """
 
 from __future__ import annotations
@@ -28,37 +28,34 @@ from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.validation import check_finite, check_points, check_positive, check_probability
 
-EXACT = 2_000
-"""Distinct inputs up to which :func:`estimate_rkhs_norm` keeps them all."""
-
 
 class NormEstimate(NamedTuple):
-    """An RKHS norm as observations show it."""
+    """Estimate of an RKHS norm with its limits."""
 
     value: float
     """``√(yᵀMy − ξ² tr M)``, at least 0: the estimate. Its square is unbiased for ``fᵀMf``, which is below ‖f‖²."""
     lower: float
-    """The norm is at least this, but for the probability asked for (if the inputs were chosen without these observations)."""
+    """Lower confidence limit of the norm, if the inputs do not depend on these observations."""
     upper: float
-    """What the observations show of the norm is at most this, with the same reservation. The norm itself may be larger."""
+    """Upper confidence limit of ``√(fᵀMf)``, under the same condition. The norm itself may be larger."""
 
     def __str__(self) -> str:
-        """Say what it is."""
-        return f"about {self.value:.3g} (an estimate; the results show {self.lower:.3g} to {self.upper:.3g})"
+        """Return the estimate with its limits as text."""
+        return f"about {self.value:.3g} (estimate; limits {self.lower:.3g} to {self.upper:.3g})"
 
 
 def form_at_most(
     form: QuadraticForm, rkhs_norm: float, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
 ) -> float:
-    """Return what ``yᵀMy`` exceeds with probability ``2 exp(−log_inverse)`` at most for an objective of norm F.
+    """Return the bound that ``yᵀMy`` exceeds with probability at most ``2 exp(−log_inverse)`` for an objective of norm F.
 
     Args:
-        form: For its M.
+        form: Quadratic form of M.
         rkhs_norm: F > 0.
         noise_variance: ξ² (y²).
         regularization: λ (y²).
-        ratio: At least ρ.
-        log_inverse: Of the probability of each of the two noise terms.
+        ratio: Upper bound on ρ.
+        log_inverse: Negative log probability of each of the two noise terms.
     """
     cross = math.sqrt((0.25 + ratio) / regularization) * rkhs_norm
     cross_noise = 2.0 * cross * math.sqrt(2.0 * noise_variance * log_inverse)
@@ -68,7 +65,7 @@ def form_at_most(
 def norm_at_least(
     form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, log_inverse: float
 ) -> float:
-    """Return the F at which :func:`form_at_most` is the form's value: the norm is at least that, but for that probability."""
+    """Return the F at which :func:`form_at_most` is the form's value, a lower confidence limit of the norm."""
     excess = form.value - form.noise_at_most(noise_variance, log_inverse=log_inverse)
     if excess <= 0.0:
         return 0.0
@@ -79,10 +76,10 @@ def norm_at_least(
 def norm_estimate(
     form: QuadraticForm, *, noise_variance: float, regularization: float, ratio: float, failure_probability: float
 ) -> NormEstimate:
-    """Return the estimate with its limits, each but for ``failure_probability/2``.
+    """Return the estimate with its limits, each of failure probability ``failure_probability/2``.
 
     The upper one: ``u = √(fᵀMf)`` is at most the root of ``u² − 2u ξ √(2‖M‖L) + n₋ = yᵀMy``, with ``n₋ = ξ²(tr M −
-    2√(tr M² L))`` below which noise alone rarely is (Laurent & Massart 2000, for Gaussian noise).
+    2√(tr M² L))`` a lower tail bound of the noise (Laurent & Massart 2000, for Gaussian noise).
     """
     seen = form.value - form.of_noise(noise_variance)
     log_inverse = math.log(4.0 / failure_probability)
@@ -127,23 +124,22 @@ def estimate_rkhs_norm(
     failure_probability: float = 0.05,
     dictionary: Dictionary | None = None,
 ) -> NormEstimate:
-    """Estimate the RKHS norm of an objective from observations, for where nobody knows one. O(n m² + m³).
+    """Estimate the RKHS norm of an objective from observations. O(n m² + m³).
 
-    It is an estimate, and no theorem holds with it: use its ``upper`` where a norm bound is asked for, and more if you can.
+    It is not a bound, and no theorem holds with it; where a bound is required, use ``upper`` or more.
 
     Args:
         X: ``n x d`` inputs, repeats allowed.
         y: ``n`` observations.
-        covar_module: The kernel whose RKHS it is.
+        covar_module: Kernel of the RKHS.
         regularization: λ > 0 (y²) of the form.
         noise_variance: ξ² > 0 (y²); ``None``: λ.
         prior_mean: μ₀: the norm is that of the objective minus it.
-        failure_probability: Of the limits, in (0, 1).
-        dictionary: Points that the form sees the kernel through; ``None``: all distinct inputs, at most 2,000 of them (evenly
-            spread over their order).
+        failure_probability: Failure probability of the limits, in (0, 1).
+        dictionary: Dictionary of Q; ``None``: all distinct inputs, or 2,000 of them, evenly spaced in their order.
 
     Raises:
-        TypeError: If an argument has the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If there are no observations, shapes do not fit, or a value is out of range.
     """
     check_points("X", X)
@@ -157,7 +153,7 @@ def estimate_rkhs_norm(
     covariance = covariance_function(covar_module, like=seen.X)
     ratio = 0.0
     if dictionary is None:
-        rows = torch.linspace(0, seen.n - 1, min(seen.n, EXACT), dtype=torch.float64, device="cpu").round().long()
+        rows = torch.linspace(0, seen.n - 1, min(seen.n, 2_000), dtype=torch.float64, device="cpu").round().long()
         points = seen.X[rows.to(seen.X.device)]
         dictionary = Dictionary(points, torch.ones_like(points[:, 0]), None)
     if dictionary.m < seen.n:

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from sparse_bo import Storage
 from sparse_bo.gp.diagnostics import leave_one_out, trend
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, RandomSearch
@@ -172,11 +173,10 @@ def test_a_trend_is_that_of_least_squares_with_a_level_per_group():
     assert trend(torch.ones(40), t, torch.zeros(40, dtype=torch.int64)) is None
 
 
-def test_an_audit_needs_the_arms_that_were_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.journal.files.STORED_ARMS_BYTES", 8)
-    path = tmp_path / "run.db"
-    with AskTell(arms(), BBKB(), storage=path) as loop:
+def test_an_audit_needs_the_arms_that_were_not_recorded(tmp_path):
+    path = tmp_path / "run.journal"
+    with AskTell(arms(), BBKB(), storage=Storage(path, arms_bytes=8)) as loop:
         loop.run(lambda X: X[:, 0], 20)
-    with pytest.raises(ValueError, match="too many to be kept in it; pass arms="):
+    with pytest.raises(ValueError, match="are not in it .*; pass arms="):
         audit_run(path)
     assert audit_run(path, arms=arms()).recorded.told == 20

@@ -82,7 +82,7 @@ def test_the_page_of_a_built_in_problem_has_its_regret(folder):
     ("arguments", "message"),
     [
         (["run", "--space", "space.toml"], "--space needs --objective"),
-        ([*RUN, "--grid", "3x3"], "--space contradicts"),
+        ([*RUN, "--grid", "3x3"], "got --space with another"),
         ([*RUN[:3], "--space", "none.toml"], "none.toml"),
         ([*RUN[:3], "--space", "named_experiment.py"], "ending in .toml or .json"),
         ([*RUN, "--problem", "cadata"], "--problem"),

@@ -190,7 +190,7 @@ def test_a_refuted_certificate_is_said_in_summary_and_report(tmp_path):
     assert done.exit_code == 0, done.output
     assert "REFUTED: " in done.output
     assert "predicted before" in done.output
-    assert "mean results in the intervals promised before" in done.output
+    assert "mean results in the intervals predicted before" in done.output
     told = invoke("report", str(tmp_path / "run.db"), "--out", str(tmp_path))
     assert "REFUTED: " in told.output
     assert "REFUTED: " in invoke("audit", str(tmp_path / "run.db")).output

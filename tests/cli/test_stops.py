@@ -63,7 +63,7 @@ def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path
     assert done.exit_code == 130
     assert "regret per evaluation" in done.stdout
     assert f"random: finished before it: bbkb, epsilon-greedy, whose histories are in {tmp_path}\n" in done.stderr
-    assert "run --policy random --storage run.db\n" in done.stderr
+    assert "run --policy random --storage run.journal\n" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {f"gp-draw-{name}-seed0.jsonl" for name in ("bbkb", "epsilon-greedy")}
     monkeypatch.setattr(
         AskTell,

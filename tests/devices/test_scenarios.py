@@ -13,7 +13,7 @@ import torch
 from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
-from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, TrustRegion, maximize
+from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, Storage, TrustRegion, maximize
 from sparse_bo.dictionary import FixedSampler
 from sparse_bo.domains import Box
 from sparse_bo.evaluations import Workers
@@ -75,24 +75,23 @@ def test_a_box_is_filled_as_on_the_cpu(accelerator):
 
 
 @pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
-def test_every_policy_goes_on_after_a_resume(domain, name, accelerator, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+def test_every_policy_goes_on_after_a_resume(domain, name, accelerator, tmp_path):
+    storage = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     reference, half = started(domain, name, accelerator), every.BUDGET[domain] // 2
     reference.run(waves, half)  # the last batch of a run is cut short
     reference.run(waves, every.BUDGET[domain] - half)
-    with started(domain, name, accelerator, storage=tmp_path / "run.db") as loop:
+    with started(domain, name, accelerator, storage=storage) as loop:
         loop.run(waves, half)
-    with AskTell.resume(tmp_path / "run.db") as loop:
+    with AskTell.resume(storage) as loop:
         assert loop._engine.domain.device == accelerator
         loop.run(waves, every.BUDGET[domain] - half)
         assert loop.history.points == reference.history.points
         assert loop.history.indices == reference.history.indices
 
 
-def test_a_run_moves_between_devices(accelerator, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+def test_a_run_moves_between_devices(accelerator, tmp_path):
     expected = AskTell(arms(), BBKB(**PRIOR), seed=1).run(waves, 24).history.indices
-    path = tmp_path / "run.db"
+    path = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     with AskTell(arms(), BBKB(**PRIOR), seed=1, storage=path) as loop:
         loop.run(waves, 8)
     for device in (accelerator, CPU):
@@ -121,13 +120,13 @@ def test_tensors_of_a_policy_may_be_on_the_device(make, journaled, accelerator, 
     reference = AskTell(arms(), make(CPU), seed=2)
     reference.run(waves, 10)
     expected = reference.run(waves, 10).history.indices
-    storage = tmp_path / "run.db" if journaled else None
+    storage = tmp_path / "run.journal" if journaled else None
     with AskTell(arms().to(accelerator), make(accelerator), seed=2, storage=storage) as loop:
         loop.run(waves, 10)
         if not journaled:
             loop.run(waves, 10)
     if journaled:
-        with AskTell.resume(tmp_path / "run.db") as loop:
+        with AskTell.resume(tmp_path / "run.journal") as loop:
             loop.run(waves, 10)
     assert loop.history.indices == expected
 
@@ -164,9 +163,9 @@ def test_the_default_device_changes_nothing(domain, name, where, second: Second,
     keyword, make = DOMAINS[domain]
     X, half = make().to(where), every.BUDGET[domain] // 2
     with torch.device("second"):
-        with AskTell(policy=every.policy_of(domain, name), seed=4, storage=tmp_path / "run.db", **{keyword: X}) as loop:
+        with AskTell(policy=every.policy_of(domain, name), seed=4, storage=tmp_path / "run.journal", **{keyword: X}) as loop:
             loop.run(waves, half)
-        with AskTell.resume(tmp_path / "run.db") as loop:
+        with AskTell.resume(tmp_path / "run.journal") as loop:
             loop.run(waves, every.BUDGET[domain] - half)
     reference = started(domain, name, CPU)
     reference.run(waves, half)

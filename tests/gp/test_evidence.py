@@ -154,8 +154,8 @@ def test_quick_functions_of_one_input_each_are_found_as_a_sum():
     assert found.additive
     assert found.rest < 0.2
     assert float(found.alone.max()) < 0.2
-    K = found.correlation(X, X) + found.noise * torch.eye(160, dtype=torch.float64)
-    means = found.mean + found.correlation(new, X) @ torch.linalg.solve(K, y / y.std() - found.mean)
+    K = found.cross(X, X) + found.noise * torch.eye(160, dtype=torch.float64)
+    means = found.mean + found.cross(new, X) @ torch.linalg.solve(K, y / y.std() - found.mean)
     assert float((means * y.std() - truth).square().mean() / truth.var()) < 0.01
     again = learn(X, y / y.std(), kernel=ADDITIVE, start=found, max_steps=60)
     assert again.evidence >= found.evidence - 1e-6
@@ -185,14 +185,14 @@ def test_correlations_slope_as_autograd_says(kernel):
     slopes = learned.slopes(U.detach(), X)
     assert torch.allclose(slopes.value, value.detach(), rtol=0.0, atol=1e-14)
     assert torch.allclose(slopes.gradient(c), gradient, rtol=0.0, atol=1e-12)
-    assert float(learned.correlation(X, X).diagonal().sub(1.0).abs().max()) < 1e-14
+    assert float(learned.cross(X, X).diagonal().sub(1.0).abs().max()) < 1e-14
 
 
 def test_the_reach_of_a_sum_is_its_curvature():
     X, y = data()
     learned = learn(X, y, kernel=ADDITIVE, start=None, max_steps=5)
     step = 1e-4
-    moved = learned.correlation(step * torch.eye(3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)).squeeze(-1)
+    moved = learned.cross(step * torch.eye(3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)).squeeze(-1)
     curvature = learned.shares / learned.alone.square() + learned.rest * (5.0 / 3.0) / learned.lengthscales.square()
     assert torch.allclose(2.0 * (1.0 - moved) / step**2, curvature, rtol=1e-3)
     assert torch.allclose(learned.reach, curvature.rsqrt(), rtol=1e-12)

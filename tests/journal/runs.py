@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import gpytorch
 import torch
 
 from sparse_bo import BBKB, AskTell
 from sparse_bo.errors import PendingBatchError
-from sparse_bo.journal import Journal
+from sparse_bo.journal.format import Record, frame, header, read_header, scan
 
 BUDGET = 120
 
@@ -46,13 +49,31 @@ def step(loop: AskTell, *, budget: int = BUDGET) -> tuple[int, float] | None:
     return ticket, told
 
 
-def kill(journal: Journal) -> None:
-    """Leave a journal as a killed process would: file and log stay as they are, and what is queued is lost."""
-    journal._left.detach()
-    journal._log.abandon()
+def killed(loop: AskTell, path: Path) -> None:
+    """Leave a journal as if the process of the loop had been killed now."""
+    data = path.read_bytes()
+    loop.close()
+    path.write_bytes(data)
 
 
 def finished(loop: AskTell, *, budget: int = BUDGET) -> AskTell:
     while loop.asked < budget or loop.pending:
         step(loop, budget=budget)
     return loop
+
+
+def records(data: bytes) -> list[Record]:
+    """Return the records in the bytes of a journal."""
+    _, _, start = read_header(data)
+    return list(scan(data, start))
+
+
+def rewritten(data: bytes, change: Callable[[bytes, bytes], tuple[bytes, bytes] | None]) -> bytes:
+    """Return a journal whose records are changed: kind and payload to kind and payload, or ``None`` to leave a record out."""
+    made, end = header("0.1.0")
+    for record in records(data):
+        changed = change(record.kind, bytes(record.payload))
+        if changed is not None:
+            part, end = frame(*changed, end)
+            made += part
+    return made

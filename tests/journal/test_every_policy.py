@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import sparse_bo.runs.recorder
-from sparse_bo import AskTell
+from sparse_bo import AskTell, Storage
 from sparse_bo.cli.presets import POLICIES
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.runs.engine import Engine
@@ -72,23 +71,35 @@ def test_every_policy_is_here():
 
 
 CASES = [("snapshots", *run) for run in RUNS] + [("replay", *run) for run in REPLAYED]
+SAMPLED = [
+    *(
+        ("snapshots", "arms", name)
+        for name in ("bbkb", "sbpe", "mini-meta", "s-gp-ts-arms", "expected-improvement", "two-stage")
+    ),
+    *(("snapshots", "box", name) for name in ("bbkb", "sbpe", "gssbo", "qff-ts", "trust-region", "rembo")),
+    *(("replay", *run) for run in (("arms", "bbkb"), ("arms", "sbpe"), ("box", "gssbo"), ("box", "trust-region"))),
+]
+"""One of each family of states per change; all of them nightly."""
 
 
-@pytest.mark.parametrize(("way", "domain", "name"), CASES, ids=["-".join(case) for case in CASES])
+@pytest.mark.parametrize(
+    ("way", "domain", "name"),
+    [pytest.param(*case, id="-".join(case), marks=[] if case in SAMPLED else pytest.mark.slow) for case in CASES],
+)
 def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(way, domain, name, tmp_path, monkeypatch):
     often = way == "snapshots"
-    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+    storage = Storage(tmp_path / "run.journal", replay_seconds=0.0 if often else math.inf)
     reference, expected = uninterrupted(domain, name)
-    loop, log = started(domain, name, storage=tmp_path / "run.db"), []
+    loop, log = started(domain, name, storage=storage), []
     updates = []
-    update = Engine._updated
-    monkeypatch.setattr(Engine, "_updated", lambda self, *args: (updates.append(1), update(self, *args))[1])
+    update = Engine.folded
+    monkeypatch.setattr(Engine, "folded", lambda self: (updates.append(1), update(self))[1])
     for share in (0.5, 0.7, 0.9) if often else (0.8,):
         while len(log) < int(share * len(expected)):
             step(loop, BUDGET[domain], log)
         loop.close()
         before = len(updates)
-        loop = AskTell.resume(tmp_path / "run.db")
+        loop = AskTell.resume(storage)
         assert (len(updates) == before) == often  # with a snapshot of the last update, none is made again
         assert loop.pending == loop.reissue().tickets
     finished(loop, BUDGET[domain], log)

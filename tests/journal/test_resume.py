@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import tempfile
-from pathlib import Path
+import random
+from types import SimpleNamespace
 
 import gpytorch
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-import sparse_bo.runs.recorder
-from sparse_bo import BBKB, BKB, GPBUCB, AskTell, Float, Int, maximize
+import sparse_bo.journal
+import sparse_bo.runs.engine
+from sparse_bo import BBKB, BKB, GPBUCB, AskTell, Float, Int, Storage, maximize
 from sparse_bo.dictionary import FixedSampler, UniformSampler
-from sparse_bo.errors import PendingBatchError, ResumeWarning
+from sparse_bo.domains import Box
+from sparse_bo.errors import ResumeWarning
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
+from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import read_run
 from sparse_bo.widths import ConstantWidth
-from tests.journal.runs import arms, finished, kill, policy, step
+from tests.journal.runs import arms, finished, policy, records, rewritten, step
 
 
 def matern() -> gpytorch.kernels.Kernel:
@@ -46,31 +47,31 @@ POLICIES = {
 BUDGET = 40
 
 
-@pytest.mark.parametrize("often", [True, False], ids=["snapshots", "replay"])
+@pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("chosen", POLICIES.values(), ids=POLICIES)
-def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, often, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0 if often else math.inf)
+def test_a_run_resumed_again_and_again_is_the_uninterrupted_one(chosen, seconds, tmp_path):
+    storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
     reference = finished(AskTell(arms(), chosen, seed=3), budget=BUDGET)
-    loop, steps = AskTell(arms(), chosen, seed=3, storage=tmp_path / "run.db"), 0
+    loop, steps = AskTell(arms(), chosen, seed=3, storage=storage), 0
     while loop.asked < BUDGET or loop.pending:
         if steps % 13 == 7:
             loop.close()
             asked, pending, rows = loop.asked, loop.pending, loop.history.rows
-            loop = AskTell.resume(tmp_path / "run.db")
+            loop = AskTell.resume(storage)
             assert (loop.asked, loop.pending, loop.history.indices) == (asked, pending, [i for r in rows for i in r.indices])
         step(loop, budget=BUDGET)
         steps += 1
     assert loop.history.indices == reference.history.indices
     assert loop.result().best_mean == pytest.approx(reference.result().best_mean, abs=1e-10)
     loop.close()
-    assert read_run(tmp_path / "run.db").history.indices == reference.history.indices
+    assert read_run(tmp_path / "run.journal").history.indices == reference.history.indices
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_a_run_on_a_box_is_resumed(dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
+def test_a_run_on_a_box_is_resumed(dtype, tmp_path):
+    storage = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     bounds = torch.tensor([[0.0, -1.0], [1.0, 3.0]], dtype=dtype)
-    reference, loop = (AskTell(bounds=bounds, policy=RandomSearch(), seed=2, storage=p) for p in (None, tmp_path / "run.db"))
+    reference, loop = (AskTell(bounds=bounds, policy=RandomSearch(), seed=2, storage=p) for p in (None, storage))
     for k in range(12):
         for one in (reference, loop):
             one.ask()
@@ -78,7 +79,7 @@ def test_a_run_on_a_box_is_resumed(dtype, tmp_path, monkeypatch):
                 batch = one.reissue(one.pending[:2])
                 one.tell(batch.tickets, batch.X.sum(dim=-1))
         loop.close()
-        loop = AskTell.resume(tmp_path / "run.db")
+        loop = AskTell.resume(storage)
     assert torch.equal(loop.state.X, reference.state.X)
     assert torch.equal(loop.reissue().X, reference.reissue().X)
     assert loop.reissue().X.dtype == dtype
@@ -88,25 +89,25 @@ def test_a_run_on_a_box_is_resumed(dtype, tmp_path, monkeypatch):
 def test_initial_observations_failures_and_notes_are_there_again(tmp_path):
     index = torch.tensor([3, 3, 8])
     chosen = policy(ratio_threshold=50.0)
-    loop = AskTell(arms(), chosen, initial=(index, index.double()), storage=tmp_path / "run.db", notes={"lab": "B12"})
+    loop = AskTell(arms(), chosen, initial=(index, index.double()), storage=tmp_path / "run.journal", notes={"lab": "B12"})
     batch = loop.ask(2)
     loop.fail(batch.tickets[:1])
     rows = loop.history.rows
     loop.close()
-    again = AskTell.resume(tmp_path / "run.db")
+    again = AskTell.resume(tmp_path / "run.journal")
     assert again.about["notes"] == {"lab": "B12"}
     assert again.state.pulls == 3
     assert again.history.rows[0].indices == rows[0].indices == [3, 3, 8]
     assert again.pending == batch.tickets[1:]
     again.close()
-    run = read_run(tmp_path / "run.db")
+    run = read_run(tmp_path / "run.journal")
     assert (run.asked, run.told, run.failed) == (2, 3, 1)
 
 
 @pytest.mark.parametrize("where", ["arms", "box", "float32 box", "space"])
 def test_initial_observations_of_another_run_are_refused(where, tmp_path):
     """They would be lost without a word; those of the run itself, as in a script that is run again, are taken."""
-    how = {"policy": RandomSearch(batch_size=2), "budget": 4, "storage": tmp_path / "run.db"}
+    how = {"policy": RandomSearch(batch_size=2), "budget": 4, "storage": tmp_path / "run.journal"}
     dtype = torch.float32 if where == "float32 box" else torch.float64
     x = torch.tensor([[0.1, 0.2], [0.7, 0.3]], dtype=dtype)
     domain, inputs, others = {
@@ -124,7 +125,7 @@ def test_initial_observations_of_another_run_are_refused(where, tmp_path):
     maximize(objective, **domain, **how, initial=(inputs, y), resume=True)
     maximize(objective, **domain, **how, resume=True)
     for initial in ((others, y), (inputs, 2 * y), (inputs[:1], y[:1])):
-        with pytest.raises(ValueError, match=r"run.db began with other observations, or with none; .* another storage="):
+        with pytest.raises(ValueError, match=r"run.journal began with other observations, or with none; .* another storage="):
             maximize(objective, **domain, **how, initial=initial, resume=True)
     how["storage"] = tmp_path / "other.db"
     maximize(objective, **domain, **how)
@@ -134,11 +135,11 @@ def test_initial_observations_of_another_run_are_refused(where, tmp_path):
 
 def test_bounds_of_another_dtype_are_another_run(tmp_path):
     bounds, how = torch.tensor([[0.0], [1.0]], dtype=torch.float64), {"budget": 2, "policy": RandomSearch()}
-    maximize(lambda X: X.sum(-1), bounds=bounds, **how, storage=tmp_path / "run.db")
+    maximize(lambda X: X.sum(-1), bounds=bounds, **how, storage=tmp_path / "run.journal")
     with pytest.raises(
         ValueError, match=r"of torch.float64; this call asks for others, of torch.float32; take another storage="
     ):
-        maximize(lambda X: X.sum(-1), bounds=bounds.float(), **how, storage=tmp_path / "run.db", resume=True)
+        maximize(lambda X: X.sum(-1), bounds=bounds.float(), **how, storage=tmp_path / "run.journal", resume=True)
 
 
 def test_initial_observations_are_in_the_journal_from_its_creation_on(tmp_path, monkeypatch):
@@ -151,34 +152,33 @@ def test_initial_observations_are_in_the_journal_from_its_creation_on(tmp_path, 
         raise Killed
 
     index = torch.tensor([3, 3, 8])
-    for name in ("append", "queue_row"):
-        monkeypatch.setattr(sparse_bo.journal.Journal, name, killed)
+    monkeypatch.setattr(sparse_bo.journal.Writer, "write", killed)
     monkeypatch.setattr(sparse_bo.runs.engine.Engine, "observed", killed)
     with pytest.raises(Killed):
-        AskTell(arms(), policy(), initial=(index, index.double()), storage=tmp_path / "run.db")
+        AskTell(arms(), policy(), initial=(index, index.double()), storage=tmp_path / "run.journal")
     monkeypatch.undo()
-    assert read_run(tmp_path / "run.db").told == 3
-    with AskTell.resume(tmp_path / "run.db") as again:
+    assert read_run(tmp_path / "run.journal").told == 3
+    with AskTell.resume(tmp_path / "run.journal") as again:
         assert again.state.pulls == 3
         assert again.history.rows[0].values == [3.0, 3.0, 8.0]
 
 
 def test_policies_that_cannot_freeze_their_states_are_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", 0.0)
+    storage = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     monkeypatch.setattr(ArmUCB, "freeze", lambda self, state: None)
     reference = finished(AskTell(arms(), policy(), seed=3), budget=BUDGET)
-    loop = AskTell(arms(), policy(), seed=3, storage=tmp_path / "run.db")
+    loop = AskTell(arms(), policy(), seed=3, storage=storage)
     for _ in range(50):
         step(loop, budget=BUDGET)
     loop.close()
-    loop = AskTell.resume(tmp_path / "run.db")
+    loop = AskTell.resume(storage)
     assert finished(loop, budget=BUDGET).history.indices == reference.history.indices
     loop.close()
 
 
 def recorded(tmp_path, chosen=None, **settings):
-    path = tmp_path / "run.db"
-    loop = AskTell(settings.pop("arms", arms()), chosen or policy(), storage=path, **settings)
+    path = tmp_path / "run.journal"
+    loop = AskTell(settings.pop("arms", arms()), chosen or policy(), **{"storage": path, **settings})
     for _ in range(20):
         step(loop)
     loop.close()
@@ -202,15 +202,14 @@ def test_a_box_in_place_of_arms_is_refused(tmp_path):
 
 
 def test_numbers_of_numpy_are_kept_as_plain_ones(tmp_path):
-    AskTell(arms(), policy(), seed=np.int64(3), certify_every=np.int32(2), storage=tmp_path / "run.db").close()
-    with AskTell.resume(tmp_path / "run.db") as loop:
+    AskTell(arms(), policy(), seed=np.int64(3), certify_every=np.int32(2), storage=tmp_path / "run.journal").close()
+    with AskTell.resume(tmp_path / "run.journal") as loop:
         assert loop.about["seed"] == 3
 
 
-def test_large_arm_sets_are_not_kept_and_must_be_given(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparse_bo.journal.files.STORED_ARMS_BYTES", 100)
-    path = recorded(tmp_path)
-    with pytest.raises(ValueError, match="the 40 arms of .* were too many to be kept in it; pass arms="):
+def test_large_arm_sets_are_not_recorded_and_must_be_passed(tmp_path):
+    path = recorded(tmp_path, storage=Storage(tmp_path / "run.journal", arms_bytes=100))
+    with pytest.raises(ValueError, match=r"the 40 arms of .* are not in it \(too many, or damaged\); pass arms="):
         AskTell.resume(path)
     AskTell.resume(path, arms=arms()).close()
 
@@ -243,28 +242,22 @@ def test_a_policy_with_parts_of_the_users_own_must_be_given(tmp_path):
         AskTell.resume(path, policy=policy(covar_module=gpytorch.kernels.RBFKernel().double()))
 
 
-def test_a_new_run_does_not_overwrite_an_old_one(tmp_path):
-    path = recorded(tmp_path)
-    with pytest.raises(FileExistsError, match=r"go on with it by AskTell.resume"):
-        AskTell(arms(), policy(), storage=path)
-    with pytest.raises(FileNotFoundError, match="expected a journal at"):
-        AskTell.resume(tmp_path / "other.db")
-    with pytest.raises(FileNotFoundError, match="the folder .* of the journal to exist"):
-        AskTell(arms(), policy(), storage=tmp_path / "none" / "run.db")
-
-
 def test_bad_arguments_leave_no_file_behind(tmp_path):
     with pytest.raises(ValueError, match="initial inputs"):
-        AskTell(arms(), policy(), storage=tmp_path / "run.db", initial=(torch.tensor([99]), torch.zeros(1)))
+        AskTell(arms(), policy(), storage=tmp_path / "run.journal", initial=(torch.tensor([99]), torch.zeros(1)))
     with pytest.raises(TypeError, match="not JSON serializable"):
-        AskTell(arms(), policy(), storage=tmp_path / "run.db", notes={"a": object()})
-    assert not (tmp_path / "run.db").exists()
+        AskTell(arms(), policy(), storage=tmp_path / "run.journal", notes={"a": object()})
+    assert not (tmp_path / "run.journal").exists()
 
 
-def test_picks_that_come_out_differently_warn_and_the_recorded_ones_stay(tmp_path, monkeypatch):
+def test_picks_that_come_out_differently_warn_and_the_recorded_ones_stay(tmp_path):
     path = recorded(tmp_path)
+
+    def other_pick(kind, payload):
+        return (kind, payload[:-8] + (39).to_bytes(8, "little")) if kind == b"ask " else (kind, payload)
+
+    path.write_bytes(rewritten(path.read_bytes(), other_pick))
     before = read_run(path)
-    monkeypatch.setattr(sparse_bo.policies.bandits.policy.UCBPolicy, "_design_size", lambda self, arms: 2)
     with pytest.warns(ResumeWarning, match="the recorded ones stay"):
         loop = AskTell.resume(path)
     assert loop.asked == before.asked
@@ -273,103 +266,65 @@ def test_picks_that_come_out_differently_warn_and_the_recorded_ones_stay(tmp_pat
 
 
 def test_an_update_that_fails_is_made_up_for_after_a_resume(tmp_path, monkeypatch):
-    loop = AskTell(arms(), policy(), seed=1, storage=tmp_path / "run.db")
+    loop = AskTell(arms(), policy(), seed=1, storage=tmp_path / "run.journal")
     batch = loop.ask()
     with monkeypatch.context() as patch:
         patch.setattr(ArmUCB, "tell", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of memory")))
         with pytest.raises(RuntimeError, match="out of memory"):
             loop.tell(batch.tickets, [1.0])
     loop.close()
-    again = AskTell.resume(tmp_path / "run.db")
+    again = AskTell.resume(tmp_path / "run.journal")
     assert again.state.pulls == 1
     again.close()
 
 
-class Interleavings(RuleBasedStateMachine):
-    """Any order of ask, tell, fail, reissue, close, crash and resume, beside the same run without a journal."""
-
-    @initialize(kind=st.sampled_from(["global", "local", "gp-bucb"]))
-    def start(self, kind):
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name) / "run.db"
-        self.policy = policy(stop_rule=kind)
-        self.loop = AskTell(arms(), self.policy, seed=5, storage=self.path)
-        self.twin = AskTell(arms(), self.policy, seed=5)
-        self.told, self.failed, self.picks = {}, set(), {}
-
-    @rule(q=st.integers(1, 7))
-    def ask(self, q):
-        outcomes = []
-        for loop in (self.loop, self.twin):
-            try:
-                batch = loop.ask(q)
-                outcomes.append((batch.tickets, batch.indices.tolist()))
-            except PendingBatchError as error:
-                outcomes.append(error.needed)
-        assert outcomes[0] == outcomes[1]
-        if isinstance(outcomes[0], tuple):
-            assert not set(outcomes[0][0]) & set(self.picks)
-            self.picks.update(zip(*outcomes[0], strict=True))
-            self.check_rule()
-
-    def check_rule(self):
-        posterior, rule = self.loop.state.posterior, self.policy.parts.stop_rule
-        if posterior is not None and rule.kind != "local":
-            before_the_last = self.loop._engine.ledger.picks()[:-1]
-            assert float(rule.costs(posterior.leverages[before_the_last]).sum()) <= rule.allowance + 1e-9
-
-    @precondition(lambda self: self.loop.pending)
-    @rule(data=st.data(), nan=st.booleans())
-    def tell(self, data, nan):
-        tickets = data.draw(st.lists(st.sampled_from(self.loop.pending), unique=True, min_size=1, max_size=6))
-        values = [math.nan if nan and t % 2 else 0.01 * ((37 * t + self.picks[t]) % 101) for t in tickets]
-        for loop in (self.loop, self.twin):
-            loop.tell(tickets, values)
-        self.told.update({t: v for t, v in zip(tickets, values, strict=True) if v == v})
-        self.failed |= {t for t, v in zip(tickets, values, strict=True) if v != v}
-
-    @precondition(lambda self: self.loop.pending)
-    @rule(data=st.data())
-    def fail(self, data):
-        tickets = data.draw(st.lists(st.sampled_from(self.loop.pending), unique=True, min_size=1, max_size=3))
-        for loop in (self.loop, self.twin):
-            loop.fail(tickets)
-        self.failed |= set(tickets)
-
-    @rule()
-    def reissue(self):
-        batch = self.loop.reissue()
-        assert batch.tickets == self.loop.pending
-        assert batch.indices.tolist() == [self.picks[t] for t in batch.tickets]
-
-    @rule(crash=st.booleans())
-    def resume(self, crash):
-        if crash:  # what is queued is lost with the process
-            kill(self.loop._steps.recorder.journal)
-        else:
-            self.loop.close()
-        self.loop = AskTell.resume(self.path)
-
-    @invariant()
-    def nothing_is_lost_or_made_up(self):
-        loop = self.loop
-        assert loop.pending == self.twin.pending == [t for t in self.picks if t not in self.told and t not in self.failed]
-        assert loop.asked == len(self.picks)
-        waiting = loop._engine.ledger.answers()
-        taken_in = [v for row in loop.history.rows for v in row.values if v == v]
-        assert sorted(taken_in + [v for v in waiting[1] if v == v]) == sorted(self.told.values())
-        assert loop.state.pulls == len(taken_in)
-        assert float(loop.state.observations.sums.sum()) == pytest.approx(sum(taken_in), abs=1e-9)
-
-    def teardown(self):
-        if hasattr(self, "loop"):
-            self.loop.close()
-            self.folder.cleanup()
+def kills(data: bytes, *, count: int) -> list[int]:
+    """Return sizes of a journal at which a kill may leave it: after records and within them, spread over the run."""
+    ends = [record.end.offset for record in records(data)][1:]
+    sizes = {*ends, *(end + 1 for end in ends[:-1]), *((a + b) // 2 for a, b in itertools.pairwise(ends))}
+    return sorted(random.Random(0).sample(sorted(sizes), min(count, len(sizes))))
 
 
-@pytest.mark.parametrize("snapshot_seconds", [0.0, 0.01])
-def test_any_interleaving_keeps_the_invariants(snapshot_seconds, monkeypatch):
-    monkeypatch.setattr(sparse_bo.runs.recorder, "SNAPSHOT_SECONDS", snapshot_seconds)
-    run_state_machine_as_test(
-        Interleavings, settings=settings(max_examples=12, stateful_step_count=30, deadline=None, derandomize=True)
-    )
+@pytest.mark.parametrize("count", [24, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_at_any_byte_goes_on_as_if_nothing_had_been(count, tmp_path, caplog):
+    path, cut = tmp_path / "run.journal", tmp_path / "cut.journal"
+    loop = finished(AskTell(arms(), policy(), seed=3, storage=Storage(path, replay_seconds=0.0)), budget=BUDGET)
+    loop.close()
+    data, asked = path.read_bytes(), []
+    for size in kills(data, count=count):
+        cut.write_bytes(data[:size])
+        with AskTell.resume(cut) as again:
+            asked.append(again.asked)
+            assert again.asked - len(again.pending) == sum(
+                len(event.tickets) for event in sparse_bo.journal.Journal(cut, data[:size]).events() if event.kind == "tell"
+            )
+            assert finished(again, budget=BUDGET).history.indices == loop.history.indices
+        assert repr(read_run(cut).history.column("values")) == repr(loop.history.column("values"))
+    assert asked == sorted(asked)
+    assert len(set(asked)) > 5
+    assert "is cut off" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf])
+def test_snapshots_are_recorded_after_every_update_or_never(seconds, tmp_path):
+    storage = Storage(tmp_path / "run.journal", replay_seconds=seconds)
+    with AskTell(arms(), policy(), seed=3, storage=storage) as loop:
+        finished(loop, budget=BUDGET)
+    found = sum(record.kind == b"snap" for record in records(storage.path.read_bytes()))
+    assert found == (len(loop.history.rows) if not seconds else 0)
+
+
+def test_snapshots_of_a_long_run_are_ever_rarer_and_a_replay_is_a_hundredth_of_it(tmp_path):
+    """A run of 1,000 updates of a second each, its state 100 kB."""
+    path = tmp_path / "run.journal"
+    state = {"x": torch.zeros(12_500, dtype=torch.float64)}
+    engine = SimpleNamespace(rows=[], row_tickets=[], seconds=0.0, freeze=lambda: state)
+    recorder, longest = Recorder.create(path, {"seed": 0}, Box(torch.tensor([[0.0], [1.0]]).double()), None), 0.0
+    for _ in range(1000):
+        engine.seconds += 1.0
+        longest = max(longest, engine.seconds)
+        recorder.updated(engine)
+    recorder.close()
+    count = sum(record.kind == b"snap" for record in records(path.read_bytes()))
+    assert 150 <= count <= 250
+    assert 5.0 < longest < 0.5 + 0.5 * 2 + 0.01 * 1000 + 2.0

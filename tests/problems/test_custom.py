@@ -102,7 +102,7 @@ def test_a_grid_that_cannot_be_read_is_named(text, message):
 
 @pytest.mark.parametrize("text", ["1000000000000", "0:1:1000000000000,0:1:2"])
 def test_axes_that_do_not_fit_into_memory_are_named_before_they_are_made(text):
-    with pytest.raises(MemoryError, match=f"--grid {text} needs 37,253 GiB for its axes, and .* are free"):
+    with pytest.raises(MemoryError, match=f"free memory, got {text} with 37,253 GiB"):
         parsed_grid(text)
 
 
@@ -121,9 +121,9 @@ def test_functions_and_methods_are_found_in_the_working_folder(folder):
         ("experiment.py:measure", "without .py"),
         ("sub/experiment.py:measure", "without .py"),
         ("here/experiment:measure", "with dots"),
-        ("nowhere:measure", "there is no module 'nowhere' for"),
-        ("nowhere.deep:measure", "there is no module 'nowhere' for"),
-        ("experiment.deep:measure", "there is no module 'experiment.deep' for"),
+        ("nowhere:measure", "no module 'nowhere' is in"),
+        ("nowhere.deep:measure", "no module 'nowhere' is in"),
+        ("experiment.deep:measure", "no module 'experiment.deep' is in"),
         ("experiment:measured", "has no 'measured' for --objective; it has Bench, measure, one"),
         ("broken:measure", "importing 'broken' for --objective failed: ZeroDivisionError: division by zero"),
         ("needs:measure", "importing 'needs' for --objective failed: No module named 'absent_package'"),
@@ -260,8 +260,8 @@ def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_a
     [
         (["--grid", "9x9"], "--grid needs --objective package.module:function"),
         (["--arms-file", "arms.npy"], "--arms-file needs --objective"),
-        (["--objective", "experiment:measure"], "--objective needs arms to choose among: --arms-file FILE.npy, or --grid"),
-        (["--objective", "experiment:measure", "--grid", "9x9", "--arms-file", "arms.npy"], "contradict each other"),
+        (["--objective", "experiment:measure"], "got none; pass --arms-file FILE.npy, or --grid"),
+        (["--objective", "experiment:measure", "--grid", "9x9", "--arms-file", "arms.npy"], "got both; drop one"),
         (["--objective", "experiment:measure", "--grid", "9x9", "--problem", "cadata"], "--problem: of the built-in problems"),
         (
             ["--objective", "experiment:measure", "--grid", "9x9", "--noise-sd", "0", "--dims", "2"],

@@ -88,7 +88,7 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
     error.loop.release()
     with AskTell.resume(tmp_path / "run.db") as again:
         again.run(lambda X: X.sum(-1), 1)
-    with pytest.raises(StorageError, match="gone on with elsewhere"):
+    with pytest.raises(StorageError, match="written by another process since this loop released it"):
         error.loop.run(lambda X: X.sum(-1), 1)
 
 

@@ -166,7 +166,7 @@ def test_a_journal_that_is_there_already_stops_every_rank(tmp_path):
 
 def test_a_journal_that_cannot_be_written_stops_every_rank(tmp_path, monkeypatch):
     def full(self, answers):
-        if self._journal is not None:
+        if self._writer is not None:
             raise StorageError("disk full")
 
     monkeypatch.setattr(Recorder, "told", full)

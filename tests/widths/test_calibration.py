@@ -12,7 +12,7 @@ from sparse_bo import BBKB, AskTell
 from sparse_bo.gp.learning import scaled_rbf
 from sparse_bo.policies.bandits.arm_mechanism import BATCH_SHARE
 from sparse_bo.widths import CalibratedWidth, Confidence
-from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, Surprise
+from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, StandardisedErrors
 
 NOISE = 0.04
 
@@ -33,48 +33,48 @@ def confidence(calibration: float) -> Confidence:
     )
 
 
-def after(errors: float, *, leverage: float, n: int = 2000, seed: int = 0) -> Surprise:
-    """The surprise by n errors that are so many times as large as the model expects, told one at a time."""
+def after(errors: float, *, leverage: float, n: int = 2000, seed: int = 0) -> StandardisedErrors:
+    """The errors by n errors that are so many times as large as the model expects, told one at a time."""
     generator = torch.Generator().manual_seed(seed)
     z = errors * torch.randn(n, generator=generator, dtype=torch.float64)
     leverages = torch.full((n,), leverage, dtype=torch.float64)
     y = z * math.sqrt(NOISE * (1.0 + leverage))
-    surprise = Surprise()
+    errors = StandardisedErrors()
     for part in range(0, n, 10):
         rows = slice(part, part + 10)
-        surprise = surprise.after(y[rows], means=torch.zeros(10).double(), leverages=leverages[rows], regularization=NOISE)
-    return surprise
+        errors = errors.after(y[rows], means=torch.zeros(10).double(), leverages=leverages[rows], regularization=NOISE)
+    return errors
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_right_intervals_are_left_alone(seed: int) -> None:
-    surprise = after(1.0, leverage=9.0, seed=seed)
-    assert surprise.factor == pytest.approx(1.0, abs=0.3)
-    assert surprise.shown <= 1.1
-    assert CalibratedWidth()(confidence(surprise.shown)) == pytest.approx(2.0 * math.sqrt(NOISE), rel=0.1)
+    errors = after(1.0, leverage=9.0, seed=seed)
+    assert errors.factor == pytest.approx(1.0, abs=0.3)
+    assert errors.lower_factor <= 1.1
+    assert CalibratedWidth()(confidence(errors.lower_factor)) == pytest.approx(2.0 * math.sqrt(NOISE), rel=0.1)
 
 
 def test_errors_twice_as_large_widen_the_intervals() -> None:
-    surprise = after(2.0, leverage=9.0)
-    assert 1.2 < surprise.shown < surprise.factor < 2.2
+    errors = after(2.0, leverage=9.0)
+    assert 1.2 < errors.lower_factor < errors.factor < 2.2
 
 
 def test_known_points_tell_nothing() -> None:
     """Their errors are noise, whose variance the model learns by itself."""
-    surprise = after(3.0, leverage=1e-6)
-    assert surprise.factor == pytest.approx(1.0, abs=0.01)
+    errors = after(3.0, leverage=1e-6)
+    assert errors.factor == pytest.approx(1.0, abs=0.01)
 
 
 def test_one_wild_value_is_not_believed() -> None:
     one = torch.ones(1, dtype=torch.float64)
-    wild = Surprise().after(1e30 * one, means=0.0 * one, leverages=1e6 * one, regularization=NOISE)
+    wild = StandardisedErrors().after(1e30 * one, means=0.0 * one, leverages=1e6 * one, regularization=NOISE)
     expected = math.sqrt((TRUST + LARGEST**2) / (TRUST + 1.0))
     assert wild.factor == pytest.approx(expected, rel=1e-4)
-    assert wild.shown < 1.0
+    assert wild.lower_factor < 1.0
 
 
 def test_old_errors_are_forgotten() -> None:
-    before = Surprise(400.0, 40.0)
+    before = StandardisedErrors(400.0, 40.0)
     shares = torch.full((50,), 1e9, dtype=torch.float64)
     later = before.after(torch.zeros(50).double(), means=torch.zeros(50).double(), leverages=shares, regularization=NOISE)
     assert later.squares == pytest.approx(400.0 * math.exp(-50.0 / MEMORY), rel=1e-6)
@@ -114,10 +114,10 @@ def test_a_run_keeps_its_errors_over_a_resume(kind: str, tmp_path) -> None:
     path = tmp_path / "run.db"
     loop = AskTell(**where, policy=BBKB(), seed=0, storage=path)
     loop.run(rough, 30 if kind == "arms" else 16)
-    before = loop.state.fitted.surprise
+    before = loop.state.fitted.errors
     loop.close()
     again = AskTell.resume(path)
-    after = again.state.fitted.surprise  # a posterior fitted again has other round-off
+    after = again.state.fitted.errors  # a posterior fitted again has other round-off
     assert (after.squares, after.weight) == pytest.approx((before.squares, before.weight), rel=1e-9)
     assert before.weight > 0.0
     again.close()

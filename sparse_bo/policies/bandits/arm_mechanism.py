@@ -57,7 +57,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.widths import Confidence, NormWidth
-from sparse_bo.widths.calibration import Surprise
+from sparse_bo.widths.calibration import StandardisedErrors
 
 AHEAD = 256
 """With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
@@ -191,9 +191,9 @@ class ArmUCB(Mechanism[BanditState]):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
         gains = self.parts.width.gains(_leverages(before, surrogate, picks))
         information = (0.0 if before is None else before.information) + float(gains.sum())
-        surprise = Surprise() if before is None else _surprise(before, picks, y)
+        errors = StandardisedErrors() if before is None else _errors(before, picks, y)
         norm = self._norm(fit, observations)
-        width = self._width(fit, observations.pulls, information, surprise, norm)
+        width = self._width(fit, observations.pulls, information, errors, norm)
         with watch.phase("fit" if isinstance(fit, InMemoryPosterior) else "sweep"):
             posterior = arm_posterior(fit, width=width, stop_rule=self.parts.stop_rule)
         fitted = FittedArms(
@@ -202,8 +202,8 @@ class ArmUCB(Mechanism[BanditState]):
             width=width,
             information=information,
             pulls_at_learning=learned_at,
-            error_squares=surprise.squares,
-            error_weight=surprise.weight,
+            error_squares=errors.squares,
+            error_weight=errors.weight,
             rkhs_norm=norm,
         )
         return replace(told, fitted=fitted, seconds=watch.seconds)
@@ -281,7 +281,7 @@ class ArmUCB(Mechanism[BanditState]):
         form = quadratic_form(fit.state, means=observations.means, counts=observations.counts, regularization=noise)
         return width.estimated(form, regularization=noise)
 
-    def _width(self, fit: Fitted, pulls: int, information: float, surprise: Surprise, norm: float | None) -> float:
+    def _width(self, fit: Fitted, pulls: int, information: float, errors: StandardisedErrors, norm: float | None) -> float:
         surrogate = fit.prior
         return self.parts.width(
             Confidence(
@@ -292,7 +292,7 @@ class ArmUCB(Mechanism[BanditState]):
                 kappa_squared=surrogate.kappa_squared,
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
                 rkhs_norm=norm,
-                calibration=surprise.shown,
+                calibration=errors.lower_factor,
             )
         )
 
@@ -351,11 +351,11 @@ def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, pic
     return candidates._replace(previous_probabilities=kept, new=new)
 
 
-def _surprise(before: FittedArms, picks: Tensor, y: Tensor) -> Surprise:
+def _errors(before: FittedArms, picks: Tensor, y: Tensor) -> StandardisedErrors:
     """Return the one-step-ahead errors with those of the told arms."""
     posterior = before.posterior
     means, leverages = posterior.means_at(picks), posterior.leverages_at(picks)
-    return before.surprise.after(y, means=means, leverages=leverages, regularization=posterior.prior.regularization)
+    return before.errors.after(y, means=means, leverages=leverages, regularization=posterior.prior.regularization)
 
 
 def _leverages(before: FittedArms | None, surrogate: ArmPrior, picks: Tensor) -> Tensor:

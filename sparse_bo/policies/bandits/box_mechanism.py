@@ -25,7 +25,7 @@ from sparse_bo.models import SparseGP
 from sparse_bo.policies.bandits.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.bandits.fitted import Fitted
 from sparse_bo.policies.bandits.parts import WARM_START_POINTS, Parts
-from sparse_bo.policies.box_states import BoxState, freeze_points, design_points, thaw_points, told
+from sparse_bo.policies.box_states import BoxState, design_points, freeze_points, thaw_points, told
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,
@@ -40,7 +40,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import Report, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, botorch_beta
-from sparse_bo.widths.calibration import Surprise
+from sparse_bo.widths.calibration import StandardisedErrors
 from sparse_bo.widths.norms import observed_form
 
 
@@ -213,12 +213,12 @@ class BoxUCB(Mechanism[BoxUCBState]):
         with watch.phase("fit"):
             model = model_in(units, prior, after.X, after.y, dictionary=dictionary)
             effective_dimension = float(moments(model, prior, units, after.X)[0].sum())
-        surprise = Surprise()
+        errors = StandardisedErrors()
         leverages = prior_variances(prior, picks) / prior.regularization
         if before is not None:
             leverages, means = before.known(picks)
             given = before.prior.regularization
-            surprise = before.surprise.after(y, means=means, leverages=leverages, regularization=given)
+            errors = before.errors.after(y, means=means, leverages=leverages, regularization=given)
         information = (0.0 if before is None else before.information) + float(self.parts.width.gains(leverages).sum())
         norm = self._norm(prior, observations, dictionary)
         fitted = FittedBox(
@@ -229,11 +229,11 @@ class BoxUCB(Mechanism[BoxUCBState]):
             y=after.y,
             dictionary=dictionary,
             effective_dimension=effective_dimension,
-            width=self._width(prior, after, effective_dimension, information, surprise, norm),
+            width=self._width(prior, after, effective_dimension, information, errors, norm),
             information=information,
             pulls_at_learning=learned_at,
-            error_squares=surprise.squares,
-            error_weight=surprise.weight,
+            error_squares=errors.squares,
+            error_weight=errors.weight,
             rkhs_norm=norm,
         )
         return replace(after, fitted=fitted, seconds=watch.seconds)
@@ -313,7 +313,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
         after: BoxUCBState,
         effective_dimension: float,
         information: float,
-        surprise: Surprise,
+        errors: StandardisedErrors,
         norm: float | None,
     ) -> float:
         seen = torch.cat([self.box.bounds, after.X])
@@ -326,7 +326,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
                 kappa_squared=float(prior_variances(prior, seen).max()),  # of a stationary kernel, its supremum
                 ratio_threshold=self.parts.stop_rule.ratio_threshold,
                 rkhs_norm=norm,
-                calibration=surprise.shown,
+                calibration=errors.lower_factor,
             )
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparse_bo.policies.persistence import KEPT, kept_since
-from sparse_bo.widths.calibration import Surprise
+from sparse_bo.policies.persistence import KEPT
+from sparse_bo.widths.calibration import StandardisedErrors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -18,14 +18,14 @@ class Fitted:
     """Sum of the width's gains over all pulls."""
     pulls_at_learning: int = field(metadata=KEPT)
     """Pulls when hyper-parameters were last learned; 0 if never."""
-    error_squares: float = field(metadata=kept_since(0.0))
-    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.Surprise`."""
-    error_weight: float = field(metadata=kept_since(0.0))
+    error_squares: float = field(metadata=KEPT)
+    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.StandardisedErrors`."""
+    error_weight: float = field(metadata=KEPT)
     """Their weight, see there."""
-    rkhs_norm: float | None = field(default=None, metadata=kept_since(None))
+    rkhs_norm: float | None = field(default=None, metadata=KEPT)
     """F in the width where it is estimated; else ``None``."""
 
     @property
-    def surprise(self) -> Surprise:
+    def errors(self) -> StandardisedErrors:
         """The recent one-step-ahead errors."""
-        return Surprise(self.error_squares, self.error_weight)
+        return StandardisedErrors(self.error_squares, self.error_weight)

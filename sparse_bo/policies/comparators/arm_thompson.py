@@ -31,9 +31,9 @@ QUADRATURE_TOLERANCE = 0.01
 
 
 class _Best:
-    """The best arm of each of q draws, over the chunks of a sweep; the first of equal ones. Lives inside one ask.
+    """The best arm of each of q draws over the chunks of a sweep, the first of ties. Lives for one ask.
 
-    Over arms in shards every rank looks at its own, and the best of all are found together.
+    Every rank evaluates its own shard; the best arms are then found together.
     """
 
     def __init__(self, posterior: ArmPosterior, q: int, refuse: Refusal | None) -> None:
@@ -45,20 +45,20 @@ class _Best:
         if prior.repeats is not None:
             self.allowed[prior.repeats] = False
         if refuse is not None:
-            self._leave_out(refuse)
+            self._exclude(refuse)
         self.values = self.here.means.new_full((q,), -math.inf)
         self.indices = torch.zeros(q, dtype=torch.int64, device=device)
 
-    def _leave_out(self, refuse: Refusal) -> None:
-        step = "arms to leave out"
+    def _exclude(self, refuse: Refusal) -> None:
+        step = "excluded arms"
         every = self.first + torch.arange(len(self.allowed), device=self.allowed.device)
         with self.group.shielded(step), alone(self.arms):
-            left = self.allowed & ~refuse(every)
-        if self.group.largest(step, [float(left.any())])[0]:
-            self.allowed = left
+            allowed = self.allowed & ~refuse(every)
+        if self.group.largest(step, [float(allowed.any())])[0]:
+            self.allowed = allowed
 
     def add(self, part: slice, draws: Tensor) -> None:
-        """Take in the draws at the arms of ``part``, ``rows x q``."""
+        """Add the draws at the arms of ``part``, ``rows x q``."""
         values, rows = draws.masked_fill(~self.allowed[part].unsqueeze(-1), -math.inf).max(dim=0)
         better = values > self.values
         self.values = torch.where(better, values, self.values)
@@ -69,9 +69,9 @@ class _Best:
         if self.group.size == 1:
             return self.indices
         rows = self.here.prior.arms[self.indices] if len(self.allowed) else self.arms[:0].expand(len(self.values), -1)
-        told = self.group.tensors(DRAWS, [self.values, self.indices + self.first, rows])
-        values, indices = (torch.stack([part[place] for part in told]) for place in range(2))
-        X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in told])  # ranks x q x d
+        all_ranks = self.group.tensors(DRAWS, [self.values, self.indices + self.first, rows])
+        values, indices = (torch.stack([part[k] for part in all_ranks]) for k in range(2))
+        X = torch.stack([part[2] if len(part[2]) else part[2].new_zeros(rows.shape) for part in all_ranks])  # ranks x q x d
         best = X[values.argmax(dim=0), torch.arange(len(self.values), device=X.device)]
         equal = (best == X).all(dim=-1) & (values > -math.inf)
         return torch.where(equal, indices, 2**62).amin(dim=0).to(self.indices)
@@ -79,7 +79,7 @@ class _Best:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoupledDraws:
-    """Chooses the best arms of draws from the DTC posterior, made by decoupled sampling.
+    """The best arms of draws from the DTC posterior by decoupled sampling.
 
     Attributes:
         features: Random Fourier features of the prior draw.
@@ -108,16 +108,16 @@ class DecoupledDraws:
 class SGPTSArms(PosteriorPolicy):
     """Thompson sampling over arms with a sparse GP by decoupled sampling (S-GP-TS, Vakili et al. 2021; Wilson et al. 2020).
 
-    Each arm of a batch maximises a draw of its own from the DTC posterior: a prior draw of random Fourier features, the same
-    for all draws of a batch but for their weights, and an exact update at the dictionary (:mod:`sparse_bo.gp.decoupled`).
-    O(a (m + features) q) per batch of q, beside BKB's O(a m² + n m²) for the posterior; never ``a x a``. Kernels: those of
-    which BoTorch has features (RBF, Matérn and a ScaleKernel around them).
+    Each arm of a batch maximises its own draw from the DTC posterior: a prior draw of random Fourier features, with new weights
+    for each draw, and an exact update at the dictionary (:mod:`sparse_bo.gp.decoupled`).
+    O(a (m + features) q) per batch of q, in addition to BKB's O(a m² + n m²) for the posterior, without an ``a x a`` matrix.
+    Kernels: RBF and Matérn, and a ScaleKernel of these.
 
     Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior_policy.PosteriorPolicy`.
 
     Attributes:
-        features: Random Fourier features, even; their error (about 1/√features of the prior variance) is in the prior draw
-            alone, the update corrects it at the data.
+        features: Random Fourier features, even; their error (about 1/√features of the prior variance) affects the
+            prior draw only; the update corrects it at the data.
     """
 
     features: int = 512
@@ -145,19 +145,19 @@ class SGPTSArms(PosteriorPolicy):
                     gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
             except NotImplementedError as error:
                 raise ValueError(
-                    f"S-GP-TS draws from random Fourier features, and there are none of {type(kernel).__name__}; "
-                    "use RBFKernel or MaternKernel (a ScaleKernel around it is fine)"
+                    f"expected a kernel with random Fourier features for S-GP-TS, got {type(kernel).__name__}; "
+                    "use RBFKernel or MaternKernel, or a ScaleKernel of one"
                 ) from error
         return DecoupledDraws(features=self.features)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuadratureDraws:
-    """Chooses the best arms of draws from Bayesian linear regression on quadrature Fourier features.
+    """The best arms of draws from Bayesian linear regression on quadrature Fourier features.
 
     Attributes:
         order: Quadrature nodes per dimension.
-        learned: Whether the kernel is learned, so that its fit to the order is looked at in every batch.
+        learned: Whether the kernel is learned, so that every batch checks the order.
     """
 
     order: int
@@ -171,9 +171,9 @@ class QuadratureDraws:
         """
         observed, surrogate, best = state.observations, posterior.prior, _Best(posterior, q, state.refusal())
         kernel, dims = surrogate.covariance.kernel, surrogate.arms.shape[1]
-        trouble = self.trouble(kernel, surrogate.arms) if self.learned else None
-        if trouble is not None:
-            warnings.warn(trouble, NumericalWarning, stacklevel=2)
+        error = self.check_order(kernel, surrogate.arms) if self.learned else None
+        if error is not None:
+            warnings.warn(error, NumericalWarning, stacklevel=2)
         with torch.no_grad():
             lengthscale, variance = gaussian_parameters(kernel, dims=dims)
             frequencies, weights = quadrature_frequencies(lengthscale, order=self.order)
@@ -188,8 +188,8 @@ class QuadratureDraws:
                     best.add(part, fourier_features(best.here.prior.in_memory[0][part], frequencies, weights) @ w.mT)
         return best.of_all()
 
-    def trouble(self, kernel: Kernel, arms: ArmSet) -> str | None:
-        """Return what to say if the kernel is too narrow for the order over the arms, else ``None``."""
+    def check_order(self, kernel: Kernel, arms: ArmSet) -> str | None:
+        """Return a message if the kernel is too narrow for the order over the arms, else ``None``."""
         lengthscale, _ = gaussian_parameters(kernel, dims=arms.shape[1])
         error = quadrature_error((arms.amax(dim=0) - arms.amin(dim=0)) / lengthscale, order=self.order)
         if error <= QUADRATURE_TOLERANCE:
@@ -204,9 +204,9 @@ class QuadratureDraws:
 class QFFTSArms(PosteriorPolicy):
     """Thompson sampling over arms with quadrature Fourier features (QFF-TS, Mutný & Krause 2018): Gaussian kernel, d ≤ 3.
 
-    Each arm of a batch maximises a draw of its own from Bayesian linear regression of all observations on F ≤ orderᵈ + 1
-    features. O(n F² + F³ + a F q) per batch of q. The sparse posterior is there for reports and for what it learns; the draws
-    do not look at it.
+    Each arm of a batch maximises its own draw from Bayesian linear regression of all observations on F ≤ orderᵈ + 1
+    features. O(n F² + F³ + a F q) per batch of q. The sparse posterior serves reports and hyper-parameters; the draws
+    do not use it.
 
     Settings shared with other policies: :class:`sparse_bo.policies.comparators.posterior_policy.PosteriorPolicy`.
 
@@ -235,12 +235,10 @@ class QFFTSArms(PosteriorPolicy):
         """
         dims = arms.shape[1]
         if dims > max(ORDERS):
-            raise ValueError(
-                f"QFF-TS needs orderᵈ features and takes arms of d <= {max(ORDERS)}, got d = {dims}; use SGPTSArms"
-            )
+            raise ValueError(f"expected arms of d <= {max(ORDERS)} for QFF-TS (orderᵈ features), got d = {dims}; use SGPTSArms")
         draws = QuadratureDraws(order=ORDERS[dims] if self.order is None else self.order, learned=self.covar_module is None)
         if self.covar_module is not None:
-            trouble = draws.trouble(covariance_function(self.covar_module, like=arms[:2]).kernel, arms)
-            if trouble is not None:
-                raise ValueError(trouble)
+            message = draws.check_order(covariance_function(self.covar_module, like=arms[:2]).kernel, arms)
+            if message is not None:
+                raise ValueError(message)
         return draws

@@ -1,4 +1,4 @@
-"""Policies without a model: the floor that any other has to beat."""
+"""Policies without a model: random search and ε-greedy."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from sparse_bo.validation import check_count, check_number, check_probability
 
 
 class ArmChoice(Protocol):
-    """What tells one policy without a model over arms from another: how the next arms follow from the observations."""
+    """Choice of the next arms from the observations."""
 
     def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q`` arms; ``pending`` ones have no result yet."""
+        """Return ``q`` arms, given the ``pending`` ones."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmsWithoutModel(Mechanism[BanditState]):
-    """A policy over arms, in memory or not, that looks at the observations alone.
+    """A policy over arms, in memory or streamed, without a model.
 
     Attributes:
         domain: The arms, float64.
         batch_size: Arms per batch.
-        choose: How arms are chosen.
+        choose: Choice of arms.
     """
 
     domain: Arms
@@ -47,7 +47,7 @@ class ArmsWithoutModel(Mechanism[BanditState]):
         return initial_state(self.domain.points)
 
     def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` arms, or ``max_q`` if that is less. Draws as ``choose`` does."""
+        """Return ``batch_size`` arms, or ``max_q`` if that is less. Draws by ``choose``."""
         q = min(self.batch_size, max_q)
         return Proposal(self.choose(self.domain, state, q, pending=pending, generator=generator))
 
@@ -68,7 +68,7 @@ class ArmsWithoutModel(Mechanism[BanditState]):
         return freeze_evaluated(state)
 
     def thaw(self, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Reads the pulled arms alone."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Reads the pulled arms only."""
         return thaw_evaluated(self.domain.points, on_device(frozen, self.domain.device))
 
 
@@ -89,7 +89,7 @@ class RandomPoints(Mechanism[BoxState]):
         return initial_box_state(self.box)
 
     def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers a point; near failures again."""
+        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers per point, and again near failures."""
         q = min(self.batch_size, max_q)
         points = self.box.uniform(q, generator=generator)
         return Proposal(spared_points(points, self.box.uniform, state, pending=pending, generator=generator))
@@ -112,11 +112,11 @@ class RandomPoints(Mechanism[BoxState]):
 
 
 def check_exploration(epsilon: float, decay: float) -> None:
-    """Check the two numbers of :func:`exploration`.
+    """Check ε and its decay.
 
     Raises:
         TypeError: If one is not a number.
-        ValueError: If ``decay`` is negative, or ``epsilon`` is: it must be in [0, 1] without decay, and at least 0 with.
+        ValueError: If ``decay`` is negative, or ``epsilon`` is outside [0, 1] (without decay) or negative (with decay).
     """
     if check_number("decay", decay) < 0.0:
         raise ValueError(f"expected decay >= 0, got {decay!r}")
@@ -134,12 +134,12 @@ def with_exploration(
     Draws one uniform number per arm of the batch, then the random arms.
 
     Args:
-        state: Its pulls, and those that are ``out``, come before the batch: t goes on from there.
+        state: State; t continues after its pulls and the ``out`` pending evaluations.
         best: Scalar, an arm.
         epsilon: ε, at least 0.
         decay: At least 0; 0: ε for good; 1: the schedule of Auer et al. 2002 (Fig. 3, ``ε_t = min(1, cK/(d²t))``).
         q: Arms to return.
-        out: Evaluations without results.
+        out: Number of pending evaluations.
         generator: CPU generator.
     """
     t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
@@ -154,7 +154,7 @@ def with_exploration(
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSearch:
-    """Uniformly at random: arms without repeats as long as there are arms left, or points of a box.
+    """Random search: uniform arms, without repeats while unseen ones remain, or uniform points of a box.
 
     Attributes:
         batch_size: Evaluations per batch.
@@ -181,14 +181,14 @@ class RandomSearch:
 class EpsilonGreedy:
     """With probability ε a random arm, otherwise the arm with the highest mean observation (Sutton & Barto, §2.2).
 
-    The first arms of a run are random. With a model in place of the mean observations:
+    The first arms of a run are random. With a model instead of the mean observations:
     :class:`sparse_bo.policies.PosteriorEpsilonGreedy`.
 
     Attributes:
         epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
         decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)``; 0: constant, 1: the ε_t-greedy of
             Auer et al. 2002 (Fig. 3), whose regret is logarithmic for ``epsilon`` large enough.
-        batch_size: Arms per batch; each is drawn on its own.
+        batch_size: Arms per batch, drawn independently.
     """
 
     epsilon: float = 0.1

@@ -21,7 +21,7 @@ from sparse_bo.validation import check_count
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedState(BoxState):
-    """What a policy in an embedding knows: the data in the user's box, the inner policy's state in the small one. A value."""
+    """The state of a policy in an embedding: the data in the user's box, and the inner policy's state. A value."""
 
     embedding: Embedding = field(kw_only=True)
     inner: State = field(kw_only=True)
@@ -83,10 +83,10 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
         return Proposal(state.from_cube(self.embedding.lift(proposal.picks)), proposal.rechecked)
 
     def tell(self, state: EmbeddedState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EmbeddedState:
-        """Tell the inner policy the low-dimensional points.
+        """Update the inner policy with the low-dimensional points.
 
         Raises:
-            ValueError: If a told point is not in the embedded subspace.
+            ValueError: If a point is not in the embedded subspace.
         """
         inside, misses = self.embedding.preimage(state.to_cube(picks))
         worst = int(misses.argmax())

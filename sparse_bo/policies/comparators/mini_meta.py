@@ -17,9 +17,9 @@ class MiniMETA(UCBPolicy):
 
     A batch is one arm, the best by ``mean + width · √leverage``, evaluated ``b`` times: the smallest b with
     ``1 + b · leverage > C̃``, so that the exact variance there has fallen to less than 1/C̃ of what it was. (C̃ is the square of
-    the paper's constant C. As in BBKB, the evaluation that passes the bound is still part of the batch.) The posterior is
-    exact: repeats are merged, so it costs O(a n² + n³) per *batch*, n distinct arms, whatever the number of evaluations.
-    On arms alone. The same rule on a sparse posterior: ``BBKB(stop_rule="repeat")``.
+    the paper's constant C. As in BBKB, the batch includes the evaluation that passes the bound.) The posterior is
+    exact: repeats are merged, so it costs O(a n² + n³) per *batch*, n distinct arms, independent of the number of evaluations.
+    On arms only. The same rule on a sparse posterior: ``BBKB(stop_rule="repeat")``.
 
     Settings: :class:`sparse_bo.policies.bandits.policy.UCBPolicy`. Named widths are BBKB's.
 
@@ -36,6 +36,6 @@ class MiniMETA(UCBPolicy):
 
     @property
     def parts(self) -> Parts:
-        """Everything in the dictionary, one arm per batch."""
+        """All pulled arms in the dictionary, one arm per batch."""
         width = named_width(self, theory=BBKBTheory, authors=BBKBAuthors)
         return Parts(sampler=AllSampler(), stop_rule=StopRule("repeat", self.ratio_threshold), in_batch="fixed", width=width)

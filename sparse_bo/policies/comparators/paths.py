@@ -1,4 +1,4 @@
-"""Functions drawn from the posterior of a fitted model, and Thompson sampling: points that maximise them."""
+"""Thompson sampling on a box: maximisers of functions drawn from the posterior of a fitted model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparse_bo.policies.subset.proposers import Fitted, Search
 Path = Callable[[Tensor], Tensor]
 """A function drawn from the posterior: ``… x d`` in the unit cube to ``…``."""
 PathSampler = Callable[[Fitted], Callable[[], Path]]
-"""From a fitted model to what draws a function of its posterior, every call another, from the global generators."""
+"""From a fitted model to a function that draws posterior paths, with the global generators."""
 
 
 class PathValue(AcquisitionFunction):  # type: ignore[misc]  # the base class ships no types
@@ -37,13 +37,13 @@ class PathValue(AcquisitionFunction):  # type: ignore[misc]  # the base class sh
 
 @dataclass(frozen=True, eq=False)
 class MaximisePaths:
-    """Thompson sampling: for each point of a batch a drawn function of its own, and its maximiser.
+    """Thompson sampling: each point of a batch maximises a posterior path of its own.
 
-    Points that are out need no regard: each is the maximiser of another function.
+    Pending points are ignored: each maximises another path.
 
     Attributes:
-        sampler: Draws the functions.
-        search: How they are maximised.
+        sampler: Draws the paths.
+        search: Settings of their maximisation.
     """
 
     sampler: PathSampler
@@ -56,7 +56,7 @@ class MaximisePaths:
 
 
 def matheron_paths(fitted: Fitted) -> Callable[[], Path]:
-    """Return what draws by decoupled sampling (Wilson et al. 2020).
+    """Return a function that draws paths by decoupled sampling (Wilson et al. 2020).
 
     A draw is a prior path of random Fourier features, and an update at the dictionary (an exact GP: at all data).
     """
@@ -67,7 +67,7 @@ def matheron_paths(fitted: Fitted) -> Callable[[], Path]:
 class QuadraturePaths:
     """Draws from Bayesian linear regression of all observations on F quadrature Fourier features (Mutný & Krause 2018).
 
-    The model, whichever observations it has seen, gives kernel, mean, noise and transform. O(n F² + F³) per function.
+    Kernel, mean, noise and transform come from the model, the data are all observations. O(n F² + F³) per function.
 
     Attributes:
         order: Nodes per dimension; F is about its d-th power.
@@ -76,7 +76,7 @@ class QuadraturePaths:
     order: int
 
     def __call__(self, fitted: Fitted) -> Callable[[], Path]:
-        """Return what draws a function.
+        """Return a function that draws paths.
 
         Raises:
             ValueError: If the model has no Gaussian kernel.

@@ -18,9 +18,8 @@ from sparse_bo.policies.comparators.posterior_policy import PosteriorChoice, Pos
 class PosteriorEpsilonGreedy(PosteriorPolicy):
     """With probability ε a random arm, otherwise the arm with the highest posterior mean.
 
-    :class:`sparse_bo.policies.EpsilonGreedy` with a model: what a confidence bound is worth beyond the model is the difference
-    to BKB. O(a m² + n m²) per batch. Settings shared with other policies:
-    :class:`sparse_bo.policies.comparators.PosteriorPolicy`.
+    :class:`sparse_bo.policies.EpsilonGreedy` with a model; the difference to BKB is the effect of the confidence bound. O(a m²
+    + n m²) per batch. Settings shared with other policies: :class:`sparse_bo.policies.comparators.PosteriorPolicy`.
 
     Attributes:
         epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
@@ -40,7 +39,7 @@ class PosteriorEpsilonGreedy(PosteriorPolicy):
         return "posterior-epsilon-greedy"
 
     def choice(self, arms: ArmSet) -> PosteriorChoice:
-        """See :meth:`sparse_bo.policies.comparators.posterior_policy.PosteriorPolicy.choice`; any arms do."""
+        """See :meth:`sparse_bo.policies.comparators.posterior_policy.PosteriorPolicy.choice`; any arms are valid."""
         return self._choose
 
     def _choose(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Policies over arms that look at the sparse posterior in their own way: BKB's model, another choice of arms."""
+"""Policies over arms with BKB's posterior and another choice of arms."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from sparse_bo.validation import check_count
 
 
 class PosteriorChoice(Protocol):
-    """What tells one of these policies from another: how the next arms follow from the posterior. A value."""
+    """Choice of the next arms from the posterior. A value."""
 
     def __call__(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
         """Return ``q`` arms.
 
         Args:
-            posterior: Over the arms, at the last resparsification.
-            state: Whose posterior it is: the observations, and how many there are.
-            q: Arms to return.
-            out: Evaluations without results.
+            posterior: Posterior over the arms, at the last resparsification.
+            state: State of the posterior.
+            q: Number of arms.
+            out: Number of pending evaluations.
             generator: CPU generator.
         """
         ...
@@ -38,12 +38,12 @@ class PosteriorChoice(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PosteriorArms(Mechanism[BanditState]):
-    """A policy over arms that chooses from the posterior of another.
+    """A policy over arms that chooses from the posterior of BKB.
 
     Attributes:
-        model: Makes the initial design, the dictionary and the posterior; states are its states.
+        model: BKB: its initial design, dictionary, posterior and states.
         batch_size: Arms per batch.
-        choose: How arms are chosen once there is a posterior.
+        choose: Choice of arms after the initial design.
     """
 
     model: ArmUCB
@@ -62,7 +62,7 @@ class PosteriorArms(Mechanism[BanditState]):
         return Proposal(self.choose(state.fitted.posterior, state, q, out=len(pending), generator=generator))
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
-        """Observe, learn if it is time, resparsify, refit and sweep, as the model does."""
+        """Update the model: observe, learn, resparsify, refit and sweep."""
         return self.model.tell(state, picks, y, generator=generator)
 
     def fail(self, state: BanditState, picks: Tensor) -> BanditState:
@@ -80,7 +80,7 @@ class PosteriorArms(Mechanism[BanditState]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
-    """The settings that these policies share: those of :class:`sparse_bo.BKB`'s model, and the size of a batch.
+    """Settings of these policies: those of :class:`sparse_bo.BKB`'s model, and the size of a batch.
 
     Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
     ``prior_mean``, ``regularization``; the rest is learned, see :class:`.UCBPolicy`) and
@@ -88,9 +88,9 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     Attributes:
         oversampling: q̄ > 0 of the leverage dictionary.
-        dictionary: Another sampler in place of leverage sampling; :class:`sparse_bo.dictionary.AllSampler`: the exact GP.
-        batch_size: Arms per batch; each is drawn on its own.
-        initial_design: Distinct random arms first; ``None``: 1 if nothing is learned, else ``max(10, 2d)``.
+        dictionary: Another sampler instead of leverage sampling; :class:`sparse_bo.dictionary.AllSampler`: the exact GP.
+        batch_size: Arms per batch, drawn independently.
+        initial_design: Distinct random arms first; ``None``: 1 with a complete prior, else ``max(10, 2d)``.
     """
 
     oversampling: float = 2.0
@@ -102,7 +102,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         PriorSettings.__post_init__(self)
         SweepSettings.__post_init__(self)
         check_count("batch_size", self.batch_size)
-        _ = self.model  # checks what it shares with this policy
+        _ = self.model  # checks the shared settings
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     @abstractmethod
     def choice(self, arms: ArmSet) -> PosteriorChoice:
-        """Return how arms are chosen from ``arms`` (``a x d``).
+        """Return the choice of arms among ``arms`` (``a x d``).
 
         Raises:
             ValueError: If a setting does not fit the arms.
@@ -119,7 +119,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     @property
     def model(self) -> BKB:
-        """The policy whose initial design, dictionary and posterior this one uses."""
+        """BKB with the shared settings."""
         return BKB(
             covar_module=self.covar_module,
             prior_mean=self.prior_mean,

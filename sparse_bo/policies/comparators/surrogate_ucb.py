@@ -1,4 +1,4 @@
-"""GP-UCB on a box as a BoTorch user writes it: with an exact GP, a sparse one on any dictionary, or Vecchia's approximation."""
+"""GP-UCB on a box through BoTorch: with an exact GP, a sparse one, or Vecchia's approximation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sparse_bo.validation import check_count
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoTorchUCB(SurrogateSettings):
-    """GP-UCB on a box (Srinivas et al. 2010) as a BoTorch user writes it: an exact GP on all observations, O(n³) per round.
+    """GP-UCB on a box (Srinivas et al. 2010) with an exact GP on all observations, O(n³) per round.
 
-    Settings: :class:`SurrogateSettings`. The comparator of GSSBO: by default the standard loop, which learns the
-    hyper-parameters anew every round with BoTorch's own settings. Likelihood and acquisition function are evaluated in closed
-    form where there is one, to the same optimum in a third of the time; with ``fit_gpytorch_mll`` as ``fitter`` and a function
-    that returns ``UpperConfidenceBound`` as ``acquisition`` it is BoTorch's loop to the letter.
+    Settings: :class:`SurrogateSettings`. The comparator of GSSBO: by default the standard BoTorch loop, which
+    learns the hyper-parameters in every round with BoTorch's settings. Likelihood and acquisition function are evaluated in
+    closed form where possible, to the same optimum. Pass ``fit_gpytorch_mll`` as ``fitter`` and a function that returns
+    ``UpperConfidenceBound`` as ``acquisition`` for BoTorch's own evaluation.
     """
 
     warm_start: bool = False
@@ -72,7 +72,7 @@ class VecchiaUCB(SurrogateSettings):
     Settings: :class:`SurrogateSettings`.
 
     Attributes:
-        neighbors: m, observations that a conditional sees.
+        neighbors: m, the number of conditioning observations.
     """
 
     neighbors: int = 30
@@ -88,7 +88,7 @@ class VecchiaUCB(SurrogateSettings):
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        # The score jumps where the set of nearest observations changes.
+        # the score is discontinuous where the set of nearest observations changes
         search = Search(self.num_restarts, self.raw_samples, jumps=True)
         return surrogate_loop(
             self,

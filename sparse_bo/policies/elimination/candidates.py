@@ -18,16 +18,16 @@ from sparse_bo.sharding import Group
 
 
 class Marginals(NamedTuple):
-    """Posterior of the objective at each of some points."""
+    """Marginal posteriors of the objective at ``c`` points."""
 
     means: Tensor
     """``c`` (y)."""
     deviations: Tensor
-    """``c`` standard deviations (y); infinite where nothing is known."""
+    """``c`` standard deviations (y); infinite at points without a posterior."""
 
 
 def swept(posterior: InMemoryPosterior) -> Marginals:
-    """Return the posterior at all arms that it was swept over."""
+    """Return the posterior at all arms of its sweep."""
     return Marginals(posterior.means, (posterior.leverages * posterior.prior.regularization).sqrt())
 
 
@@ -41,18 +41,18 @@ def marginals_at(posterior: InMemoryPosterior, X: Tensor) -> Marginals:
 
 @dataclass(frozen=True, eq=False)
 class BatchCandidates(ABC):
-    """What a batch chooses among. Designs, posteriors and observations of the batch know a candidate by its position."""
+    """The candidates of a batch. Its design, posterior and observations refer to them by position."""
 
     points: ArmSet
-    """``c x d`` inputs, float64; over arms in shards those of all ranks."""
+    """``c x d`` inputs, float64; of all ranks for sharded arms."""
 
     @property
     def group(self) -> Group:
-        """The ranks that hold them."""
+        """The ranks of the candidates."""
         return group_of(self.points)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Return the largest of numbers that belong to the candidates (of a rank: that it holds), the same on every rank."""
+        """Return the largest of values of the candidates (those of this rank), equal on every rank."""
         if self.group.size == 1:
             return values.max()
         mine = float(values.max()) if len(values) else -math.inf
@@ -61,41 +61,41 @@ class BatchCandidates(ABC):
     @property
     @abstractmethod
     def members(self) -> Tensor:
-        """The ``c`` candidates as picks: arms (ascending; those that this rank holds), or ``c x d`` points."""
+        """The ``c`` candidates as picks: arms (ascending; those of this rank), or ``c x d`` points."""
 
     @abstractmethod
     def at(self, positions: Tensor) -> Tensor:
-        """Return the candidates at some positions (``q``) among all of them, as picks."""
+        """Return the candidates at ``q`` positions as picks."""
 
     @abstractmethod
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
-        """Return the position of each pick (−1 if it is no candidate).
+        """Return the position of each pick, −1 for picks outside the candidates.
 
         Args:
-            picks: ``q ≥ 1``, as told.
-            among: At least one position, ascending: the only ones that matter.
+            picks: ``q ≥ 1`` picks.
+            among: Positions to search, ascending, at least one.
         """
 
     @abstractmethod
     def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
-        """Return a posterior over these candidates at those of another batch on the same domain."""
+        """Return the marginals of a posterior over these candidates at those of another batch."""
 
     @abstractmethod
     def row(self, position: int) -> int | None:
-        """Return the arm that a candidate is; ``None`` on a box."""
+        """Return the arm of a candidate; ``None`` on a box."""
 
     @abstractmethod
-    def place(self, position: int) -> str:
-        """Return where a candidate is, for a message."""
+    def label(self, position: int) -> str:
+        """Return a candidate as text for a message."""
 
     @abstractmethod
     def freeze(self) -> dict[str, Any]:
-        """Return what the source of the candidates thaws them from."""
+        """Return the candidates for a snapshot."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArmCandidates(BatchCandidates):
-    """Arms that no batch before has eliminated."""
+    """Arms that no earlier batch has eliminated."""
 
     rows: Tensor
     """``c`` arms, ascending."""
@@ -111,32 +111,32 @@ class ArmCandidates(BatchCandidates):
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
         """See :class:`BatchCandidates`. O(q log c)."""
-        places = torch.searchsorted(self.rows, picks).clamp(max=len(self.rows) - 1)
-        return torch.where(self.rows[places] == picks, places, -1)
+        positions = torch.searchsorted(self.rows, picks).clamp(max=len(self.rows) - 1)
+        return torch.where(self.rows[positions] == picks, positions, -1)
 
     def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
-        """See :class:`BatchCandidates`: looked up at the arms that both batches had, unknown at the others. O(c log c)."""
-        places = self.positions(to.rows, among=self.rows)
+        """See :class:`BatchCandidates`: looked up at arms of both batches, infinite deviations at the others. O(c log c)."""
+        positions = self.positions(to.rows, among=self.rows)
         means, deviations = swept(posterior)
-        known = places >= 0
-        return Marginals(means[places], torch.where(known, deviations[places], math.inf))
+        known = positions >= 0
+        return Marginals(means[positions], torch.where(known, deviations[positions], math.inf))
 
     def row(self, position: int) -> int:
         """See :class:`BatchCandidates`."""
         return int(self.rows[position])
 
-    def place(self, position: int) -> str:
+    def label(self, position: int) -> str:
         """See :class:`BatchCandidates`."""
         return f"of arm {self.row(position)}"
 
     def freeze(self) -> dict[str, Any]:
-        """See :class:`BatchCandidates`: the rows, not what is in them."""
+        """See :class:`BatchCandidates`: the rows, without their inputs."""
         return {"members": self.rows}
 
 
 @dataclass(frozen=True, eq=False)
 class BoxCandidates(BatchCandidates):
-    """Points drawn in a box, that no batch before has eliminated; every batch has its own."""
+    """Points drawn in a box for one batch, without those that earlier batches have eliminated."""
 
     points: Tensor
     """``c x d``, float64."""
@@ -159,17 +159,17 @@ class BoxCandidates(BatchCandidates):
         return torch.where(close, among[nearest], -1)
 
     def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
-        """See :class:`BatchCandidates`: computed, as no point is in both. O(c m (d + m))."""
+        """See :class:`BatchCandidates`: computed, since no point is in both batches. O(c m (d + m))."""
         return marginals_at(posterior, to.points)
 
     def row(self, position: int) -> None:
         """See :class:`BatchCandidates`."""
         return
 
-    def place(self, position: int) -> str:
+    def label(self, position: int) -> str:
         """See :class:`BatchCandidates`."""
         return "at x = [" + ", ".join(f"{v:.4g}" for v in self.points[position].tolist()) + "]"
 
     def freeze(self) -> dict[str, Any]:
-        """See :class:`BatchCandidates`: the points, which nothing else could give back."""
+        """See :class:`BatchCandidates`: the points."""
         return {"candidates": self.points}

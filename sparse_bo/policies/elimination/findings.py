@@ -1,4 +1,4 @@
-"""The findings of complete batches: confidence intervals, what survives them, and where they contradict each other."""
+"""The findings of complete batches: confidence intervals, survivors, and contradictions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sparse_bo.arms import ArmPrior, InMemoryPosterior
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
-from sparse_bo.policies.elimination.batch_width import norm_of
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
+from sparse_bo.policies.elimination.width import norm_of
 from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """The posterior of one complete batch, from its own results alone, over the candidates that were active in it."""
+    """The posterior of one complete batch, from its own results, over its candidates."""
 
     candidates: BatchCandidates
-    """``c`` of them."""
+    """``c`` candidates."""
     posterior: InMemoryPosterior
     """Over the candidates."""
     observations: Observations
-    """Of this batch; indices are positions among the candidates."""
+    """Results of this batch; indices are positions among the candidates."""
     confidence: BatchConfidence
 
     @property
@@ -49,12 +49,12 @@ class Finding:
         return quadratic_form(self.posterior.state, means=seen.means, counts=seen.counts, regularization=prior.regularization)
 
     def marginals_of(self, other: Finding) -> Marginals:
-        """Return them of another finding's candidates."""
+        """Return the posterior at another finding's candidates."""
         return self.marginals if other is self else self.candidates.transferred(self.posterior, other.candidates)
 
 
 def known(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of the batches that have results: all but those whose every pick failed."""
+    """Return the findings of batches with results."""
     return [finding for finding in findings if finding.confidence.pulls]
 
 
@@ -73,20 +73,20 @@ def interval(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> In
 
 def _interval(seen: Marginals, bounds: Bounds) -> Interval:
     half = bounds.width * seen.deviations + bounds.slack
-    half = torch.where(seen.deviations.isinf(), math.inf, half)  # unknown stays unknown, also for a width of 0
+    half = torch.where(seen.deviations.isinf(), math.inf, half)  # infinite also for a width of 0
     return Interval(seen.means - half, seen.means + half)
 
 
 def combined(prior: ArmPrior, variances: Tensor, seen: Sequence[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
-    """Return what the prior and some batches say together of ``n`` points: the intersection of their intervals.
+    """Return the intersection of the intervals of the prior and some batches at ``n`` points.
 
-    Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths that know F; that counts as a batch.
+    Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths with a norm F.
 
     Args:
-        prior: Of the objective.
+        prior: Prior of the objective.
         variances: ``n``, ``k(x, x)`` of the points.
         seen: Batches with their posteriors there.
-        width: Of the bounds.
+        width: Width of the bounds.
     """
     norm = norm_of(width)
     spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
@@ -100,7 +100,7 @@ def combined(prior: ArmPrior, variances: Tensor, seen: Sequence[tuple[Finding, M
 def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> Tensor:
     """Return which candidates (or points ``X``) can still be optimal: ``upper ≥ max lower`` over the finding's candidates.
 
-    S-BPE Alg. 1, line 17. On a box the maximum over the candidates is at most that over the box: never too much is eliminated.
+    S-BPE Alg. 1, line 17. On a box the maximum over candidates is at most that over the box, so elimination stays valid.
 
     Returns:
         ``c`` (or ``q``) booleans; never all false over the candidates.
@@ -111,72 +111,72 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
-    """Two confidence intervals of the same point that do not meet: an assumption behind them is wrong."""
+    """Two disjoint confidence intervals of one point: an assumption of the bounds is wrong."""
 
-    where: str
+    point: str
+    """The arm or point, for messages."""
     lower: float
     upper: float
     noisy: bool
-    """Whether repeated evaluations scatter more than the noise variance assumed allows: then that is what is wrong."""
+    """Whether repeated evaluations scatter more than the assumed noise variance allows, which explains the contradiction."""
     noise_estimate: float | None
     """Pooled variance of repeated evaluations (y²)."""
 
 
 def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_variance: float) -> Contradiction | None:
-    """Look for candidates of the newest finding whose intervals from different batches do not meet.
+    """Return a candidate of the newest finding with disjoint intervals from different batches; ``None`` if there is none.
 
-    With probability 1 − δ/2 none exists if the assumptions hold: all bounds hold together. Without a
-    contradiction no elimination can empty the active set: the arm of the highest lower bound stays.
+    With probability 1 − δ/2 none exists if the assumptions hold, since all bounds hold together. Without a contradiction
+    elimination cannot empty the active set: the arm of the highest lower bound survives.
 
     Args:
         findings: At least one, in order.
-        width: Bounds; a constant width promises nothing and is never contradicted.
-        noise_variance: ξ² (y²), to tell a wrong noise from a wrong norm.
+        width: Width of the bounds; a constant width is never contradicted.
+        noise_variance: ξ² (y²), to distinguish a wrong noise from a wrong norm.
     """
     newest = findings[-1]
     surrogate = newest.posterior.prior
     seen = [(finding, finding.marginals_of(newest)) for finding in findings]
     lower, upper = combined(surrogate, surrogate.in_memory[1], seen, width)
-    told = newest.candidates.group.objects("contradictions", _worst(newest.candidates, lower, upper))
-    gap, place, low, high, _ = max(told, key=lambda worst: worst[0])
-    if not gap > 1e-9 * max(worst[4] for worst in told):
+    all_ranks = newest.candidates.group.objects("contradictions", _worst(newest.candidates, lower, upper))
+    gap, point, low, high, _ = max(all_ranks, key=lambda worst: worst[0])
+    if not gap > 1e-9 * max(worst[4] for worst in all_ranks):
         return None
     estimate, noisy = noise_check(findings, noise_variance)
-    return Contradiction(where=place, lower=low, upper=high, noisy=noisy, noise_estimate=estimate)
+    return Contradiction(point=point, lower=low, upper=high, noisy=noisy, noise_estimate=estimate)
 
 
 def _worst(candidates: BatchCandidates, lower: Tensor, upper: Tensor) -> tuple[float, str, float, float, float]:
-    """Return where the bounds (of the candidates on this rank) miss each other most: gap, place, bounds; and their scale."""
+    """Return the largest gap between bounds on this rank, its point, the bounds there, and their scale."""
     if not len(lower):
         return -math.inf, "", 0.0, 0.0, 0.0
     gap = lower - upper
     worst = int(gap.argmax())
     scale = float(upper.abs().max()) + float(lower.abs().max())
     first = first_here(candidates.points)
-    return float(gap[worst]), candidates.place(first + worst), float(lower[worst]), float(upper[worst]), scale
+    return float(gap[worst]), candidates.label(first + worst), float(lower[worst]), float(upper[worst]), scale
 
 
 def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, failure_probability: float) -> str:
-    """Return what the data contradict and what to do, as one message."""
+    """Return the message of a contradiction: the intervals, the cause and the fix."""
     norm = norm_of(width)
     head = (
-        f"no objective meets all confidence intervals {found.where}: at least {found.lower:.4g}, at most {found.upper:.4g}. "
-        f"Where the assumptions hold this has probability {failure_probability:g} at most; eliminating by such bounds would "
-        "leave nothing to trust. "
+        f"no objective meets all confidence intervals {found.point}: at least {found.lower:.4g}, at most {found.upper:.4g}. "
+        f"If the assumptions hold this has probability {failure_probability:g} at most. "
     )
     if found.noisy:
         return head + (
-            f"Repeated evaluations scatter with variance {found.noise_estimate:.3g}, so the noise is larger than "
-            f"noise_variance={noise_variance:.3g} says; raise noise_variance"
+            f"Repeated evaluations scatter with variance {found.noise_estimate:.3g}, so the noise exceeds "
+            f"noise_variance={noise_variance:.3g}; raise noise_variance"
         )
     if norm is None:
         return head + (
-            "The objective does not look like a draw of the prior: choose another covar_module or prior_mean, or bound its "
+            "The objective is not a plausible draw of the prior: choose another covar_module or prior_mean, or bound its "
             "norm by rkhs_norm= and width='theory'"
         )
     return head + (
-        f"The objective's RKHS norm in this kernel is larger than rkhs_norm={norm:.4g} (or it has none: a shorter lengthscale "
-        "or a rougher kernel may); raise rkhs_norm, or let on_contradiction='double' find it"
+        f"The objective's RKHS norm in this kernel exceeds rkhs_norm={norm:.4g} (or is infinite, which a shorter lengthscale "
+        "or a rougher kernel may change); raise rkhs_norm, or let on_contradiction='double' find it"
     )
 
 

@@ -1,4 +1,4 @@
-"""States of S-BPE and BPE as arrays and back: a resume repeats no plan that has results, nor its dictionaries."""
+"""Snapshots of the states of S-BPE and BPE. A plan with results and its dictionaries are stored, not computed again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
 from sparse_bo.arms.design import Design
 from sparse_bo.gp.observations import add_observations, no_observations
-from sparse_bo.policies.elimination.batch_width import doubled, with_norm
+from sparse_bo.policies.elimination.batches import PlannedBatch
 from sparse_bo.policies.elimination.findings import Finding
-from sparse_bo.policies.elimination.planned import TRIES, PlannedBatch
 from sparse_bo.policies.elimination.source import CandidateSource
 from sparse_bo.policies.elimination.state import EliminationState
+from sparse_bo.policies.elimination.width import doubled, with_norm
 from sparse_bo.policies.persistence import (
     freeze_dictionary,
     freeze_fields,
@@ -36,9 +36,9 @@ from sparse_bo.widths import BatchConfidence
 
 
 def freeze_elimination(state: EliminationState) -> Frozen:
-    """Return the state as arrays, without the domain: O(evaluations + candidates of all batches); on a box times d.
+    """Return the state as arrays, without the domain. O(evaluations + candidates of all batches); on a box times d.
 
-    A batch without results is not in it: the state and the run's generator decide the plan, and it is made again.
+    A plan without results is not stored: it is a function of the state and the run's generator.
     """
     frozen = freeze_fields(state) | {"findings": len(state.findings)}
     if state.prior is not None:
@@ -51,7 +51,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
     if plan is not None:
         chosen = plan.design
         part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
-        part |= {"told": plan.told, "y": plan.y, "failures": plan.failures}
+        part |= {"observed": plan.observed, "y": plan.y, "failures": plan.failures}
         part |= plan.candidates.freeze() | freeze_dictionary(chosen.dictionary)
         frozen |= under("plan", part)
     return frozen
@@ -60,9 +60,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
 def thaw_elimination(
     empty: EliminationState, frozen: Frozen, *, given: Kernel | None, surrogate_of: Callable[..., ArmPrior]
 ) -> EliminationState:
-    """Return the state that :func:`freeze_elimination` froze; posteriors are fitted and swept again, O(a m (d + m)) a batch.
-
-    Snapshots of early versions have ``planned`` too: batches without results, which are made again as they were.
+    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch.
 
     Args:
         empty: The policy's state without data.
@@ -73,7 +71,7 @@ def thaw_elimination(
     source = empty.source
     frozen = on_device(frozen, source.domain.device)
     state = replace(empty, **thaw_fields(EliminationState, frozen))
-    if state.norm is None:  # before the first complete batch, for bounds without F, and of early versions
+    if state.norm is None:  # before the first complete batch, and for bounds without F
         state = replace(state, width=doubled(state.width, state.doublings))
     else:
         state = replace(state, width=with_norm(state.width, state.norm))
@@ -92,7 +90,7 @@ def thaw_elimination(
 def _finding(part: Mapping[str, Any], source: CandidateSource[Any], over: Callable[[Tensor], ArmPrior]) -> Finding:
     candidates = source.thaw(part)
     points = candidates.points
-    assert isinstance(points, Tensor)  # arms in shards have no snapshots
+    assert isinstance(points, Tensor)  # sharded arms have no snapshots
     surrogate = replace(over(points), sweep_dtype=torch.float64)
     dictionary = thaw_dictionary(part, points)
     observations = thaw_observations(part, points)
@@ -106,7 +104,4 @@ def _planned(part: Mapping[str, Any], source: CandidateSource[Any], over: Callab
     assert isinstance(points, Tensor)  # see above
     picked = add_observations(no_observations(points), points, order, torch.zeros_like(part["y"]))
     chosen = Design(order, picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
-    failures = part.get("failures")
-    if failures is None:  # of early versions, which gave up all picks or none
-        failures = torch.full_like(order, TRIES if part["given_up"] else 0)
-    return PlannedBatch(candidates, over(points), chosen, part["told"], part["y"], failures)
+    return PlannedBatch(candidates, over(points), chosen, part["observed"], part["y"], part["failures"])

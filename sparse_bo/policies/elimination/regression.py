@@ -1,4 +1,4 @@
-"""Maximum-variance designs for regression: where to evaluate, and how far the fit can then be from the truth (S-BPE §4)."""
+"""Maximum-variance designs for regression, with error bounds before any evaluation (S-BPE §4)."""
 
 from __future__ import annotations
 
@@ -22,39 +22,36 @@ from sparse_bo.policies.protocol import arms_of
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth
 
-CANDIDATES = 16_384
-"""Candidates on a box."""
-
 
 @dataclass(frozen=True, eq=False)
 class RegressionDesign:
-    """Where to evaluate, and what that guarantees before anything is evaluated."""
+    """A design and its guarantees before any evaluation."""
 
     indices: Tensor | None
     """``n`` rows of the arms, repeats allowed; ``None`` on a box."""
     points: Tensor
-    """``n x d`` where to evaluate, in order, in the user's dtype."""
+    """``n x d`` points to evaluate, in order, in the user's dtype."""
     dictionary: Dictionary
-    """Inducing points, chosen without any result; a :class:`sparse_bo.SparseGP` takes them as ``dictionary=``."""
+    """Inducing points, independent of results; pass them to :class:`sparse_bo.SparseGP` as ``dictionary=``."""
     largest_sd: float
     """``max_x √variance`` after the design, over all arms or candidates (y)."""
     ratio: float
-    """At least ``ρ = λ_max(K − Q)/λ``; 0 where the dictionary holds every point."""
+    """Upper bound on ``ρ = λ_max(K − Q)/λ``; 0 if the dictionary holds every point."""
     variance_factor: float
     """``1 + t``: sparse and exact variance differ by at most this factor, anywhere."""
     information_gain: float
-    """``I = ½ log det(I + K/λ)`` of the design in nats, rounded up by what the dictionary leaves open; γ(n) is its maximum."""
+    """``I = ½ log det(I + K/λ)`` of the design in nats, with the residual of the dictionary added; γ(n) is its maximum."""
     confidence: BatchConfidence
-    """What a width needs to bound the error."""
+    """Arguments of a width's error bound."""
 
     def error_bound(self, width: BatchWidth) -> float:
-        """Return a bound on ``sup |f − mean|`` from the variances that the design has reached (S-BPE Thm 3.5).
+        """Return a bound on ``sup |f − mean|`` from the design's variances (S-BPE Thm 3.5).
 
-        Holds with the width's probability for the sparse posterior mean of results at exactly these points with exactly this
-        dictionary: ``width · largest_sd + slack``.
+        Holds with the width's probability for the sparse posterior mean of results at these points with this dictionary:
+        ``width · largest_sd + slack``.
 
         Args:
-            width: Such as :class:`sparse_bo.widths.SBPETheory`.
+            width: A width, for example :class:`sparse_bo.widths.SBPETheory`.
         """
         bounds = width.bounds(self.confidence)
         return bounds.width * self.largest_sd + bounds.slack
@@ -63,8 +60,8 @@ class RegressionDesign:
         """Return Theorem 4.1's bound on ``sup |f − mean|``: ``width · √(2 (1+t)³ κ² I/(log(1 + κ²/λ) n))``.
 
         S-BPE Eq. 30 with its constant corrected: Eq. 26 rests on Lemma G.1, which is false; with the two-sided certificate each
-        of its three uses costs ``√(1+t)``, so ``(1+t)³`` stands where ``(1 + λ_max/τ²)² = 4`` does. κ² is 1 there. Between
-        dictionaries picks are made by the conditioned process; where the design is not exact that can cost C̃ more.
+        of its three uses costs ``√(1+t)``, so ``(1+t)³`` replaces ``(1 + λ_max/τ²)² = 4``. κ² is 1 there. Between dictionaries
+        picks condition on those before; for an inexact design this can cost another factor C̃.
         """
         kappa_squared, n = self.confidence.kappa_squared, self.confidence.pulls
         growth = kappa_squared / math.log1p(kappa_squared / self.confidence.regularization)
@@ -83,31 +80,32 @@ def max_variance_design(
     dictionary: Sampler | None = None,
     ratio_threshold: float = 2.0,
     failure_probability: float = 0.05,
-    candidates: int = CANDIDATES,
+    candidates: int = 16_384,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     generator: torch.Generator,
 ) -> RegressionDesign:
     """Choose ``n`` points, each where the sparse posterior variance given those before it is highest (S-BPE §4.1).
 
-    No result is needed, so all of them can be evaluated at once. On a box the points come from a scrambled Sobol set. As a
-    policy with results, the same rule is ``SBPE(horizon=n, schedule=(n,), …)``. Cost: see :func:`sparse_bo.arms.design.design`.
+    The design needs no results, so all points can be evaluated at once. On a box the points come from a scrambled Sobol set. As
+    a policy with results, the same rule is ``SBPE(horizon=n, schedule=(n,), …)``. Cost: see
+    :func:`sparse_bo.arms.design.design`.
 
     Args:
-        n: Points, ≥ 1; repeats are chosen where they say more than a new point.
+        n: Number of points, ≥ 1; a repeat is chosen where it is more informative than a new point.
         arms: ``a x d`` candidates.
-        bounds: ``2 x d`` corners of a box, in place of ``arms``.
+        bounds: ``2 x d`` corners of a box, instead of ``arms``.
         covar_module: Any GPyTorch kernel without batch shape.
         regularization: λ = τ² > 0 (y²).
         dictionary: Sampler of the inducing points; ``None``: recursive RLS with ``δ_j = 3δ/(π² j²)`` (Thm 4.1).
         ratio_threshold: C̃ ≥ 1, see :class:`sparse_bo.SBPE`.
         failure_probability: δ of those dictionaries, in (0, 1).
         candidates: Size of the Sobol set.
-        memory_bytes: Budget of a sweep's temporary blocks, and of a lazy arm set, which is brought into memory.
+        memory_bytes: Budget of a sweep's temporary blocks, and limit of a lazy arm set, which is loaded.
         generator: CPU generator, for the Sobol set and the sampler.
 
     Raises:
-        TypeError: If an argument has the wrong kind or dtype.
-        ValueError: If both or none of ``arms`` and ``bounds`` are given, or a value is out of range.
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or none of ``arms`` and ``bounds`` are passed, or a value is out of range.
 
     Example:
         >>> plan = max_variance_design(500, bounds=bounds, covar_module=kernel, regularization=0.01, generator=generator)
@@ -141,10 +139,10 @@ def max_variance_design(
 
 
 def check_resampling(dictionary: Sampler | None, ratio_threshold: float) -> None:
-    """Check what a design's dictionaries are made by.
+    """Check the sampler and the threshold of a design.
 
     Raises:
-        TypeError: If ``dictionary`` is neither a sampler nor ``None``, or the threshold is no number.
+        TypeError: If ``dictionary`` is neither a sampler nor ``None``, or the threshold is not a number.
         ValueError: If the threshold is less than 1.
     """
     if dictionary is not None and not isinstance(dictionary, Sampler):
@@ -162,13 +160,13 @@ def rls_resampling(
 
     def sampler(picks: int) -> Sampler:
         share = 3.0 * failure_probability / (math.pi**2 * batches * picks**2)
-        return RecursiveRLSSampler(failure_probability=min(share, 0.03))  # Lemma 3.8 asks for less than 1/32
+        return RecursiveRLSSampler(failure_probability=min(share, 0.03))  # Lemma 3.8 requires less than 1/32
 
     return Resampling(sampler=sampler, ratio_threshold=ratio_threshold)
 
 
 def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Generator) -> float:
-    """Return an upper bound on ``ρ = λ_max(K − Q)/λ`` over the picks of a design; 0, and nothing drawn, if it is exact."""
+    """Return an upper bound on ``ρ = λ_max(K − Q)/λ`` over the picks of a design; 0 without a draw if it is exact."""
     if chosen.exact:
         return 0.0
     seen = candidates_of(chosen.observations, None, covariance=surrogate.covariance, regularization=surrogate.regularization)

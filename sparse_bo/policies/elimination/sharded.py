@@ -1,4 +1,4 @@
-"""Elimination among arms in shards: every rank bounds and eliminates the arms that it holds."""
+"""Elimination among sharded arms: every rank bounds and eliminates its own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sparse_bo.widths import BatchWidth
 
 @dataclass(frozen=True, eq=False)
 class ShardedCandidates(BatchCandidates):
-    """Arms that no batch before has eliminated, over ranks; positions run through all of them."""
+    """Sharded arms that no earlier batch has eliminated; positions run through all ranks."""
 
     points: ShardedArms
-    """Their inputs."""
+    """Inputs of the candidates."""
     numbers: ShardedArms
-    """Their numbers among all arms, as rows of one column: known to a rank where they are its own or have been picked."""
+    """Arm indices of the candidates as rows of one column: on a rank its own and cached ones."""
     rows: Tensor
-    """Those that this rank holds, ascending."""
+    """Arms of this rank, ascending."""
 
     @property
     def members(self) -> Tensor:
@@ -35,45 +35,45 @@ class ShardedCandidates(BatchCandidates):
         return self.rows
 
     def at(self, positions: Tensor) -> Tensor:
-        """See :class:`BatchCandidates`; asked on every rank alike, and fetched once."""
+        """See :class:`BatchCandidates`; collective; cached."""
         self.numbers.cache(positions)
         return self.numbers[positions].squeeze(-1).long()
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
         """See :class:`BatchCandidates`. O(q log among)."""
         arms = self.at(among)
-        places = torch.searchsorted(arms, picks).clamp(max=len(arms) - 1)
-        return torch.where(arms[places] == picks, among[places], -1)
+        at = torch.searchsorted(arms, picks).clamp(max=len(arms) - 1)
+        return torch.where(arms[at] == picks, among[at], -1)
 
     def transferred(self, posterior: InMemoryPosterior, to: Self) -> Marginals:
-        """See :class:`BatchCandidates`: of the arms that this rank holds."""
+        """See :class:`BatchCandidates`: of the arms of this rank."""
         means, deviations = swept(posterior)
         if not len(self.rows):
             return Marginals(means.new_zeros(len(to.rows)), means.new_full((len(to.rows),), math.inf))
-        places = torch.searchsorted(self.rows, to.rows).clamp(max=len(self.rows) - 1)
-        known_here = self.rows[places] == to.rows
-        return Marginals(means[places], torch.where(known_here, deviations[places], math.inf))
+        at = torch.searchsorted(self.rows, to.rows).clamp(max=len(self.rows) - 1)
+        known_here = self.rows[at] == to.rows
+        return Marginals(means[at], torch.where(known_here, deviations[at], math.inf))
 
     def row(self, position: int) -> int:
-        """See :class:`BatchCandidates`; of a candidate that this rank holds."""
+        """See :class:`BatchCandidates`; of a candidate of this rank."""
         return int(self.rows[position - self.points.start])
 
-    def place(self, position: int) -> str:
+    def label(self, position: int) -> str:
         """See :class:`BatchCandidates`."""
         return f"of arm {self.row(position)}"
 
     def freeze(self) -> dict[str, Any]:
-        """See :class:`BatchCandidates`: nobody has all of them, so these runs are replayed."""
-        raise NotImplementedError("runs of elimination over arms in shards have no snapshots; they are replayed")
+        """See :class:`BatchCandidates`: no rank holds all of them, so these runs are replayed."""
+        raise NotImplementedError("elimination over sharded arms has no snapshots; its runs are replayed")
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedArmSource(ArmSource):
-    """Arms in shards: every rank knows which of its own are left."""
+    """Sharded arms: every rank holds its own survivors."""
 
     @property
     def arms(self) -> ShardedArms:
-        """All of them."""
+        """The sharded arms."""
         points = self.domain.points
         assert isinstance(points, ShardedArms)
         return points
@@ -91,10 +91,10 @@ class ShardedArmSource(ArmSource):
 
     def thaw(self, frozen: Mapping[str, Any]) -> Any:
         """See :class:`ArmSource`: there are no snapshots."""
-        raise NotImplementedError("runs of elimination over arms in shards have no snapshots; they are replayed")
+        raise NotImplementedError("elimination over sharded arms has no snapshots; its runs are replayed")
 
     def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
-        """See :class:`ArmSource`: of the arms that this rank holds."""
+        """See :class:`ArmSource`: of the arms of this rank."""
         arms = self.arms
         alive = torch.ones(len(arms.part), dtype=torch.bool, device=arms.device)
         for finding in known(findings):

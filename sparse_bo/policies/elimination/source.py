@@ -1,4 +1,4 @@
-"""Sources of a batch's candidates, and of what was observed of them: arms, or a box."""
+"""Sources of a batch's candidates: arms, or a box."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from sparse_bo.policies.elimination.findings import Finding, known, surviving
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 LARGEST_CANDIDATE_SET = 16_384
-"""Candidates on a box by default, where the theory's discretisation would be larger still."""
-BOX_DRAWS = 32
-"""Candidate sets drawn in search of points that no batch has eliminated."""
+"""Limit on the default number of candidates on a box."""
 
 D = TypeVar("D", bound=Domain)
 
 
 class BestObserved(NamedTuple):
-    """The highest mean observation, and where it was made."""
+    """The highest mean observation."""
 
     row: int | None
     """The arm; ``None`` on a box."""
@@ -39,15 +37,15 @@ class BestObserved(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the complete batches say when the next one is planned."""
+    """Results of the complete batches, for the plan of the next."""
 
     prior: KnownPrior
     findings: tuple[Finding, ...]
-    """Those that eliminate."""
+    """Findings of the batches that eliminate."""
     width: BatchWidth
-    """Of the bounds, with the F in use."""
+    """Width of the bounds, with the current F."""
     survivors: Tensor | None
-    """Of the last batch; ``None`` before there is one."""
+    """Survivors of the last batch; ``None`` before the first."""
     sizes: tuple[int, ...]
     """The batch schedule."""
     batch: int
@@ -56,22 +54,22 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CandidateSource(ABC, Generic[D]):
-    """What elimination needs to know of a domain. A value."""
+    """A domain for elimination. A value."""
 
     domain: D
-    """In float64."""
+    """The domain in float64."""
 
     @abstractmethod
     def candidates(self, standing: Standing, *, generator: torch.Generator) -> BatchCandidates:
-        """Return the candidates of the next batch: none that an earlier batch has eliminated."""
+        """Return the candidates of the next batch, without eliminated ones."""
 
     @abstractmethod
     def thaw(self, frozen: Mapping[str, Any]) -> BatchCandidates:
-        """Return candidates that :meth:`BatchCandidates.freeze` froze; tensors on the domain's device."""
+        """Return the candidates of a snapshot (:meth:`BatchCandidates.freeze`), with tensors on the domain's device."""
 
     @abstractmethod
     def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
-        """Return what can still be optimal after at least one batch: arms (ascending), or the last batch's points."""
+        """Return the survivors after at least one batch: arms (ascending), or points of the last batch."""
 
     @abstractmethod
     def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
@@ -79,11 +77,11 @@ class CandidateSource(ABC, Generic[D]):
 
     @abstractmethod
     def alternatives(self, candidates: BatchCandidates) -> int:
-        """Return of how many alternatives the bounds of a batch have to hold together."""
+        """Return the number of alternatives of the union bound of a batch."""
 
     @abstractmethod
     def counted(self, findings: Sequence[Finding]) -> tuple[int, str]:
-        """Return how many alternatives there are to eliminate, and what to call them."""
+        """Return the number of alternatives and their name."""
 
     @abstractmethod
     def observations(self, picks: Tensor, y: Tensor) -> Observations:
@@ -91,14 +89,14 @@ class CandidateSource(ABC, Generic[D]):
 
     @abstractmethod
     def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q ≥ 1`` picks to learn a prior from, after results ``y`` at ``picks``."""
+        """Return ``q ≥ 1`` random picks for learning a prior, after results ``y`` at ``picks``."""
 
     def inputs(self, picks: Tensor) -> Tensor:
-        """Return the inputs that picks stand for, ``q x d``."""
+        """Return the inputs of picks, ``q x d``."""
         return self.domain.inputs(picks)
 
     def best_observed(self, picks: Tensor, y: Tensor) -> BestObserved:
-        """Return where the mean observation is highest, of at least one."""
+        """Return the highest mean observation of at least one."""
         seen = self.observations(picks, y)
         mean, position = seen.means.max(dim=0)
         row = None if seen.indices is None else int(seen.indices[position])
@@ -107,7 +105,7 @@ class CandidateSource(ABC, Generic[D]):
 
 @dataclass(frozen=True, eq=False)
 class ArmSource(CandidateSource[Arms]):
-    """Arms in memory: the candidates are those that are left."""
+    """Arms in memory: the candidates are the survivors."""
 
     def candidates(self, standing: Standing, *, generator: torch.Generator) -> ArmCandidates:
         """See :class:`CandidateSource`; draws nothing."""
@@ -119,7 +117,7 @@ class ArmSource(CandidateSource[Arms]):
         return self._rows(frozen["members"])
 
     def survivors(self, findings: Sequence[Finding], width: BatchWidth) -> Tensor:
-        """See :class:`CandidateSource`: the arms that no batch eliminates, by the width as it is now."""
+        """See :class:`CandidateSource`: the arms that no batch eliminates by ``width``."""
         alive = torch.ones(self.domain.count, dtype=torch.bool, device=self.domain.device)
         for finding in known(findings):
             alive[finding.members[~surviving(finding, width)]] = False
@@ -130,7 +128,7 @@ class ArmSource(CandidateSource[Arms]):
         return surviving(finding, width) if survivors is None else torch.isin(finding.members, survivors)
 
     def alternatives(self, candidates: BatchCandidates) -> int:
-        """See :class:`CandidateSource`: all arms, also those that are gone."""
+        """See :class:`CandidateSource`: all arms, eliminated ones included."""
         return self.domain.count
 
     def counted(self, findings: Sequence[Finding]) -> tuple[int, str]:
@@ -142,7 +140,7 @@ class ArmSource(CandidateSource[Arms]):
         return add_observations(no_observations(self.domain.points), self.domain.points, picks, y)
 
     def random_picks(self, q: int, *, picks: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """See :class:`CandidateSource`: distinct arms that have no result, as long as there are any."""
+        """See :class:`CandidateSource`: distinct arms without a result, while there are any."""
         return self.domain.uniform(q, seen=self.observations(picks, y).rows, generator=generator)
 
     def _rows(self, rows: Tensor) -> ArmCandidates:
@@ -151,24 +149,24 @@ class ArmSource(CandidateSource[Arms]):
 
 @dataclass(frozen=True, eq=False)
 class BoxSource(CandidateSource[Box]):
-    """A box: the candidates are drawn anew for every batch, where the batches before have eliminated nothing."""
+    """A box: every batch draws its candidates from the points that earlier batches have not eliminated."""
 
     count: int | None
     """Candidates per batch; ``None``: Γ_n of S-BPE Cor. 3.7, at most :data:`LARGEST_CANDIDATE_SET`."""
 
     def candidates(self, standing: Standing, *, generator: torch.Generator) -> BoxCandidates:
-        """See :class:`CandidateSource`: scrambled Sobol points; where few are left, the last batch's survivors too."""
-        count, kept = self._count(standing), self.domain.bounds[:0]
-        for _ in range(BOX_DRAWS):
+        """See :class:`CandidateSource`: scrambled Sobol points, and the last batch's survivors if these are too few."""
+        count, found = self._count(standing), self.domain.bounds[:0]
+        for _ in range(32):
             points = self.domain.sobol(count, generator=generator)
             for finding in known(standing.findings):
                 points = points[surviving(finding, standing.width, points)]
-            kept = torch.cat([kept, points])[:count]
-            if len(kept) == count:
-                return BoxCandidates(kept)
+            found = torch.cat([found, points])[:count]
+            if len(found) == count:
+                return BoxCandidates(found)
         if standing.survivors is not None:
-            kept = torch.cat([kept, standing.survivors])[:count]
-        return BoxCandidates(kept)
+            found = torch.cat([found, standing.survivors])[:count]
+        return BoxCandidates(found)
 
     def thaw(self, frozen: Mapping[str, Any]) -> BoxCandidates:
         """See :class:`CandidateSource`."""
@@ -180,7 +178,7 @@ class BoxSource(CandidateSource[Box]):
         return newest.members[surviving(newest, width)]
 
     def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
-        """See :class:`CandidateSource`: what the batch itself leaves, as later ones have other points."""
+        """See :class:`CandidateSource`: the batch's own survivors, since later batches have other points."""
         return surviving(finding, width)
 
     def alternatives(self, candidates: BatchCandidates) -> int:

@@ -1,4 +1,4 @@
-"""Everything S-BPE and BPE know: the batch that is out, and the findings of the complete ones."""
+"""The state of S-BPE and BPE: the current batch, and the findings of the complete ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sparse_bo.domains.sharded import first_here
 from sparse_bo.gp.priors import KnownPrior
+from sparse_bo.policies.elimination.batches import PlannedBatch
 from sparse_bo.policies.elimination.candidates import marginals_at
 from sparse_bo.policies.elimination.findings import Finding, known
-from sparse_bo.policies.elimination.planned import PlannedBatch
 from sparse_bo.policies.elimination.refutation import SHARE
 from sparse_bo.policies.elimination.source import CandidateSource
-from sparse_bo.policies.persistence import KEPT, kept_since
+from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 from sparse_bo.widths import BatchWidth, ConstantWidth
@@ -32,56 +32,56 @@ class Leading(NamedTuple):
     mean: float
     """(y)."""
     leverage: float
-    left: int
-    """Candidates that can still be optimal, on all ranks."""
+    survivors: int
+    """Number of candidates that can still be optimal, on all ranks."""
 
 
 @dataclass(frozen=True, eq=False)
 class EliminationState:
-    """Everything S-BPE and BPE know between two updates. A value."""
+    """The state of S-BPE and BPE between two updates. A value."""
 
     source: CandidateSource[Any]
-    """The domain, and where candidates come from in it."""
+    """Source of candidates on the domain."""
     sizes: tuple[int, ...]
     """The batch schedule."""
     failure_probability: float
     """δ of the policy."""
     width: BatchWidth
-    """Of the confidence bounds, with the F in use (doubled, if that was asked for)."""
+    """Width of the confidence bounds, with the current F."""
     picks: Tensor = field(metadata=KEPT)
-    """``n`` arms or ``n x d`` points told so far, in order."""
+    """``n`` arms or ``n x d`` points observed so far, in order."""
     y: Tensor = field(metadata=KEPT)
     """``n`` results."""
     prior: KnownPrior | None
-    """Kernel, mean and λ; ``None`` until they are learned."""
+    """Kernel, mean and λ; ``None`` before they are learned."""
     plan: PlannedBatch | None = None
-    """The batch of which results have come; ``None`` before its first result, which is before it has changed anything."""
+    """The batch with results; ``None`` before its first result."""
     findings: tuple[Finding, ...] = ()
     """One for each complete batch."""
     survivors: Tensor | None = field(default=None, metadata=KEPT)
     """``a'`` arms (ascending), or ``c' x d`` candidates on a box, that can still be optimal; ``None``: all."""
     contradiction: str | None = field(default=None, metadata=KEPT)
-    """What the data contradict, if they do: the run cannot go on."""
+    """Description of a contradiction in the data, which ends the run."""
     doublings: int = field(default=0, metadata=KEPT)
-    """How often F was doubled."""
-    norm: float | None = field(default=None, metadata=kept_since(None))
+    """Number of doublings of F."""
+    norm: float | None = field(default=None, metadata=KEPT)
     """F of the bounds, once a batch is complete; ``None`` for bounds without one."""
-    coverages: Sequence[Sequence[int]] = field(default=(), metadata=kept_since(()))
-    """For each complete batch with results: its inputs, and those whose mean result lies in the interval promised before."""
-    norm_at_least: float | None = field(default=None, metadata=kept_since(None))
-    """The least F that the size of no batch's results refutes."""
-    refuted: str | None = field(default=None, metadata=kept_since(None))
-    """What refutes the bounds; ``None``: nothing does, or F was multiplied until nothing did."""
-    trusted: int | None = field(default=None, metadata=kept_since(None))
-    """So many batches eliminate, as those after them were refuted and this stops it; ``None``: all."""
-    failed: Tensor | None = field(default=None, metadata=kept_since(None))
-    """What has failed of planned batches since the last result of any, in order: ``plan`` does not hold that yet."""
+    coverages: Sequence[Sequence[int]] = field(default=(), metadata=KEPT)
+    """For each complete batch with results: its inputs, and those whose mean result lies in the interval predicted before."""
+    norm_at_least: float | None = field(default=None, metadata=KEPT)
+    """Smallest F that no batch refutes by the size of its results."""
+    refuted: str | None = field(default=None, metadata=KEPT)
+    """Description of the refutation of the bounds; ``None`` without one, or after F was enlarged."""
+    trusted: int | None = field(default=None, metadata=KEPT)
+    """Number of batches that eliminate, when a refutation has stopped elimination; ``None``: all."""
+    failed: Tensor | None = field(default=None, metadata=KEPT)
+    """Failed picks of the current plan before its first result, in order."""
     leading: Leading | None = None
-    """The best candidate when the last batch was concluded; ``None``: looked up when it is asked for."""
+    """The best candidate after the last batch; ``None``: computed on request."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
     round: int = field(default=0, metadata=KEPT)
-    """Batches told so far."""
+    """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
 
@@ -92,7 +92,7 @@ class EliminationState:
 
     @property
     def eliminating(self) -> tuple[Finding, ...]:
-        """The findings of the batches that eliminate."""
+        """Findings of the batches that eliminate."""
         return self.findings[: self.trusted]
 
     @property
@@ -106,7 +106,7 @@ class EliminationState:
         return self.findings[-1].confidence.ratio if self.findings else None
 
     def found_leading(self) -> Leading | None:
-        """Return the candidate of the highest mean in the batch with the most results; asked on every rank alike. O(c)."""
+        """Return the candidate of the highest mean in the batch with the most results. Collective. O(c)."""
         best = self.best
         if best is None:
             return None
@@ -114,77 +114,79 @@ class EliminationState:
         posterior, candidates = best.posterior, best.candidates
         first = first_here(candidates.points)
         group = candidates.group
-        if best.observations.pulls < self.sizes[self.findings.index(best)]:  # some failed: what never succeeded is not advised
+        # After failures an arm without a result is not recommended.
+        if best.observations.pulls < self.sizes[self.findings.index(best)]:
             seen = best.observations.rows - first
             succeeded = torch.zeros_like(alive)
             succeeded[seen[(seen >= 0) & (seen < len(alive))]] = True
-            some = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]
-            alive = alive & succeeded if some else succeeded
+            any_left = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]
+            alive = alive & succeeded if any_left else succeeded
         count = len(posterior.means) if self.survivors is None else len(self.survivors)
         mine: Leading | None = None
         if bool(alive.any()):
-            place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
-            x = posterior.prior.in_memory[0][place]
+            position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
+            x = posterior.prior.in_memory[0][position]
             mine = Leading(
-                candidates.row(first + place), x, float(posterior.means[place]), float(posterior.leverages[place]), count
+                candidates.row(first + position),
+                x,
+                float(posterior.means[position]),
+                float(posterior.leverages[position]),
+                count,
             )
-        told = group.objects("the leading candidate", (mine, count))
-        leading: Leading = max((other for other, _ in told if other is not None), key=lambda other: other.mean)
-        return leading._replace(left=sum(here for _, here in told))
+        all_ranks = group.objects("the leading candidate", (mine, count))
+        leading: Leading = max((other for other, _ in all_ranks if other is not None), key=lambda other: other.mean)
+        return leading._replace(survivors=sum(here for _, here in all_ranks))
 
     def describe(self) -> str:
-        """Return what is left and how sure that is: "12,345 of 20,640 arms can still be optimal at confidence 0.95".
+        """Return the number of survivors and the confidence: "12,345 of 20,640 arms can still be optimal at confidence 0.95".
 
-        Refuted bounds are sure of nothing, and bounds whose F was multiplied or estimated say so.
+        Refuted bounds have no confidence; the text names them, and an enlarged F.
         """
-        total, what = self.source.counted(self.findings)
-        left = total if self.survivors is None else len(self.survivors)
+        total, kind = self.source.counted(self.findings)
+        count = total if self.survivors is None else len(self.survivors)
         if self.leading is not None and self.survivors is not None:
-            left = self.leading.left
+            count = self.leading.survivors
         if self.contradiction is not None:
-            return f"{left:,} of {total:,} {what} before the results contradicted the bounds"
+            return f"{count:,} of {total:,} {kind} before the results contradicted the bounds"
         if isinstance(self.width, ConstantWidth):
-            return f"{left:,} of {total:,} {what} are within {self.width.value:g} standard deviations (which promises nothing)"
+            return f"{count:,} of {total:,} {kind} are within {self.width.value:g} standard deviations (without a guarantee)"
         if self.refuted is not None:
-            return f"{left:,} of {total:,} {what} are left, by bounds that the results REFUTE: {self.refuted}"
+            return f"{count:,} of {total:,} {kind} remain by bounds that the results REFUTE: {self.refuted}"
         wider = (
             f", with F = {self.norm:.4g} after {self.doublings} doublings" if self.doublings and self.norm is not None else ""
         )
-        return f"{left:,} of {total:,} {what} can still be optimal at confidence {1.0 - self.failure_probability:g}{wider}"
+        return f"{count:,} of {total:,} {kind} can still be optimal at confidence {1.0 - self.failure_probability:g}{wider}"
 
     def held(self) -> str | None:
-        """Return how well the bounds held against results that they had no part of; ``None`` before there is any such."""
+        """Return the coverage of the bounds on later results as text; ``None`` before the first."""
         if not self.coverages:
             return None
         inputs, inside = (sum(numbers) for numbers in zip(*self.coverages, strict=True))
-        text = (
-            f"{inside:,} of {inputs:,} mean results in the intervals promised before their batches ({1.0 - SHARE:.0%} promised)"
-        )
+        text = f"{inside:,} of {inputs:,} mean results in the intervals predicted before ({1.0 - SHARE:.0%} expected)"
         if self.norm is not None and self.norm_at_least is not None:
             text += f"; the results show a norm of at least {self.norm_at_least:.3g}, F = {self.norm:.4g}"
         return text
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.State.standardised_errors`: by the newest complete batch; the noise variance is λ."""
-        told = known(self.findings)
-        if not told:
+        complete = known(self.findings)
+        if not complete:
             return None
-        seen = marginals_at(told[-1].posterior, self.source.inputs(picks))
-        return (y - seen.means) / (seen.deviations.square() + told[-1].confidence.regularization).sqrt()
+        seen = marginals_at(complete[-1].posterior, self.source.inputs(picks))
+        return (y - seen.means) / (seen.deviations.square() + complete[-1].confidence.regularization).sqrt()
 
     def without_results(self) -> EliminationState:
         """See :meth:`sparse_bo.policies.State.without_results`.
 
-        Failed picks are handed out once more at the end of their batch; what fails then, the batch ends without.
+        A failed pick is evaluated again at the end of its batch, which ends without the picks that fail twice.
         """
         return replace(self, round=self.round + 1, seconds={})
 
     def report(self) -> Report:
         """See :meth:`sparse_bo.policies.State.report`.
 
-        The best arm is the survivor with the highest posterior mean in the batch with the most results, among those with a
-        result there if evaluations of that batch failed. On a box it is that candidate, otherwise whether it was evaluated or
-        not.
+        The best arm is the survivor with the highest posterior mean in the batch with the most results. If evaluations of that
+        batch failed, only arms with a result there count. On a box it is a candidate, evaluated or not.
         """
         if not len(self.y):
             return Report()

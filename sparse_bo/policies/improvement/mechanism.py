@@ -140,7 +140,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         return state.told[state.y.argmax()].unsqueeze(0)
 
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
-        """Return ``q`` arms of the highest log expected improvement, each conditioned on pending ones and those before.
+        """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
         Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then evaluated
         ones. So are evaluated arms outside the model, which would look as promising as before.
@@ -150,8 +150,8 @@ class ArmSearch(Mechanism[ImprovementState]):
         refuse = state.refusal(pending)
         if refuse is not None and not bool((refused := refuse(arms)).all()):
             arms = arms[~refused]
-        gp = fitted.gp.conditioned(unit[torch.cat([pending, _failing(state)])])
-        best = torch.cat([fitted.gp.means(fitted.gp.X), fitted.gp.means(unit[pending])]).max()
+        gp = fitted.gp.condition(unit[torch.cat([pending, _failing(state)])])
+        best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[pending])]).max()
         noisy = is_exact(state.U, state.y) is False
         corners = Corners(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
         noise = fitted.gp.noise_variance if noisy else 0.0
@@ -167,7 +167,7 @@ class ArmSearch(Mechanism[ImprovementState]):
             seen = seen | (at == torch.arange(len(arms), device=arms.device))
             picks = torch.cat([picks, arms[at].unsqueeze(0)])
             u = candidates.U[at].unsqueeze(0)
-            candidates, gp = candidates.after(gp, u, gp.moments(u)), gp.conditioned(u)
+            candidates, gp = candidates.after(gp, u, gp.moments(u)), gp.condition(u)
         return picks
 
 

@@ -1,4 +1,4 @@
-"""Widths of a surrogate's upper confidence bounds: a number, or one that depends on what the surrogate has and has not seen."""
+"""Widths of a surrogate's upper confidence bounds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparse_bo.widths import SubsetErrors, SurrogateConfidence, SurrogateWidth
 
 
 def width_of(width: float | SurrogateWidth, model: Model, X: Tensor, y: Tensor, known: Tensor) -> float:
-    """Return the posterior standard deviations of the upper confidence bound that a fitted model is used with.
+    """Return the number of posterior standard deviations in the upper confidence bound of a fitted model.
 
     Args:
-        width: A number, or what it depends on.
-        model: Fitted, of the unit cube.
+        width: A number, or a rule.
+        model: A fitted model of the unit cube.
         X: ``n x d`` all inputs, in the unit cube.
         y: ``n`` observations.
         known: Rows that the model is conditioned on, ascending.
@@ -34,19 +34,19 @@ def width_of(width: float | SurrogateWidth, model: Model, X: Tensor, y: Tensor, 
 def subset_errors(model: Model, X: Tensor, y: Tensor, known: Tensor) -> SubsetErrors:
     """Return A_n, B_n and σ_min of GSSBO Thm 5.1 and 5.2, in the model's own units. O(n³).
 
-    ``A_n = ‖k‖ ‖y‖ C_M e`` and ``B_n = ‖k‖ √(C_M e)`` with ``e = ‖K − K̂‖``, the spectral norm itself in place of the paper's
+    ``A_n = ‖k‖ ‖y‖ C_M e`` and ``B_n = ‖k‖ √(C_M e)`` with ``e = ‖K − K̂‖``, the spectral norm instead of the paper's
     bound on it (Eq. 11), ``C_M = ‖(K + σ²I)⁻¹‖ ‖(K̂ + σ²I)⁻¹‖`` and K̂ the Nyström matrix on the known rows. ``‖k‖`` is at most
     ``κ² √n`` at any point, κ² the largest prior variance. σ_min is the smallest posterior standard deviation at the n inputs.
-    The theorem compares posteriors under K and K̂ on all observations; GSSBO's own knows the known rows alone.
+    The theorem compares posteriors under K and K̂ on all observations; GSSBO's own is conditioned on the known rows only.
 
     Args:
-        model: With a kernel, a mean and a Gaussian likelihood.
+        model: A GP with a Gaussian likelihood.
         X: ``n x d`` all inputs, in the unit cube.
         y: ``n`` observations.
         known: Rows that the model is conditioned on.
 
     Raises:
-        TypeError: If the model has no such parts, or transforms outputs otherwise than by standardising.
+        TypeError: If the model has no kernel, mean or Gaussian likelihood, or an outcome transform other than ``Standardize``.
     """
     with torch.no_grad():
         K, residuals, noise = prior_residuals(model, X, y)
@@ -55,8 +55,8 @@ def subset_errors(model: Model, X: Tensor, y: Tensor, known: Tensor) -> SubsetEr
         if transform is not None:
             if not isinstance(transform, Standardize):
                 raise TypeError(
-                    f"expected outputs as they are or standardised for a width that depends on what a subset misses, got "
-                    f"{type(transform).__name__}; use a number as width"
+                    f"expected a model without outcome transform or with Standardize for this width, "
+                    f"got {type(transform).__name__}; use a number as width"
                 )
             smallest /= float(transform.stdvs.flatten()[0])
         if len(known) == len(y):

@@ -1,4 +1,4 @@
-"""Fits of a round's model: on which observations, by which function, and from which start."""
+"""The fit of a round's model: its observations, function and start."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ from sparse_bo.policies.subset.surrogate_models import MakeModel
 Fitter = Callable[[Any], Any]
 """Fits a model in place."""
 ConditionOn = Literal["subset", "all"]
-"""What a model knows: the observations that its hyper-parameters are learned from, or every one."""
-
-WARM_TOLERANCE = 1e-7
-"""Of a fit that starts from the last parameters. Noise-free data have long flat valleys: on 102 points of Hartmann-6 a fit
-ends within 0.002 of the log likelihood per point that BoTorch's tolerance reaches, in a quarter of the steps."""
+"""Observations of the posterior: the subset of the hyper-parameters, or all."""
 
 
 def fit_likelihood(model: Any, *, tolerance: float | None = None) -> None:
-    """Fit a GP by its exact marginal likelihood and priors (``fit_gpytorch_mll``), in closed form where there is one.
+    """Fit a GP by its exact marginal likelihood and priors (``fit_gpytorch_mll``), in closed form if possible.
 
     Args:
-        model: With ``likelihood``; fitted in place.
+        model: A GP with ``likelihood``; fitted in place.
         tolerance: Stop when a step improves the likelihood per observation by less than this share. Default: BoTorch's.
     """
     options = {} if tolerance is None else {"options": {"ftol": tolerance}}
@@ -45,14 +41,15 @@ def fit_likelihood(model: Any, *, tolerance: float | None = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """Makes and fits the model of a round. Inputs are those of the unit cube.
+    """The construction and fit of a round's model, in the unit cube.
 
     Attributes:
-        make: Makes a model that is not fitted yet.
-        fitter: Fits it in place. ``None``: :func:`fit_likelihood`, with :data:`WARM_TOLERANCE` after a warm start.
+        make: Makes an unfitted model.
+        fitter: Fits it in place. ``None``: :func:`fit_likelihood`, with tolerance 1e-7 after a warm start
+            (decision 170).
         warm_start: Whether a fit starts from the parameters of the last model.
-        condition_on: Whether the model knows only the subset that it is fitted to, or every observation. With ``"all"`` the
-            subset proposes hyper-parameters and all observations accept them (:func:`sparse_bo.models.fit_to_rows`).
+        condition_on: Observations of the posterior: the subset of the fit, or all. With ``"all"`` the subset proposes
+            hyper-parameters and the likelihood of all observations accepts them (:func:`sparse_bo.models.fit_to_rows`).
     """
 
     make: MakeModel
@@ -68,7 +65,7 @@ class ModelFit:
         """Return a new model of all rows of ``X`` (``n x d``) and ``y`` (``n``).
 
         Raises:
-            TypeError: If what ``make`` returns is no BoTorch model.
+            TypeError: If ``make`` does not return a BoTorch model.
         """
         model = self.make(X, y.unsqueeze(-1))
         if not isinstance(model, Model):
@@ -82,7 +79,7 @@ class ModelFit:
             X: ``n x d`` all inputs.
             y: ``n`` observations.
             subset: Rows to fit it to.
-            previous: The last model. One with other parameters counts as none.
+            previous: The last model; ignored if its parameters differ in name or shape.
         """
         known = self.known(subset, len(y))
         model = self.unfitted(X[known], y[known])
@@ -99,16 +96,16 @@ class ModelFit:
         return model
 
     def _learn(self, model: Any, *, warm: bool) -> None:
-        """Fit a model in place, or warn that it could not be."""
+        """Fit a model in place; warn if the fit fails."""
         try:
             if self.fitter is None:
-                fit_likelihood(model, tolerance=WARM_TOLERANCE if warm else None)
+                fit_likelihood(model, tolerance=1e-7 if warm else None)
             else:
                 self.fitter(model)
         except ModelFittingError as error:
             warnings.warn(
                 f"hyper-parameters could not be learned from {len(model.train_targets)} observations ({error}); "
-                "the model goes on with those it started from",
+                "the model keeps its initial ones",
                 NumericalWarning,
                 stacklevel=2,
             )

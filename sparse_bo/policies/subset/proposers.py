@@ -1,4 +1,4 @@
-"""Proposers of the next points on a box, given a fitted model: maximisers of an acquisition function."""
+"""Proposers: the next points on a box as maximisers of an acquisition function."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class Proposer(Protocol):
 
         Args:
             fitted: The model and its data.
-            q: How many, at least 1.
-            pending: Points that are out without results (``p x d``, in the unit cube).
+            q: Number of points, at least 1.
+            pending: ``p x d`` pending points, in the unit cube.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a function of the cube is maximised: the settings of BoTorch's ``optimize_acqf``.
+    """Settings of BoTorch's ``optimize_acqf``.
 
     Attributes:
-        num_restarts: Gradient ascents.
-        raw_samples: Points from which their starts are chosen.
-        jumps: Whether the function is known to jump: line searches may then end there, and nothing is said of it.
+        num_restarts: Number of gradient ascents.
+        raw_samples: Candidates for their starts.
+        jumps: Whether the function is discontinuous: warnings of failed line searches are then suppressed.
     """
 
     num_restarts: int
@@ -72,7 +72,7 @@ class Search:
 
     def maximise(self, function: AcquisitionFunction, bounds: Tensor, *, q: int = 1) -> Tensor:
         """Return ``q x d`` points within ``bounds`` (``2 x d``), chosen one after the other."""
-        with _failed_line_searches_unsaid() if self.jumps else nullcontext():
+        with _without_line_search_warnings() if self.jumps else nullcontext():
             best: Tensor = optimize_acqf(
                 function,
                 bounds=bounds,
@@ -85,7 +85,7 @@ class Search:
 
 
 @contextmanager
-def _failed_line_searches_unsaid() -> Iterator[None]:
+def _without_line_search_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimization failed", category=RuntimeWarning)
         warnings.filterwarnings("ignore", category=OptimizationWarning)
@@ -97,9 +97,9 @@ class MaximiseAcquisition:
     """Maximisers of an acquisition function, one after the other.
 
     Attributes:
-        search: How it is maximised.
-        acquisition: Makes the function. ``None``: ``UpperConfidenceBound``, and ``qUpperConfidenceBound`` where several
-            points are out at a time, with the fitted model's width; BoTorch's ``beta`` is its square.
+        search: Settings of its maximisation.
+        acquisition: Makes the function. ``None``: ``UpperConfidenceBound``, or ``qUpperConfidenceBound`` with
+            pending points, with the fitted model's width; BoTorch's ``beta`` is its square.
     """
 
     search: Search
@@ -109,8 +109,8 @@ class MaximiseAcquisition:
         """See :class:`Proposer`.
 
         Raises:
-            TypeError: If what ``acquisition`` returns is no acquisition function.
-            ValueError: If it knows no pending points, and there are some.
+            TypeError: If ``acquisition`` does not return an acquisition function.
+            ValueError: If it does not support pending points, and there are some.
         """
         function = self._function(fitted, alone=q == 1 and not len(pending))
         if len(pending):
@@ -118,7 +118,8 @@ class MaximiseAcquisition:
                 function.set_X_pending(pending)
             except UnsupportedError as error:
                 raise ValueError(
-                    f"{type(function).__name__} knows no pending points; use a Monte-Carlo acquisition function or batch_size=1"
+                    f"expected an acquisition function with pending points, got {type(function).__name__}; "
+                    "use a Monte-Carlo one, or batch_size=1"
                 ) from error
         return self.search.maximise(function, fitted.bounds, q=q)
 

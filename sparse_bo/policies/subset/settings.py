@@ -1,4 +1,4 @@
-"""Settings that policies through BoTorch share, documented and checked once."""
+"""Settings of policies with a BoTorch model."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from sparse_bo.widths.gp_ucb import check_surrogate_width
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SurrogateSettings:
-    """The initial design, the batches, the model and how it is fitted, the acquisition function and how it is maximised.
+    """Settings of the initial design, the batches, the model and its fit, the acquisition function and its optimiser.
 
     Attributes:
         initial_design: n₀ points of a scrambled Sobol sequence before the first model.
-        batch_size: Points per batch; more than one needs an acquisition function that knows pending points.
+        batch_size: Points per batch; more than one needs an acquisition function with pending points.
         width: Posterior standard deviations in the default acquisition function, UCB (BoTorch's ``beta`` is its square): a
-            number, or one that grows with the observations, :class:`sparse_bo.widths.SrinivasCompact` (of GP-UCB's theorem),
-            :class:`sparse_bo.widths.GSSBOTheory` (of GSSBO's) or a :class:`sparse_bo.widths.SurrogateWidth` of your own.
+            number, or a width that grows with the observations: :class:`sparse_bo.widths.SrinivasCompact` (GP-UCB's theorem),
+            :class:`sparse_bo.widths.GSSBOTheory` (GSSBO's) or your own :class:`sparse_bo.widths.SurrogateWidth`.
         acquisition: ``(model, X, y) ->`` a BoTorch acquisition function; inputs and bounds are those of the unit cube.
-            Default: ``UpperConfidenceBound``, and ``qUpperConfidenceBound`` where several points are out at a time.
+            Default: ``UpperConfidenceBound``, or ``qUpperConfidenceBound`` with pending points.
         surrogate: ``(X, Y) ->`` a BoTorch model, ``n x d`` in the unit cube and ``n x 1``. Default: a GP with a Matérn-5/2
             kernel, :func:`sparse_bo.policies.subset.surrogate_models.matern_gp`.
-        learning: Of the default surrogate's hyper-parameters. ``"map"``: BoTorch's priors, no output scale; ``"likelihood"``:
+        learning: Estimate of the default surrogate's hyper-parameters. ``"map"``: BoTorch's priors, no output scale;
+        ``"likelihood"``:
             maximum likelihood with an output scale, as in the GSSBO paper.
-        fitter: Fits that model in place. Default: :func:`sparse_bo.policies.subset.fitting.fit_likelihood`, the exact
+        fitter: Fits the model in place. Default: :func:`sparse_bo.policies.subset.fitting.fit_likelihood`, the exact
             marginal likelihood.
         warm_start: Start each fit from the parameters of the last model instead of the surrogate's initial ones; the default
-            fit then stops at :data:`sparse_bo.policies.subset.fitting.WARM_TOLERANCE`.
-        num_restarts: Of ``optimize_acqf``.
-        raw_samples: Of ``optimize_acqf``.
+            fit then has a looser tolerance.
+        num_restarts: Argument of ``optimize_acqf``.
+        raw_samples: Argument of ``optimize_acqf``.
 
     Raises:
-        TypeError: If a setting has the wrong kind.
+        TypeError: If a setting has the wrong type.
         ValueError: If one is out of range.
     """
 

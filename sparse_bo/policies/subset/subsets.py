@@ -1,4 +1,4 @@
-"""Which observations the model of a round is fitted to: all, or a buffer of bounded size filled by one of two rules."""
+"""The observations of a round's fit: all, or a buffer of bounded size filled by one of two rules."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from sparse_bo.models.gradient_subset import Gradient, gradient_subset
 from sparse_bo.policies.subset.surrogate_state import SurrogateState
 
 Pool = Literal["buffer", "exact", "all"]
-"""Among which observations a diverse subset is chosen: the last subset and the newest, or all, exactly or in low rank."""
+"""Observations that a diverse subset is chosen from: the last subset and the newest, or all, exactly or in low rank."""
 
 CLOCK_ROUNDS = 10
-"""The first rounds with a model, whose mean duration is T̄ of a buffer that goes by the clock."""
+"""Number of first rounds with a model, whose mean duration is T̄ of a buffer by the clock (GSSBO Alg. 1)."""
 
 
 class Subset(Protocol):
-    """Chooses the observations that a model is fitted to."""
+    """Chooses the observations of a fit."""
 
     def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
         """Return rows of ``state.X``, ascending.
 
         Args:
             state: All data, the newest batch included, and the last model.
-            newest: Observations in the newest batch, the last rows.
+            newest: Size of the newest batch, the last rows.
             generator: CPU generator.
         """
         ...
 
     def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
-        """Return the state after a round in which choosing and fitting took so long."""
+        """Return the state after a round with the duration of choice and fit (s)."""
         ...
 
 
@@ -50,10 +50,10 @@ class Everything:
 
 
 class BufferSize(Protocol):
-    """How many observations a buffer holds."""
+    """Size of a buffer."""
 
     def of(self, state: SurrogateState) -> int | None:
-        """Return M; ``None`` as long as there is no limit."""
+        """Return M; ``None`` without a limit."""
         ...
 
     def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
@@ -63,7 +63,7 @@ class BufferSize(Protocol):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """A number M."""
+    """A fixed size M."""
 
     size: int
 
@@ -78,10 +78,10 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class ClockSize:
-    """The number of observations when a round first takes long (GSSBO Alg. 1, lines 5 to 10).
+    """The number of observations at the first slow round (GSSBO Alg. 1, lines 5 to 10).
 
     Attributes:
-        slowdown: Z, times the mean of the first :data:`CLOCK_ROUNDS` rounds.
+        slowdown: Z: a round is slow if it takes longer than Z times the mean of the first :data:`CLOCK_ROUNDS`.
         least: Lower limit of M.
     """
 
@@ -93,7 +93,7 @@ class ClockSize:
         return state.buffer
 
     def timed(self, state: SurrogateState, seconds: float) -> SurrogateState:
-        """See :class:`Subset`: the state with one more duration, or with M."""
+        """See :class:`Subset`: the state with another duration, or with M."""
         if state.buffer is not None:
             return state
         if len(state.first_seconds) < CLOCK_ROUNDS:
@@ -103,16 +103,16 @@ class ClockSize:
 
 
 class FillRule(Protocol):
-    """Fills a buffer."""
+    """Chooses the observations of a buffer."""
 
     def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
-        """Return ``size`` rows of ``state.X``, fewer than there are, ascending; arguments as in :meth:`Subset.rows`."""
+        """Return ``size`` rows of ``state.X``, fewer than all, ascending; arguments as in :meth:`Subset.rows`."""
         ...
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """All observations as long as they fit into a buffer, then as many as it holds."""
+    """All observations while they fit into a buffer, then a choice of its size."""
 
     size: BufferSize
     fill: FillRule
@@ -133,12 +133,12 @@ class Buffer:
 class DiverseRows:
     """The observations whose gradients are most diverse (GSSBO, :func:`sparse_bo.gradient_subset`).
 
-    Where many observations were given at the start, no model can rank them yet: then :class:`RandomRows`.
+    Before the first model: :class:`RandomRows`.
 
     Attributes:
-        initial: The first observations, which always stay; the newest batch stays too.
+        initial: Number of first observations, which are always included; so is the newest batch.
         gradient: ``"column"``, ``"scalar"`` or ``"nystrom"``.
-        pool: Among which to choose, see :class:`sparse_bo.GSSBO`.
+        pool: Observations to choose from, see :class:`sparse_bo.GSSBO`.
         perturbation: Variance of the noise on the gradients.
     """
 
@@ -177,8 +177,8 @@ class RandomRows:
     """Observations uniformly at random.
 
     Attributes:
-        initial: The first observations, which always stay.
-        keep_newest: Whether the newest batch stays too, once there is a model.
+        initial: Number of first observations, which are always included.
+        keep_newest: Whether the newest batch is included after the first model.
     """
 
     initial: int
@@ -186,8 +186,8 @@ class RandomRows:
 
     def __call__(self, state: SurrogateState, size: int, *, newest: int, generator: torch.Generator) -> Tensor:
         """See :class:`FillRule`."""
-        kept = min(newest, size - self.initial) if self.keep_newest and state.surrogate is not None else 0
-        rows = random_subset(len(state.y), size=size, initial=self.initial, newest=kept, generator=generator)
+        included = min(newest, size - self.initial) if self.keep_newest and state.surrogate is not None else 0
+        rows = random_subset(len(state.y), size=size, initial=self.initial, newest=included, generator=generator)
         return rows.to(state.y.device)
 
 

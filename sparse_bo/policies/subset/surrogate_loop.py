@@ -1,8 +1,8 @@
-"""The loop behind every policy through BoTorch: fit a model to chosen observations, propose points, take in their results.
+"""The loop of policies with a BoTorch model: fit it to a subset of the observations, propose points, observe.
 
-One mechanism, of which GP-UCB, GSSBO, RSSBO, Thompson sampling and others are choices of parts: which observations the model is
-fitted to (:mod:`~sparse_bo.policies.subset.subsets`), how it is made and fitted (:mod:`~sparse_bo.policies.subset.fitting`),
-and how points are proposed (:mod:`~sparse_bo.policies.subset.proposers`). The parts live in the unit cube.
+GP-UCB, GSSBO, RSSBO, Thompson sampling and others are choices of three parts: the subset
+(:mod:`~sparse_bo.policies.subset.subsets`), the model and its fit (:mod:`~sparse_bo.policies.subset.fitting`), and the proposer
+(:mod:`~sparse_bo.policies.subset.proposers`). The parts work in the unit cube.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.models.parameters import shapes
-from sparse_bo.policies.box_states import freeze_points, initial_box_state, design_points, thaw_points, told
+from sparse_bo.policies.box_states import design_points, freeze_points, initial_box_state, thaw_points, told
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import on_device, part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
@@ -33,23 +33,20 @@ from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.seeding import seeded
 from sparse_bo.widths import SurrogateWidth
 
-ELSEWHERE = 512
-"""Points drawn of each kind where a proposal is refused."""
-
 
 @dataclass(frozen=True, eq=False)
 class SurrogateLoop(Mechanism[SurrogateState]):
-    """Bayesian optimisation of a box with a model that is fitted anew after every batch.
+    """Bayesian optimisation of a box with a model that is fitted after every batch.
 
     Attributes:
         box: The box, in float64.
         initial_design: Points of a scrambled Sobol sequence before the first model.
         batch_size: Points per batch.
-        width: Posterior standard deviations in the default acquisition function: a number, or what it depends on.
+        width: Posterior standard deviations in the default acquisition function: a number, or a rule.
         subset: Chooses the observations that the model is fitted to.
         fit: Makes and fits the model.
         proposer: Proposes points.
-        own_model: Whether the model is made by a function of the user's: it may then hold more than a GP does.
+        own_model: Whether a user's function makes the model, which may then have more state than a GP.
     """
 
     box: Box
@@ -67,12 +64,12 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(self.width, SurrogateWidth) else self.width)
 
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return points of the initial design until it is complete, then those of the proposer.
+        """Return points of the initial design until it is complete, then points of the proposer.
 
-        Draws nothing for a design without failures, else once to seed BoTorch.
+        Draws nothing for a design without failures, else once for BoTorch's seed.
         """
         out = len(pending)
-        over = 1 + out - self.batch_size  # results until the batch has room for a point
+        over = 1 + out - self.batch_size  # results needed before the batch has room for a point
         if state.surrogate is None or state.subset is None or state.width is None:
             missing = self.initial_design - len(state.y)
             if missing <= out:
@@ -90,7 +87,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         return Proposal(picks if refuse is None else self._elsewhere(state, picks, refuse, generator))
 
     def tell(self, state: SurrogateState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> SurrogateState:
-        """Observe; choose the observations to fit to; fit. Draws for the choice, then once to seed BoTorch."""
+        """Observe, choose the subset, and fit. Draws for the subset, then once for BoTorch's seed."""
         watch = Stopwatch()
         with watch.phase("observe"):
             state = told(state, picks, y)
@@ -112,22 +109,22 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def freeze(self, state: SurrogateState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), and the model's parameters and buffers.
 
-        GPs are what data, parameters and buffers make them. A ``surrogate`` of your own may be more (fully Bayesian models
-        are, and what is no ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
+        A GP is determined by data, parameters and buffers. A user's ``surrogate`` may have more state (fully Bayesian models
+        do, and models other than ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
         """
         frozen = freeze_points(state)
         model = state.surrogate
         if model is None or state.subset is None:
             return frozen
-        held = _held(model)
+        state_of_model = _tensors(model)
         if self.own_model:
-            anew = _held(self._unfitted(state, state.subset))
-            if not isinstance(model, ExactGP) or shapes(anew) != shapes(held) or len(model.batch_shape):
+            unfitted = _tensors(self._unfitted(state, state.subset))
+            if not isinstance(model, ExactGP) or shapes(unfitted) != shapes(state_of_model) or len(model.batch_shape):
                 return None
-        return frozen | under("model", {name: value.detach() for name, value in held.items()})
+        return frozen | under("model", {name: value.detach() for name, value in state_of_model.items()})
 
     def thaw(self, frozen: Frozen) -> SurrogateState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters back and is not fitted."""
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters and is not fitted."""
         arrays = on_device(frozen, self.box.device)
         state = replace(self.init(), **thaw_points(SurrogateState, arrays))
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
@@ -135,25 +132,25 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             return state
         model, parts = self._unfitted(state, state.subset), part_of(arrays, "model")
         with torch.no_grad():
-            for name, part in _held(model).items():
+            for name, part in _tensors(model).items():
                 if not torch.equal(part, parts[name]):
                     part.copy_(parts[name])
         model.eval()
         return replace(state, model=InBox(model, self.box))
 
     def _elsewhere(self, state: SurrogateState, picks: Tensor, refuse: Refusal, generator: torch.Generator) -> Tensor:
-        """Return the picks (``q x d``) with refused ones replaced by the best of other points: whatever proposed them.
+        """Return the picks (``q x d``) with refused ones replaced by other points of high upper confidence bounds.
 
-        The others are quasi-random points and points around the best observation, by upper confidence bounds. Draws only where
-        a pick is refused; where everything is, the picks stay.
+        The other points are quasi-random ones and points around the best observation. Draws only if a pick is refused; if
+        every other point is refused too, the picks stay.
         """
         wrong = refuse(picks).nonzero().squeeze(-1)
         if not len(wrong) or state.model is None:
             return picks
-        X = self.box.sobol(ELSEWHERE, generator=generator)
+        X = self.box.sobol(512, generator=generator)
         noise = torch.randn(X.shape, generator=generator, device="cpu", dtype=torch.float64).to(X)
         sides = self.box.upper - self.box.lower
-        scales = torch.logspace(-3, -0.5, ELSEWHERE, dtype=X.dtype, device=X.device).unsqueeze(-1)
+        scales = torch.logspace(-3, -0.5, 512, dtype=X.dtype, device=X.device).unsqueeze(-1)
         near = (state.X[state.y.argmax()] + scales * sides * noise).clamp(self.box.lower, self.box.upper)
         X = torch.cat([X, near])
         X = X[~refuse(X)]
@@ -168,7 +165,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         return picks
 
     def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
-        """Return the model of a state as it was before it was fitted; what it draws is put back."""
+        """Return the model of a state before its fit; the global generators are restored."""
         known = self.fit.known(subset, len(state.y))
         with seeded(torch.Generator(), device=self.box.device):
             return self.fit.unfitted(self.box.to_unit(state.X[known]), state.y[known])
@@ -186,12 +183,12 @@ def surrogate_loop(
     """Return the loop of a policy's settings.
 
     Args:
-        settings: Of the policy.
-        box: Where it searches.
+        settings: Settings of the policy.
+        box: The box.
         make: Makes the model.
         subset: Default: :class:`~sparse_bo.policies.subset.subsets.Everything`.
         proposer: Default: :class:`~sparse_bo.policies.subset.proposers.MaximiseAcquisition`.
-        condition_on: What the model knows, see :class:`~sparse_bo.policies.subset.fitting.ModelFit`.
+        condition_on: Observations of the model, see :class:`~sparse_bo.policies.subset.fitting.ModelFit`.
     """
     search = Search(settings.num_restarts, settings.raw_samples)
     return SurrogateLoop(
@@ -206,6 +203,6 @@ def surrogate_loop(
     )
 
 
-def _held(model: Model) -> dict[str, Any]:
+def _tensors(model: Model) -> dict[str, Any]:
     """Return a model's parameters and buffers by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}

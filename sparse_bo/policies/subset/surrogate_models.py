@@ -1,4 +1,4 @@
-"""GPs of the unit cube for policies that are given none: exact or sparse with a Matérn kernel, exact with a Gaussian one."""
+"""Default models of the unit cube: exact or sparse GPs with a Matérn kernel, exact ones with a Gaussian kernel."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from sparse_bo.models import SparseGP
 from sparse_bo.models.vecchia import VecchiaGP
 
 MakeModel = Callable[[Tensor, Tensor], Model]
-"""From inputs in the unit cube (``n x d``) and observations (``n x 1``) to a model that is not fitted yet."""
+"""From inputs in the unit cube (``n x d``) and observations (``n x 1``) to an unfitted model."""
 
 
 Learning = Literal["map", "likelihood"]
-"""How hyper-parameters are learned: with BoTorch's priors and no output scale, or by likelihood alone and with one."""
+"""Estimate of hyper-parameters: BoTorch's priors without output scale, or maximum likelihood with one."""
 
 LENGTHSCALES = (0.025, 10.0)
-"""Limits of maximum likelihood, in sides of the unit cube: without priors the likelihood is flat beyond, and a fit that starts
-there from the last one never comes back."""
+"""Limits of lengthscales without priors, in sides of the unit cube: the likelihood is flat beyond, and a warm start stays
+there."""
 OUTPUT_SCALES = (0.05, 100.0)
-"""Limits of maximum likelihood, in variances of the observations."""
+"""Limits of output scales without priors, in variances of the observations."""
 
 
 def exact_matern_gp(learning: Learning) -> MakeModel:
-    """Return what makes an exact GP with a Matérn-5/2 kernel: :func:`matern_gp` or :func:`matern_gp_without_priors`."""
+    """Return the constructor of an exact Matérn-5/2 GP: :func:`matern_gp` or :func:`matern_gp_without_priors`."""
     return matern_gp if learning == "map" else matern_gp_without_priors
 
 
 def sparse_or_exact_matern_gp(learning: Learning, **options: Any) -> MakeModel:
-    """Return what makes :class:`sparse_bo.SparseGP` with ``options``, and kernel and likelihood of :func:`exact_matern_gp`."""
+    """Return a constructor of :class:`sparse_bo.SparseGP` with kernel and likelihood of :func:`exact_matern_gp`."""
     return partial(sparse_matern_gp if learning == "map" else sparse_matern_gp_without_priors, **options)
 
 
 def vecchia_matern_gp(learning: Learning, *, neighbors: int) -> MakeModel:
-    """Return what makes :class:`sparse_bo.models.VecchiaGP` with the kernel and likelihood of :func:`exact_matern_gp`."""
+    """Return a constructor of :class:`sparse_bo.models.VecchiaGP` with kernel and likelihood of :func:`exact_matern_gp`."""
 
     def make(X: Tensor, Y: Tensor) -> VecchiaGP:
         if learning == "map":
@@ -56,7 +56,7 @@ def vecchia_matern_gp(learning: Learning, *, neighbors: int) -> MakeModel:
 
 
 def exact_gaussian_gp(learning: Learning) -> MakeModel:
-    """Return what makes an exact GP with a Gaussian kernel: :func:`gaussian_gp`, or without priors and with an output scale."""
+    """Return the constructor of an exact GP with a Gaussian kernel: :func:`gaussian_gp`, or without priors and with a scale."""
     return gaussian_gp if learning == "map" else gaussian_gp_without_priors
 
 
@@ -110,11 +110,11 @@ def sparse_matern_gp(X: Tensor, Y: Tensor, **options: Any) -> SparseGP:
 
 
 def with_gaussian_kernel(make: MakeModel) -> MakeModel:
-    """Return ``make`` with a check of what it makes: ``ValueError`` unless its kernel is Gaussian over all inputs."""
+    """Return ``make`` with a check of its model: ``ValueError`` unless the kernel is Gaussian over all inputs."""
 
     def checked(X: Tensor, Y: Tensor) -> Model:
         model = make(X, Y)
-        if isinstance(model, Model):  # what is no model is refused with any kernel
+        if isinstance(model, Model):  # other objects raise later
             gaussian_parameters(getattr(model, "covar_module", None), dims=X.shape[-1])
         return model
 

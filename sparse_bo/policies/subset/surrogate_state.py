@@ -1,4 +1,4 @@
-"""The state of a policy through BoTorch, and its model in the user's units."""
+"""The state of a policy with a BoTorch model, and the model in the user's units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparse_bo.policies.states import Report
 
 
 class InBox(Model):  # type: ignore[misc]  # the base class ships no types
-    """A model of the unit cube, called with points of a box."""
+    """A model of the unit cube as a model of a box."""
 
     def __init__(self, model: Model, box: Box) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class InBox(Model):  # type: ignore[misc]  # the base class ships no types
 
     @property
     def num_outputs(self) -> int:
-        """As the model inside."""
+        """That of the model."""
         return self.model.num_outputs
 
     @property
     def batch_shape(self) -> torch.Size:
-        """As the model inside."""
+        """That of the model."""
         return self.model.batch_shape
 
     def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Posterior:
@@ -40,18 +40,18 @@ class InBox(Model):  # type: ignore[misc]  # the base class ships no types
 
 @dataclass(frozen=True, eq=False)
 class SurrogateState(BoxState):
-    """What a policy through BoTorch knows between two batches. A value."""
+    """The state of a policy with a BoTorch model between two batches. A value."""
 
     model: InBox | None = None
     """The model after the last batch, in the user's units; ``None`` before the initial design is complete."""
     width: float | None = field(default=None, metadata=KEPT)
     """Posterior standard deviations in the default acquisition function."""
     subset: Tensor | None = field(default=None, metadata=KEPT)
-    """Rows of ``X`` that the model was fitted to, ascending; ``None`` before there is a model."""
+    """Rows of ``X`` that the model was fitted to, ascending; ``None`` before the first model."""
     buffer: int | None = field(default=None, metadata=KEPT)
-    """M of a buffer that goes by the clock, once it is known."""
+    """M of a buffer by the clock; ``None`` before it is fixed."""
     first_seconds: tuple[float, ...] = field(default=(), metadata=KEPT)
-    """Seconds of the first updates with a model, of a buffer that goes by the clock."""
+    """Seconds of the first updates with a model, for a buffer by the clock."""
 
     @property
     def surrogate(self) -> Model | None:

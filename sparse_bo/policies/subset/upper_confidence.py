@@ -1,12 +1,11 @@
 """BoTorch's upper confidence bound of one point, with its gradient in closed form for GPs with a stationary kernel.
 
-With ``k = k(x, D)``, ``mean = m + kα`` and ``variance = v − ‖kR‖²`` of exact and sparse GPs alike, every entry of k has the
-weight
+With ``k = k(x, D)``, ``mean = m + kα`` and ``variance = v − ‖kR‖²`` (exact and sparse GPs), every entry of k has the weight
 
     c = α − (√β / σ) R (Rᵀ k)
 
-in the bound's gradient, so that value and gradient are three thin products and no graph: on the hundred observations of a
-buffer a tenth of what a call of GPyTorch's prediction costs.
+in the bound's gradient. Value and gradient are three thin products without a graph: with a hundred observations they cost a
+tenth of a call of GPyTorch's prediction.
 """
 
 from __future__ import annotations
@@ -23,37 +22,36 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse_bo.acquisition.posteriors import ClosedForm, batch_posterior
+from sparse_bo.acquisition.posteriors import ClosedForm, ModelKernel, batch_posterior
+from sparse_bo.gp.roots import MatrixRoot
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.closed_form import stationary_parts
 
 LEAST_VARIANCE = 1e-10
-"""GPyTorch takes a smaller variance (y², float64) for this, with gradient 0, and warns; here nothing is said."""
+"""GPyTorch's floor of variances (y², float64), where their gradient is 0."""
 
 
 class Bound(NamedTuple):
-    """``shift + scale · mean + width · σ`` of a GP with a stationary kernel. A value."""
+    """``mean + width · σ`` of a GP with a stationary kernel. A value."""
 
     kernel: str
     """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
     lengthscales: Tensor
     """``d``, or 1."""
     variance: Tensor
-    """Scalar: of the prior, in the outcome transform's units as all but the next three."""
+    """Scalar prior variance, in units of ``scale``."""
     mean: Tensor
-    """Scalar: of the prior."""
-    shift: float
-    """Of the outcome transform (y)."""
+    """Scalar prior mean (y)."""
     scale: float
-    """Of the outcome transform (y)."""
+    """Output scale (y²)."""
     width: float
     """√β."""
     points: Tensor
     """``n x d``: D over the lengthscales."""
     alpha: Tensor
-    """``n``."""
+    """``n`` (y)."""
     root: Tensor
     """``n x r``: R."""
 
@@ -63,13 +61,13 @@ class Bound(NamedTuple):
         value, slope = RADIAL[self.kernel](squared_distances(Z, self.points))
         k = value * self.variance
         explained = k @ self.root
-        variance = (self.variance - explained.square().sum(dim=-1)) * self.scale**2
+        variance = (self.variance - explained.square().sum(dim=-1)) * self.scale
         deviation = variance.clamp_min(LEAST_VARIANCE).sqrt()
-        bound = self.shift + self.scale * (self.mean + k @ self.alpha) + self.width * deviation
+        bound = self.mean + k @ self.alpha + self.width * deviation
         if not wanted:
             return bound, None
-        share = torch.where(variance > LEAST_VARIANCE, self.width * self.scale**2 / deviation, 0.0)
-        weights = self.scale * self.alpha - share.unsqueeze(-1) * (explained @ self.root.mT)
+        share = torch.where(variance > LEAST_VARIANCE, self.width * self.scale / deviation, 0.0)
+        weights = self.alpha - share.unsqueeze(-1) * (explained @ self.root.mT)
         weights = weights.mul_(slope).mul_(self.variance)  # dkᵢ/dx = −slopeᵢ (x − dᵢ)/ℓ²
         return bound, (weights @ self.points - weights.sum(dim=-1, keepdim=True) * Z) / self.lengthscales
 
@@ -78,7 +76,7 @@ class ClosedFormUpperConfidenceBound(UpperConfidenceBound):  # type: ignore[misc
     """``UpperConfidenceBound`` of BoTorch in closed form, differentiable once."""
 
     def __init__(self, model: Model, *, beta: float, bound: Bound) -> None:
-        """Hold the model, as BoTorch's class does, and the bound that it gives."""
+        """Store the model, as BoTorch's class does, and its bound."""
         super().__init__(model, beta=beta)
         self.bound = bound
 
@@ -104,9 +102,9 @@ class _Value(torch.autograd.Function):
 
 
 def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction:
-    """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form where that is certain to be the same.
+    """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form for the models below.
 
-    That is for ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
+    These are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
     constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.closed_form.stationary_parts` and one noise
     variance, in float64.
     """
@@ -125,21 +123,24 @@ def _bound_of(model: Any, width: float) -> Bound | None:
         return None
     inputs = model.train_inputs[0]
     with torch.no_grad():
-        posterior = batch_posterior(model, in_batch="process", like=inputs)
-        if not isinstance(posterior, ClosedForm):
+        closed = batch_posterior(model, in_batch="process", like=inputs)
+        if not isinstance(closed, ClosedForm):
             return None
-        parts = stationary_parts(posterior.kernel)
+        posterior, root = closed.posterior, closed.posterior.root
+        kernel = posterior.prior.kernel
+        assert isinstance(kernel, ModelKernel)
+        assert isinstance(root, MatrixRoot)
+        parts = stationary_parts(kernel.kernel)
         if parts is None or parts.lengthscales.dim() != 1 or inputs.dtype != torch.float64:
             return None
         return Bound(
             kernel=parts.name,
             lengthscales=parts.lengthscales.detach().clone(),
             variance=parts.variance.detach().clone(),
-            mean=model.mean_module.constant.detach().clone(),
-            shift=posterior.shift,
-            scale=posterior.scale,
+            mean=posterior.prior.mean_at(inputs[:1]).squeeze(),
+            scale=posterior.prior.scale,
             width=width,
-            points=posterior.representation.points / parts.lengthscales,
-            alpha=posterior.representation.alpha,
-            root=posterior.representation.root,
+            points=posterior.support / parts.lengthscales,
+            alpha=posterior.alpha,
+            root=root.matrix,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.domains import Box
+from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.box_states import design_points, freeze_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
@@ -17,7 +18,6 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient, Settlement
-from sparse_bo.policies.trust_region.local_gp import LocalGP
 from sparse_bo.policies.trust_region.region import Region, progress
 from sparse_bo.policies.trust_region.replicates import is_exact
 from sparse_bo.policies.trust_region.search import (
@@ -131,7 +131,7 @@ class RegionSearch(Mechanism[RegionState]):
         assert region is not None
         assert fitted is not None
         rows, designed = fitted.rows, before.fitted is None
-        means = fitted.warp(replicates.values[rows]) if exact else fitted.gp.means(after.U[rows])
+        means = fitted.warp(replicates.values[rows]) if exact else fitted.gp.mean(after.U[rows])
         noise, newest = 0.0 if exact else fitted.noise, after.pulls if designed else before.pulls
         moved = region.after(
             self.settings,
@@ -195,10 +195,10 @@ class RegionSearch(Mechanism[RegionState]):
         with one_thread():
             refuse, failed = self._failures(state, fitted.gp)
             out = self.box.to_unit(pending)
-            gp = fitted.gp.conditioned(torch.cat([out, failed]))
+            gp = fitted.gp.condition(torch.cat([out, failed]))
             searches = self._searches(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
             if worthwhile:
-                highest = torch.cat([fitted.gp.means(fitted.gp.X), fitted.gp.means(out)]).max()
+                highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
                 knowledge = OnlineKnowledgeGradient(fitted.warp, highest, self.settings.horizon * state.pulls)
                 searches = [replace(each, best=float(highest), knowledge=knowledge) for each in searches]
             share, U = self.settings.exploration_share(self.box.dims), out[:0]
@@ -209,7 +209,7 @@ class RegionSearch(Mechanism[RegionState]):
                     break
                 at = gp.moments(u)
                 searches = [each.after(gp, u, at) for each in searches]
-                U, gp = torch.cat([U, u]), gp.conditioned(u)
+                U, gp = torch.cat([U, u]), gp.condition(u)
         return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
 
     def _searches(
@@ -218,7 +218,7 @@ class RegionSearch(Mechanism[RegionState]):
         fitted: FittedRegion,
         region: Region,
         *,
-        gp: LocalGP,
+        gp: Posterior,
         out: Tensor,
         refuse: Refusal | None,
         generator: torch.Generator,
@@ -235,7 +235,7 @@ class RegionSearch(Mechanism[RegionState]):
             generator: Generator of the candidates.
         """
         U, settings = state.U, self.settings
-        means, pending_means = fitted.gp.means(U[fitted.rows]), fitted.gp.means(out)
+        means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
         highest = float(torch.cat([means, pending_means]).max())
         noise_variance = fitted.gp.noise_variance if is_exact(state.X, state.y) is False else 0.0
         make = partial(candidates_of, gp, noise_variance=noise_variance, refuse=refuse)
@@ -253,17 +253,17 @@ class RegionSearch(Mechanism[RegionState]):
             anywhere,
         ]
 
-    def _failures(self, state: RegionState, gp: LocalGP) -> tuple[Refusal | None, Tensor]:
+    def _failures(self, state: RegionState, gp: Posterior) -> tuple[Refusal | None, Tensor]:
         """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``)."""
         failures, box = state.failures, self.box
         if failures is None or not len(failures.where):
-            return None, gp.X[:0]
+            return None, gp.support[:0]
         failures = replace(failures, where=box.to_unit(failures.where))
-        near = refused(failures, pulls=state.pulls, succeeded=state.U, correlation=gp.correlation)
+        near = refused(failures, pulls=state.pulls, succeeded=state.U, correlation=gp.prior.kernel.cross)
         return near, failures.where[failures.speaking(state.pulls)]
 
 
-def _next(gp: LocalGP, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
+def _next(gp: Posterior, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile and not resolved.
 
     If there is none, it is the next candidate of the last; ``None`` with the knowledge gradient.

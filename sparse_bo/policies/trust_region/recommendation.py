@@ -41,7 +41,7 @@ def recommended_row(fitted: FittedRegion, U: Tensor, y: Tensor, replicates: Repl
     highest = replicates.values[rows].argsort(descending=True, stable=True)
     eligible = rows[highest[: max(10, len(rows) // 4)]]
     known = fitted.rows[torch.isin(fitted.rows, eligible)]
-    return int(known[fitted.gp.means(U[known]).argmax()])
+    return int(known[fitted.gp.mean(U[known]).argmax()])
 
 
 def recommendation(fitted: FittedRegion, U: Tensor, y: Tensor, replicates: Replicates) -> Recommendation:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sparse_bo.acquisition.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.domains.box import sobol_points
+from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient
-from sparse_bo.policies.trust_region.local_gp import LocalGP, Moments
 from sparse_bo.policies.trust_region.settings import RegionSettings
 
 
@@ -55,7 +55,7 @@ class Candidates:
     centre: Tensor | None = None
     """``d``: climbs keep the inputs that a candidate shares with it; ``None``: they move all inputs."""
 
-    def after(self, gp: LocalGP, pick: Tensor, at_pick: Moments) -> Candidates:
+    def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> Candidates:
         """Return the candidates after a pick (``1 x d``), whose mean counts as reached. O(N n).
 
         Args:
@@ -63,13 +63,8 @@ class Candidates:
             pick: The newest pick.
             at_pick: Its moments under ``gp``.
         """
-        mean, variance, features = self.moments
-        scale = gp.learned.scale
-        covariance = gp.correlation(self.U, pick).squeeze(-1) - at_pick.features.squeeze(-1) @ features  # N
-        row = covariance / math.sqrt(float(at_pick.variance) / scale + gp.learned.noise)
-        variance = (variance - scale * row.square()).clamp_min(torch.finfo(variance.dtype).tiny)
-        moments = Moments(mean, variance, torch.cat([features, row.unsqueeze(0)]))
-        return replace(self, moments=moments, best=max(self.best, float(at_pick.mean)))
+        best = max(self.best, float(at_pick.mean))
+        return replace(self, moments=gp.moments_given(self.U, self.moments, pick, at_pick), best=best)
 
     def gain(self, mean: Tensor, variance: Tensor) -> LogImprovement:
         """Return the acquisition function at posterior moments: log expected improvement, or the knowledge gradient."""
@@ -80,7 +75,7 @@ class Candidates:
         """Return whether a point (moments of one) is worth more than another evaluation of the best point."""
         return self.knowledge is None or float(self.gain(at.mean, at.variance).value) > 0.0
 
-    def pick(self, gp: LocalGP) -> Tensor:
+    def pick(self, gp: Posterior) -> Tensor:
         """Return the best point (``1 x d``) that climbs from the two best candidates reach."""
         scores = self.gain(self.moments.mean, self.moments.variance).value
         starts = self.U[scores.topk(min(2, len(self.U))).indices]
@@ -92,7 +87,7 @@ class Candidates:
         mean, variance, _ = gp.moments(U)
         return U[int(self.gain(mean, variance).value.argmax())].unsqueeze(0)
 
-    def _climbed(self, gp: LocalGP, U: Tensor, *, free: Tensor) -> Tensor:
+    def _climbed(self, gp: Posterior, U: Tensor, *, free: Tensor) -> Tensor:
         """Return ``r x d`` points after 15 steps of L-BFGS-B along their ``free`` coordinates, all in one search."""
         if not bool(free.any()):
             return U
@@ -102,7 +97,7 @@ class Candidates:
             return (lower + span * torch.from_numpy(x).to(U).reshape(shape)).clamp(0.0, 1.0)
 
         def negative(x: Any) -> tuple[float, Any]:
-            at = gp.slopes(point(x))
+            at = gp.gradients(point(x))
             gain = self.gain(at.mean, at.variance)
             gradient = gain.by_mean.unsqueeze(-1) * at.mean_gradient + gain.by_variance.unsqueeze(-1) * at.variance_gradient
             return -float(gain.value.sum()), -(gradient * span).flatten().cpu().numpy()  # r x d
@@ -115,7 +110,7 @@ class Candidates:
 
 
 def candidates_of(
-    gp: LocalGP,
+    gp: Posterior,
     U: Tensor,
     corners: Corners,
     *,
@@ -156,11 +151,11 @@ def points_around(centre: Tensor, corners: Corners, settings: RegionSettings, *,
     return torch.cat([U, near.maximum(corners.lower).minimum(corners.upper)])
 
 
-def is_resolved(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
+def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
     """Return which of ``N`` points another evaluation would tell nothing of, ``N`` booleans.
 
     Their posterior variance is below a share of the noise variance; without noise (a standard deviation below 10⁻³ of the
-    observations'), below that of an evaluated point. It is so, too, below a standard deviation of 10⁻⁴, which rises from
+    observations'), below that of an evaluated point. It is so, too, below a standard deviation of 10⁻⁷, which rises from
     the fourth pick of a batch on, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that
     are not resolved: only evaluated points are recommended.
 
@@ -173,6 +168,6 @@ def is_resolved(gp: LocalGP, at: Moments, *, best: float = math.inf, picked: int
     """
     noise = gp.noise_variance
     by_noise = 2.0 * noise if noise < 1e-6 else share * noise
-    resolution = 1e-4 * max(1.0, picked / 4) ** 2
+    resolution = 1e-7 * max(1.0, picked / 4) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 from botorch.models.model import Model
-from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.posteriors import Posterior as BoTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.evidence import ADDITIVE, NOISES, Learned, learn
+from sparse_bo.gp.evidence import NOISES, Learned, learn
+from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
 from sparse_bo.kernels.stationary import RADIAL
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.local_gp import LocalGP, local_gp
 from sparse_bo.policies.trust_region.replicates import Replicates
 from sparse_bo.policies.trust_region.warping import Warp, warp, warps
 
@@ -39,14 +40,12 @@ CHOOSE_AGAIN = 1.25
 FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
 """Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
 
-SUMS_FROM = 4
-"""Observations for each input from which a sum of functions of one input each is tried: in up to 75 dimensions."""
-
-EXACT_NOISE = 1e-6
-"""Largest noise variance, in units of the scale, of a model of exact observations: what is not noise is for the kernel to
-explain."""
+EXACT_NOISE = 1e-10
+"""Largest noise variance, in units of the scale, of a model of exact observations: see docs/decisions/110."""
 
 
+SMALLEST_VARIANCE = 1e-12
+"""Least posterior variance in units of the scale, so that its logarithm exists where the data determines the function."""
 ROUNDING = 1e-7
 """What joint covariances get on their diagonals, in units of the scale, so that they can be sampled from."""
 
@@ -55,19 +54,16 @@ ROUNDING = 1e-7
 class FittedRegion:
     """What the policy knows of the objective after a batch. A value."""
 
-    gp: LocalGP
+    gp: Posterior
     """In the unit cube and in warped observations."""
+    learned: Learned
+    """Hyper-parameters of ``gp``."""
     warp: Warp
     """From observations to what the GP models."""
     rows: Tensor = field(metadata=KEPT)
     """``n`` evaluated points that the GP knows, ascending."""
     chosen_at: int = field(metadata=KEPT)
     """Evaluations when kernel and warping were chosen."""
-
-    @property
-    def learned(self) -> Learned:
-        """Hyper-parameters."""
-        return self.gp.learned
 
     @property
     def noise(self) -> float:
@@ -152,10 +148,24 @@ def fitted_region(
             learned = before.learned
             if fresh:
                 learned = learn(V, kept(y), kernel=learned.kernel, start=learned, max_steps=STEPS, largest_noise=noise)
-            gp = local_gp(U, kept(v), learned, counts=counts)
-            return FittedRegion(gp=gp, warp=kept, rows=rows, chosen_at=before.chosen_at)
+            gp = local_posterior(U, kept(v), learned, counts=counts)
+            return FittedRegion(gp=gp, learned=learned, warp=kept, rows=rows, chosen_at=before.chosen_at)
         chosen, learned = _chosen(V, y, v, start=None if before is None else before.learned, noise=noise)
-        return FittedRegion(gp=local_gp(U, chosen(v), learned, counts=counts), warp=chosen, rows=rows, chosen_at=n)
+        gp = local_posterior(U, chosen(v), learned, counts=counts)
+        return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=n)
+
+
+def local_posterior(X: Tensor, y: Tensor, learned: Learned, *, counts: Tensor | None = None) -> Posterior:
+    """Return the exact posterior after ``y`` (``n``, warped) at ``X`` (``n x d``, unit cube). O(n³).
+
+    Args:
+        X: Points.
+        y: Observations, or means of some.
+        learned: Hyper-parameters.
+        counts: ``n`` observations that each y is the mean of; ``None``: one.
+    """
+    prior = ProcessPrior(learned.mean, learned, learned.scale)
+    return exact(prior, X, y, noise=learned.noise, counts=counts, floor=SMALLEST_VARIANCE)
 
 
 def freeze_region(fitted: FittedRegion) -> Frozen:
@@ -176,8 +186,9 @@ def thaw_region(frozen: Frozen, X: Tensor, replicates: Replicates) -> FittedRegi
     if again is None:
         raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
     with one_thread():
-        gp = local_gp(X[rows], again(v), Learned(**part_of(frozen, "learned")), counts=replicates.counts[rows])
-    return FittedRegion(gp=gp, warp=again, **kept)
+        learned = Learned(**part_of(frozen, "learned"))
+        gp = local_posterior(X[rows], again(v), learned, counts=replicates.counts[rows])
+    return FittedRegion(gp=gp, learned=learned, warp=again, **kept)
 
 
 def _chosen(U: Tensor, y: Tensor, v: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
@@ -203,9 +214,6 @@ def _chosen(U: Tensor, y: Tensor, v: Tensor, *, start: Learned | None, noise: fl
         for kernel in RADIAL:
             best = better(candidate, kernel)
     assert best is not None
-    if 1 < U.shape[1] <= len(U) / SUMS_FROM:
-        for candidate in {warp.kind: warp for warp in (next(warps(v)), best[1])}.values():
-            best = better(candidate, ADDITIVE)
     return best[1], best[2]
 
 
@@ -244,18 +252,18 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
         """None."""
         return torch.Size()
 
-    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Posterior:
+    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> BoTorchPosterior:
         """Return the joint posterior of the noiseless objective at ``… x q x d`` points."""
         gp, bend = self.fitted.gp, self.fitted.warp
         U = self.box.to_unit(X)
         q = U.shape[-2]
         flat = U.reshape(-1, q, U.shape[-1])
-        mean = gp.means(flat.flatten(0, 1)).reshape(X.shape[:-1])
+        mean = gp.mean(flat.flatten(0, 1)).reshape(X.shape[:-1])
         if q == 1:
             covariance = gp.moments(flat.flatten(0, 1)).variance.reshape(*X.shape[:-1], 1)
         else:
-            covariance = torch.stack([gp.covariance(part) for part in flat]).reshape(*X.shape[:-1], q)
-            covariance = covariance + ROUNDING * gp.learned.scale * torch.eye(q, dtype=U.dtype, device=U.device)
+            covariance = torch.stack([gp.joint(part).covariance for part in flat]).reshape(*X.shape[:-1], q)
+            covariance = covariance + ROUNDING * gp.prior.scale * torch.eye(q, dtype=U.dtype, device=U.device)
         warped = GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(covariance)))
         return TransformedPosterior(
             warped,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo import AskTell, ProductGrid
+from sparse_bo import AskTell, ProductGrid, Storage
 from sparse_bo.domains import Arms
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
@@ -61,18 +61,18 @@ def test_a_policy_without_a_model_reports_the_best_mean_observation():
 @pytest.mark.parametrize("policy", [RandomSearch(batch_size=3), EpsilonGreedy(epsilon=0.5)], ids=lambda p: p.name)
 def test_arms_that_do_not_fit_into_memory_are_resumed_from_a_snapshot(policy, tmp_path, monkeypatch):
     """Neither the run nor its snapshots ever look at more than the pulled arms."""
-    monkeypatch.setattr("sparse_bo.runs.recorder.SNAPSHOT_SECONDS", 0.0)
+    storage = Storage(tmp_path / "run.journal", replay_seconds=0.0)
     axis = torch.linspace(0.0, 1.0, 4000, dtype=torch.float64)
     grid = ProductGrid([axis, axis])
     assert in_memory(grid, memory_bytes=DEFAULT_MEMORY_BYTES) is grid
     whole = AskTell(grid, policy, seed=3)
     whole.run(lambda X: X.sum(dim=-1), 24)
-    loop = AskTell(grid, policy, seed=3, storage=tmp_path / "run.db")
+    loop = AskTell(grid, policy, seed=3, storage=storage)
     loop.run(lambda X: X.sum(dim=-1), 12)
     loop.close()
     with monkeypatch.context() as patch:  # what follows is read from the snapshot, not made again
         patch.setattr(ArmsWithoutModel, "tell", None)
-        loop = AskTell.resume(tmp_path / "run.db", arms=grid)
+        loop = AskTell.resume(storage, arms=grid)
     loop.run(lambda X: X.sum(dim=-1), 12)
     loop.close()
     assert loop.history.indices == whole.history.indices

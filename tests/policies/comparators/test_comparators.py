@@ -236,10 +236,10 @@ def test_bad_settings(make, error, message):
 @pytest.mark.parametrize(
     ("policy", "dims", "message"),
     [
-        (SGPTSArms(covar_module=LinearKernel()), 2, "none of LinearKernel; use RBFKernel or MaternKernel"),
+        (SGPTSArms(covar_module=LinearKernel()), 2, "got LinearKernel; use RBFKernel or MaternKernel"),
         (QFFTSArms(covar_module=MaternKernel()), 2, "Gaussian kernel over all inputs, got MaternKernel"),
         (QFFTSArms(covar_module=RBFKernel(active_dims=[0])), 2, "Gaussian kernel over all inputs"),
-        (QFFTSArms(), 4, "arms of d <= 3, got d = 4; use SGPTSArms"),
+        (QFFTSArms(), 4, "arms of d <= 3 for QFF-TS .*, got d = 4; use SGPTSArms"),
         (QFFTSArms(covar_module=rbf_kernel(0.02)), 1, "64 quadrature nodes per dimension miss the kernel by up to"),
         (QFFTSArms(covar_module=rbf_kernel(0.3), order=2), 2, "raise order, use a longer lengthscale"),
     ],

@@ -105,7 +105,7 @@ class TestContradiction:
         assert at(1.9) is None
         found = at(2.5)
         assert found is not None
-        assert found.where == "of arm 4"
+        assert found.point == "of arm 4"
         assert found.upper == pytest.approx(PRIOR_MEAN + 2.0)
         batch = interval(finding([4] * 50, [PRIOR_MEAN + 2.5] * 50), self.THEORY)
         assert found.lower == pytest.approx(float(batch.lower[4]))
@@ -119,7 +119,7 @@ class TestContradiction:
         other = finding([0] * 400 + [1] * 400 + [2] * 400, [2.0] * 400 + [-1.0] * 400 + [0.0] * 400, [1, 5, 7])
         found = contradiction([first, other], wide, noise_variance=NOISE)
         assert found is not None
-        assert found.where == "of arm 7"
+        assert found.point == "of arm 7"
         assert found.lower == pytest.approx(float(interval(first, wide).lower[1]))
         assert found.upper == pytest.approx(float(interval(other, wide).upper[2]))
 
@@ -143,7 +143,7 @@ class TestContradiction:
         batches = [finding([8] * 50, [value] * 50, kernel=linear) for value in (5.0, -5.0)]
         found = contradiction(batches, GaussianBounds(), noise_variance=NOISE)
         assert found is not None
-        assert found.where == "of arm 8"
+        assert found.point == "of arm 8"
         assert contradiction([batches[0], batches[0]], GaussianBounds(), noise_variance=NOISE) is None
 
     def test_an_arm_that_a_batch_did_not_know_is_unbounded_by_it_also_without_width(self):
@@ -156,7 +156,7 @@ class TestContradiction:
         first, newest = finding([0], [1.0], [1, 7]), finding([0], [9.0], [1, 5, 7])
         found = contradiction([first, newest], Nothing(), noise_variance=NOISE)
         assert found is not None
-        assert found.where == "of arm 1"
+        assert found.point == "of arm 1"
 
     def test_without_repeats_the_noise_is_unknown(self):
         found = contradiction([finding([2, 6], [50.0, 50.0])], self.THEORY, noise_variance=NOISE)

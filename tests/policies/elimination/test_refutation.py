@@ -15,7 +15,7 @@ from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.errors import CertificateWarning
 from sparse_bo.gp.diagnostics import binomial_tail
 from sparse_bo.policies.elimination import refutation
-from sparse_bo.policies.elimination.refutation import SHARE, Promises
+from sparse_bo.policies.elimination.refutation import SHARE, Predictions
 from sparse_bo.widths import GaussianBounds, SBPELightTailed, SBPETheory
 from tests.builders import rbf_kernel
 from tests.oracles import rbf
@@ -90,7 +90,7 @@ class TestWrongNorm:
         return self.problem().run(**changes)
 
     def test_it_is_said_and_marked_everywhere(self, tmp_path):
-        said = r"need an RKHS norm of at least .*rkhs_norm=.* was promised.*on_refuted='widen'"
+        said = r"need an RKHS norm of at least .*the bounds assume rkhs_norm=.*.*on_refuted='widen'"
         with pytest.warns(CertificateWarning, match=said):
             loop = self.run()
         result = loop.result()
@@ -114,7 +114,7 @@ class TestWrongNorm:
         assert stopped.state.survivors is None or best in stopped.state.survivors
 
     def test_widen_multiplies_the_norm_until_the_results_agree_and_says_by_how_much(self):
-        with pytest.warns(CertificateWarning, match=r"F is multiplied by \d+, to .*, with which they agree"):
+        with pytest.warns(CertificateWarning, match=r"F is multiplied by \d+ to .*, with which they agree"):
             loop = self.run(on_refuted="widen")
         state, problem = loop.state, self.problem()
         assert loop.result().refuted is None
@@ -156,40 +156,40 @@ def test_noise_that_is_too_small_is_no_reason_for_a_larger_norm():
 def test_a_prior_that_the_objective_is_no_draw_of_is_refuted():
     problem = drawn(1)
     problem.values = 6.0 * problem.values
-    with pytest.warns(CertificateWarning, match="times as far from the prior as a draw of it"):
+    with pytest.warns(CertificateWarning, match="times as far from the prior as its draws"):
         assert problem.run(rkhs_norm=None).result().refuted is not None
 
 
 def test_coverage_alone_refutes_where_the_size_is_not_known():
     """Light-tailed noise has no test of size. Intervals that miss half the inputs have a chance that is told."""
     problem = Problem(6, scale=3.0)
-    promises = Promises(problem.run(SBPE, schedule=(60, 60)).state.findings)
+    predictions = Predictions(problem.run(SBPE, schedule=(60, 60)).state.findings)
     width = SBPELightTailed(rkhs_norm=0.2 * problem.norm, noise_radius=1e3, failure_probability=DELTA)
-    found = promises.evidence(width, failure_probability=DELTA)
+    found = predictions.evidence(width, failure_probability=DELTA)
     assert found.refuted is not None
     (first, held), (second, held_too) = found.coverages
     share = f"of {first + second} inputs of 2 batches, {held + held_too} ({(held + held_too) / (first + second):.0%})"
-    assert found.refuted.startswith(f"{share} have their mean result in the interval promised before it, where at least 99%")
+    assert found.refuted.startswith(f"{share} have their mean result in the interval predicted before it, where at least 99%")
     chance = binomial_tail(first + second, first + second - held - held_too, SHARE)
-    assert f"chance {chance:.1g}" in found.refuted
+    assert f"probability {chance:.1g}" in found.refuted
     assert chance < DELTA / 16
     assert "norm" not in found.refuted
     right = replace(width, rkhs_norm=problem.norm)
-    assert promises.evidence(right, failure_probability=DELTA).refuted is None
+    assert predictions.evidence(right, failure_probability=DELTA).refuted is None
 
 
 def test_the_interval_before_the_first_batch_is_the_norm_and_later_ones_are_intersections():
     """By hand: one input beyond ``F √k`` and the noise in the first batch, none in the second."""
     problem = Problem(0)
     loop = problem.run(schedule=(60, 60))
-    promises = Promises(loop.state.findings)
+    predictions = Predictions(loop.state.findings)
     finding = loop.state.findings[0]
     seen = finding.observations
     for factor in (0.05, 0.3, 1.0):
         width = SBPETheory(rkhs_norm=factor * problem.norm, bias="tight")
         noise = NOISE_SD * (2.0 * math.log(2.0 / SHARE) / seen.counts).sqrt()
         expected = int((seen.means.abs() <= factor * problem.norm + noise).sum())
-        assert promises.evidence(width, failure_probability=DELTA).coverages[0] == (seen.n, expected)
+        assert predictions.evidence(width, failure_probability=DELTA).coverages[0] == (seen.n, expected)
         bounds, (first, second) = width.bounds(finding.confidence), loop.state.findings
         at = second.observations.rows
         half = bounds.width * first.marginals.deviations[at]
@@ -198,7 +198,7 @@ def test_the_interval_before_the_first_batch_is_the_norm_and_later_ones_are_inte
         noise = NOISE_SD * (2.0 * math.log(2.0 / SHARE) / second.observations.counts).sqrt()
         means = second.observations.means
         expected = int(((means >= lower - noise) & (means <= upper + noise)).sum())
-        assert promises.evidence(width, failure_probability=DELTA).coverages[1] == (second.observations.n, expected)
+        assert predictions.evidence(width, failure_probability=DELTA).coverages[1] == (second.observations.n, expected)
 
 
 def test_the_norm_can_be_estimated():

@@ -38,9 +38,9 @@ def dense_picks(state, q, given, *, noise_variance):
     picks = list(given)
     for _ in range(q):
         at = torch.cat([state.told[rows], torch.tensor(picks, dtype=torch.long)])
-        K = learned.correlation(U[at], U[at])
+        K = learned.cross(U[at], U[at])
         K += learned.noise * torch.diag(torch.cat([1.0 / counts.double(), torch.ones(len(picks), dtype=torch.float64)]))
-        k = learned.correlation(U, U[at])
+        k = learned.cross(U, U[at])
         known = K[: len(rows), : len(rows)]
         means = learned.mean + k[:, : len(rows)] @ torch.linalg.solve(known, y - learned.mean)
         variances = learned.scale * (1.0 - (k * torch.linalg.solve(K, k.T).T).sum(-1)).clamp_min(1e-12)

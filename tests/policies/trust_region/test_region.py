@@ -12,7 +12,6 @@ from sparse_bo.gp.evidence import ADDITIVE, Learned
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region import search
 from sparse_bo.policies.trust_region.hills import SURPRISE, VALLEY, but_hills, on_hills, surprising
-from sparse_bo.policies.trust_region.local_gp import local_gp
 from sparse_bo.policies.trust_region.region import (
     AGAIN,
     FEW_DIMS,
@@ -27,7 +26,7 @@ from sparse_bo.policies.trust_region.region import (
 )
 from sparse_bo.policies.trust_region.repeats import exact
 from sparse_bo.policies.trust_region.search import Bounds
-from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows
+from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
 from sparse_bo.policies.trust_region.warping import KINDS, warp, warps
 from tests.builders import arms, unit_box, waves
 from tests.oracles import exact_gp, rbf
@@ -45,7 +44,7 @@ SUM = replace(
 
 def posterior(n=15, learned=LEARNED):
     X = arms(n, 2)
-    return X, waves(X), local_gp(X, waves(X), learned)
+    return X, waves(X), local_posterior(X, waves(X), learned)
 
 
 def dense(X, y, A):
@@ -53,31 +52,31 @@ def dense(X, y, A):
     return exact_gp(k(X, X), k(X, A), k(A, A), y, noise=0.1, prior_mean=0.3)
 
 
-def test_the_local_gp_is_the_dense_one():
+def test_the_posterior_of_a_region_is_the_dense_one():
     (X, y, gp), A = posterior(), arms(8, 2, seed=1)
     expected = dense(X, y, A)
     mean, variance, _ = gp.moments(A)
     assert torch.allclose(mean, expected.mean)
     assert torch.allclose(variance, expected.variance)
-    assert torch.allclose(gp.means(A), expected.mean)
-    assert torch.allclose(gp.covariance(A), expected.covariance)
+    assert torch.allclose(gp.mean(A), expected.mean)
+    assert torch.allclose(gp.joint(A).covariance, expected.covariance)
 
 
 def test_conditioning_shrinks_variances_as_data_does_and_leaves_the_mean():
     (X, y, gp), P, A = posterior(), arms(3, 2, seed=2), arms(8, 2, seed=1)
-    after = gp.conditioned(P[:1]).conditioned(P[1:])
+    after = gp.condition(P[:1]).condition(P[1:])
     expected = dense(torch.cat([X, P]), torch.cat([y, waves(P)]), A)
     assert torch.allclose(after.moments(A).variance, expected.variance)
-    assert torch.allclose(after.means(A), gp.means(A))
+    assert torch.allclose(after.mean(A), gp.mean(A))
 
 
 @pytest.mark.parametrize("learned", [LEARNED, SUM])
 def test_slopes_are_the_gradients_of_the_moments(learned):
     _, _, gp = posterior(learned=learned)
-    gp = gp.conditioned(arms(2, 2, seed=4))
+    gp = gp.condition(arms(2, 2, seed=4))
     U = arms(5, 2, seed=3).requires_grad_()
     mean, variance, _ = gp.moments(U)
-    slopes = gp.slopes(U.detach())
+    slopes = gp.gradients(U.detach())
     assert torch.allclose(slopes.mean, mean)
     assert torch.allclose(slopes.variance, variance)
     assert torch.allclose(slopes.mean_gradient, torch.autograd.grad(mean.sum(), U, retain_graph=True)[0])
@@ -89,8 +88,8 @@ def test_a_pool_after_a_pick_is_the_pool_of_the_conditioned_gp(generator):
     U, u = arms(40, 2, seed=5), arms(1, 2, seed=6)
     bounds = Bounds(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     pool = search.pool_of(gp, U, bounds, best=-5.0).after(gp, u, gp.moments(u))
-    assert torch.allclose(pool.moments.variance, gp.conditioned(u).moments(U).variance)
-    assert pool.best == pytest.approx(float(gp.means(u)))
+    assert torch.allclose(pool.moments.variance, gp.condition(u).moments(U).variance)
+    assert pool.best == pytest.approx(float(gp.mean(u)))
 
 
 def test_combined_candidates_have_the_best_value_of_each_input(generator):
@@ -100,7 +99,7 @@ def test_combined_candidates_have_the_best_value_of_each_input(generator):
     learned = replace(
         SUM, noise=1e-6, alone=torch.full((2,), 0.15, dtype=torch.float64), shares=torch.full_like(SUM.shares, 0.499)
     )
-    U = search.combined(local_gp(X, y, learned), X[0], generator=generator)
+    U = search.combined(local_posterior(X, y, learned), X[0], generator=generator)
     assert bool(((U >= 0.0) & (U <= 1.0)).all())
     assert float(torch.sin(12.0 * U).sum(dim=-1).max()) > 1.95
     kept = X[0] == U
@@ -135,7 +134,7 @@ def test_refused_points_are_neither_candidates_nor_picks():
 def test_climbs_in_many_dimensions_move_few_coordinates(generator):
     X = arms(30, 60)
     learned = replace(LEARNED, lengthscales=torch.full((60,), 4.0, dtype=torch.float64))
-    gp, centre = local_gp(X, waves(X), learned), X[3]
+    gp, centre = local_posterior(X, waves(X), learned), X[3]
     bounds = Bounds((centre - 0.2).clamp(0, 1), (centre + 0.2).clamp(0, 1))
     U = search.around(centre, bounds, generator=generator)[: search.CANDIDATES]
     u = search.pick(gp, search.pool_of(gp, U, bounds, best=0.5, centre=centre))
@@ -294,7 +293,7 @@ def two_hills():
     X = arms(80, 2)
     bump = lambda at: torch.exp(-0.5 * ((X - torch.tensor([at, 0.5])) / 0.12).square().sum(dim=-1))  # noqa: E731
     learned = replace(LEARNED, lengthscales=torch.full((2,), 0.15, dtype=torch.float64), noise=1e-4, mean=0.0)
-    return local_gp(X, 3.0 * bump(0.2) + 2.0 * bump(0.8), learned)
+    return local_posterior(X, 3.0 * bump(0.2) + 2.0 * bump(0.8), learned)
 
 
 def test_a_point_is_on_a_hill_if_no_valley_is_between():
@@ -305,16 +304,16 @@ def test_a_point_is_on_a_hill_if_no_valley_is_between():
     assert on_hills(gp, U, tops[:0]).tolist() == [False] * 5
     assert on_hills(gp, U[:0], tops).shape == (0,)
     line = tops + torch.linspace(0.0, 1.0, 9, dtype=torch.float64).unsqueeze(-1) * (U[3] - tops)
-    assert float(gp.means(line).min()) < float(gp.means(U[3:4])) - VALLEY  # the dense sight of that valley
+    assert float(gp.mean(line).min()) < float(gp.mean(U[3:4])) - VALLEY  # the dense sight of that valley
 
 
 def test_a_peak_higher_than_the_model_foresees_is_a_surprise():
     gp = two_hills()
-    top = float(gp.means(gp.X).max())
-    cells = (1.0 / 0.15) ** 2
+    top = float(gp.mean(gp.support).max())
+    cells, short = (1.0 / 0.15) ** 2, torch.full((2,), 0.15, dtype=torch.float64)
     for chance, surprised in ((SURPRISE / 2.0, True), (SURPRISE * 2.0, False)):
         sd = top / -NormalDist().inv_cdf(chance / cells)
-        assert surprising(replace(gp, learned=replace(gp.learned, scale=sd**2))) is surprised
+        assert surprising(gp, replace(LEARNED, lengthscales=short, mean=0.0, scale=sd**2)) is surprised
 
 
 def test_hills_are_refused_above_a_limit_alone():
@@ -347,8 +346,7 @@ def test_a_region_that_stays_off_hills_makes_no_pick_on_them(scouting, generator
 
 
 def short(ell, d=2):
-    X = arms(d * search.FILLED_FROM, d)
-    return local_gp(X, waves(X), replace(LEARNED, lengthscales=torch.full((d,), ell, dtype=torch.float64)))
+    return replace(LEARNED, lengthscales=torch.full((d,), ell, dtype=torch.float64))
 
 
 def test_a_cube_of_few_dimensions_with_more_places_than_evaluations_is_unresolved():
@@ -359,7 +357,7 @@ def test_a_cube_of_few_dimensions_with_more_places_than_evaluations_is_unresolve
     assert [search.unresolved(short(0.1, d), evaluated=few * d) for d in (most, most + 1)] == [True, False]
     # No input is longer than the cube.
     long = replace(LEARNED, lengthscales=torch.tensor([0.005, 40.0], dtype=torch.float64))
-    assert search.unresolved(local_gp(*posterior()[:2], long), evaluated=199)
+    assert search.unresolved(long, evaluated=199)
 
 
 def test_the_emptiest_candidate_is_furthest_from_its_nearest_point():
@@ -380,7 +378,7 @@ def test_picks_anywhere_fill_the_box_while_the_model_is_unresolved(goal, scoutin
     mechanism = TrustRegion(initial_design=40, anywhere=0.0 if scouting else 1.0, goal=goal).on(Box(unit_box(2)))
     X = torch.cat([arms(60, 2), arms(1, 2)])  # a repeated point: exact
     state = mechanism.tell(mechanism.init(), X, ripples(X), generator=generator)
-    assert search.unresolved(state.fitted.gp, evaluated=len(X))
+    assert search.unresolved(state.fitted.learned, evaluated=len(X))
     state = replace(state, region=replace(state.region, scouting=scouting))
     picks = mechanism.ask(state, max_q=4, pending=X[:0], generator=generator).picks
     fill = []

@@ -11,10 +11,10 @@ from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
 from sparse_bo.gp.evidence import Learned
 from sparse_bo.policies.description import describe, rebuild
-from sparse_bo.policies.trust_region.local_gp import local_gp
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.repeats import TOLD, every_evaluation, places
 from sparse_bo.policies.trust_region.settling import LOOKS, due_looks, paced
+from sparse_bo.policies.trust_region.surrogate import local_posterior
 from sparse_bo.policies.trust_region.warping import KINDS, warp
 from sparse_bo.policies.trust_region.worth import Worth
 from tests.builders import arms, unit_box, waves
@@ -59,8 +59,8 @@ def test_a_gp_of_means_is_the_gp_of_the_observations():
     X, y = repeated()
     found, A = places(X, y), arms(8, 2, seed=1)
     rows = found.rows
-    merged = local_gp(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
-    every = local_gp(X, y, LEARNED).moments(A)
+    merged = local_posterior(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
+    every = local_posterior(X, y, LEARNED).moments(A)
     assert torch.allclose(merged.mean, every.mean)
     assert torch.allclose(merged.variance, every.variance)
 
@@ -194,15 +194,6 @@ def test_an_older_journal_is_of_a_run_where_the_best_point_counts():
     older = describe(TrustRegion(batch_size=2))
     del older["fields"]["goal"]
     assert rebuild(older) == TrustRegion(batch_size=2)
-
-
-def test_an_older_region_has_not_settled():
-    mechanism, generator = TrustRegion().on(Box(box())), torch.Generator().manual_seed(0)
-    X = mechanism.box.uniform(8, generator=generator)
-    frozen = mechanism.freeze(mechanism.tell(mechanism.init(), X, bowl(X), generator=generator))
-    older = {name: part for name, part in frozen.items() if name not in ("region.settled", "region.looks")}
-    assert len(older) == len(frozen) - 2
-    assert mechanism.thaw(older).region == mechanism.thaw(frozen).region
 
 
 def test_a_best_point_that_fails_is_not_asked_for_again_at_once():

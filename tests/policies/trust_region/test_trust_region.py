@@ -10,8 +10,8 @@ import sparse_bo
 from sparse_bo import AskTell, TrustRegion, maximize, problems
 from sparse_bo.domains import Box
 from sparse_bo.errors import ObjectiveError, PendingBatchError
+from sparse_bo.gp.posterior import Moments
 from sparse_bo.policies import RegionState, Wait
-from sparse_bo.policies.trust_region.local_gp import Moments
 from sparse_bo.policies.trust_region.mechanism import GROWTH, RegionSearch, largest_batch
 from sparse_bo.policies.trust_region.search import known
 from sparse_bo.policies.trust_region.surrogate import EXACT_NOISE

@@ -1,4 +1,4 @@
-"""The width of a batch's bounds: by name, on a box, and with the norm F that it may have."""
+"""The width of a batch's bounds: by name, on a box, and with another norm F."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ first candidate set."""
 
 
 def named_width(width: BatchWidth | float | str | None, settings: ConfidenceSettings, *, bias: BiasConstant) -> BatchWidth:
-    """Return a width as it is, a number as a constant one, or the width of a name.
+    """Return the width of a name or a number; a :class:`sparse_bo.widths.BatchWidth` as it is.
 
     Args:
-        width: ``None`` is ``"theory"`` where an RKHS norm is given, else ``"gaussian"``.
+        width: ``None`` is ``"theory"`` with an RKHS norm, else ``"gaussian"``.
         settings: Norm, noise and failure probability of named widths.
         bias: Constant of F in ``"theory"``.
 
     Raises:
-        ValueError: If the name is unknown, or the named width needs ``rkhs_norm`` and there is none.
-        TypeError: If it is none of these.
+        ValueError: If the name is unknown, or the named width needs an ``rkhs_norm``.
+        TypeError: If ``width`` has another type.
     """
     if width is None:
         width = "gaussian" if settings.rkhs_norm is None else "theory"
@@ -47,32 +47,32 @@ def named_width(width: BatchWidth | float | str | None, settings: ConfidenceSett
 
 
 def on_box(width: BatchWidth, *, discretization_constant: float) -> BatchWidth:
-    """Return the width over a box: the theory's pays for a discretisation there (S-BPE Cor. 3.7), others stay as they are."""
+    """Return the width over a box: the theory's adds a discretisation (S-BPE Cor. 3.7), others are unchanged."""
     if isinstance(width, SBPETheory):
         return SBPEOnBox(theory=width, discretization_constant=discretization_constant)
     return width
 
 
 def theory_of(width: BatchWidth) -> SBPETheory | None:
-    """Return the theory's width, which has an F; ``None`` for others."""
+    """Return the theory's width, which has a norm F; ``None`` for others."""
     theory = width.theory if isinstance(width, SBPEOnBox) else width
     return theory if isinstance(theory, SBPETheory) else None
 
 
 def norm_of(width: BatchWidth) -> float | None:
-    """Return the F of a width that has one."""
+    """Return the norm F of a width; ``None`` without one."""
     theory = theory_of(width)
     return None if theory is None else theory.rkhs_norm
 
 
 def with_norm(width: BatchWidth, rkhs_norm: float) -> BatchWidth:
-    """Return the width with another F; one without F as it is."""
+    """Return the width with another norm F; a width without one unchanged."""
     if isinstance(width, SBPEOnBox):
         return replace(width, theory=replace(width.theory, rkhs_norm=rkhs_norm))
     return replace(width, rkhs_norm=rkhs_norm) if isinstance(width, SBPETheory) else width
 
 
 def doubled(width: BatchWidth, times: int = 1) -> BatchWidth:
-    """Return the width with ``2^times`` the F; one without F as it is."""
+    """Return the width with ``2^times F``; a width without a norm unchanged."""
     norm = norm_of(width)
     return width if norm is None else with_norm(width, norm * 2.0**times)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from sparse_bo.policies import batch_schedule
-from sparse_bo.policies.elimination.schedule import checked_schedule
+from sparse_bo.policies.elimination.batches import checked_schedule
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_every_horizon_keeps_to_the_rule_and_the_bound_on_the_number_of_batches(
     [
         (None, 0, ValueError, "horizon >= 1"),
         (None, 2.5, TypeError, "horizon"),
-        ((5, 6), 10, ValueError, "makes 11 evaluations, more than the horizon of 10"),
+        ((5, 6), 10, ValueError, "at most horizon=10 evaluations, got [5, 6] with 11"),
         ((), 10, ValueError, "at least one batch"),
         ((3, 0), 10, ValueError, "schedule >= 1"),
         ((3, 1.5), 10, TypeError, "schedule"),

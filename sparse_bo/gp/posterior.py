@@ -1,0 +1,304 @@
+"""The posterior of a Gaussian process, exact or DTC: one value that predicts, samples, and is conditioned.
+
+Notation (shapes without ``batch_shape``): ``k`` the prior covariance in units of the output ``scale`` s, ``D`` ``m x d`` the
+support, ``α`` (m) weights, ``R`` ``m x r`` root, ``h(x) = Rᵀ k_D(x)`` (r) the columns of a point. Then
+
+    mean(x) = μ(x) + k_D(x)ᵀ α,      covariance(x, x') = s · (k(x, x') − h(x)ᵀ h(x'))
+
+The exact GP of data ``X`` has ``D = X``; the DTC posterior has the dictionary as ``D``. Their roots are in
+:mod:`sparse_bo.gp.roots`. Conditioning on points ``F`` adds them to the support: with ``C = k − hᵀh``, ``L_F L_Fᵀ =
+C(F, F) + noise`` and ``β = L_F⁻ᵀ L_F⁻¹ (y_F − mean(F))``, a point gets the further columns ``L_F⁻¹ C(F, x)``, and ``α``
+becomes ``[α − R Rᵀ k_D(F) β; β]`` (Schur complement). Repeating it is exact, at a cost independent of n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparse_bo.gp import dtc
+from sparse_bo.gp.nystrom import nystrom_factor
+from sparse_bo.gp.roots import CholeskyRoot, DTCRoot, Root
+from sparse_bo.linalg.cholesky import safe_cholesky
+
+
+class KernelSlopes(Protocol):
+    """Kernel values of r and n points, and gradients of their sums by the former."""
+
+    @property
+    def value(self) -> Tensor:
+        """``r x n`` kernel values."""
+        ...
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Return the gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ k(u, vᵢ)``, of weights c (``n`` or ``r x n``)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TracedSlopes:
+    """Kernel values with gradients by automatic differentiation, for kernels without a closed form."""
+
+    U: Tensor
+    """``r x d``, a leaf that requires gradients."""
+    graph: Tensor
+    """``r x n`` kernel values that depend on ``U``."""
+
+    @property
+    def value(self) -> Tensor:
+        """See :class:`KernelSlopes`."""
+        return self.graph.detach()
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """See :class:`KernelSlopes`."""
+        (found,) = torch.autograd.grad((weights * self.graph).sum(), self.U, retain_graph=True)
+        return found
+
+
+def traced(cross: Callable[[Tensor, Tensor], Tensor], X: Tensor, Y: Tensor) -> TracedSlopes:
+    """Return ``k(X, Y)`` of a differentiable function with its gradients by ``X`` (``r x d``)."""
+    with torch.enable_grad():
+        U = X.detach().requires_grad_()
+        return TracedSlopes(U, cross(U, Y))
+
+
+class KernelFunction(Protocol):
+    """A prior covariance as functions of tensors, in units of the output scale."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return ``k(X, Y)``, ``… x a x b``."""
+        ...
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Return ``k(x, x)`` of each point, ``… x a``."""
+        ...
+
+    def slopes(self, X: Tensor, Y: Tensor) -> KernelSlopes:
+        """Return ``k(X, Y)`` with its gradients by ``X``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessPrior:
+    """The process before any data."""
+
+    mean: float | Callable[[Tensor], Tensor]
+    """Constant μ (y), or a function from ``… x n x d`` points to ``… x n`` means."""
+    kernel: KernelFunction
+    scale: float = 1.0
+    """s: variance per unit of the kernel (y²)."""
+
+    def mean_at(self, X: Tensor) -> Tensor:
+        """Return prior means (y) of ``… x n x d`` points: ``… x n``, or a scalar for all."""
+        return self.mean(X) if callable(self.mean) else X.new_tensor(self.mean)
+
+
+class Moments(NamedTuple):
+    """Posterior of the noiseless function at n points."""
+
+    mean: Tensor
+    """``n`` (y)."""
+    variance: Tensor
+    """``n`` (y²), at least the posterior's floor."""
+    columns: Tensor
+    """``r x n``: ``h``."""
+
+
+class Gradients(NamedTuple):
+    """Posterior of the noiseless function at n points, with gradients by the points."""
+
+    mean: Tensor
+    """``n`` (y)."""
+    variance: Tensor
+    """``n`` (y²)."""
+    mean_gradient: Tensor
+    """``n x d``."""
+    variance_gradient: Tensor
+    """``n x d``."""
+
+
+class Joint(NamedTuple):
+    """Joint posterior of the noiseless function at q points."""
+
+    mean: Tensor
+    """``q`` (y)."""
+    covariance: Tensor
+    """``q x q`` (y²)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A Gaussian process given data. A value: conditioning returns a new one. Differentiable by points."""
+
+    prior: ProcessPrior
+    support: Tensor
+    """``m x d``: ``D``; points conditioned on are last."""
+    alpha: Tensor
+    """``m``: ``α`` (y); 0 at points whose results are pending, where nothing else was observed."""
+    root: Root
+    noise: float
+    """Variance of one observation's noise in units of the output scale."""
+    floor: float = 0.0
+    """Least variance in units of the output scale: cancellation leaves less where the data determines the function."""
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of one observation's noise (y²)."""
+        return self.noise * self.prior.scale
+
+    def mean(self, X: Tensor) -> Tensor:
+        """Return posterior means (y) of ``n x d`` points, ``n``. O(n m d)."""
+        K_XD = self.prior.kernel.cross(X, self.support)
+        return self.prior.mean_at(X) + (K_XD @ self.alpha.unsqueeze(-1)).squeeze(-1)
+
+    def variance(self, X: Tensor) -> Tensor:
+        """Return posterior variances (y²) of ``n x d`` points, ``n``. O(n m (d + r))."""
+        return self.moments(X).variance
+
+    def moments(self, X: Tensor, *, K_DX: Tensor | None = None) -> Moments:
+        """Return means, variances and columns of ``n x d`` points. O(n m (d + r)).
+
+        Args:
+            X: Points.
+            K_DX: ``m x n`` kernel of the support and the points, if the caller has it.
+        """
+        K_DX = self.prior.kernel.cross(self.support, X) if K_DX is None else K_DX
+        columns = self.root.columns(K_DX)
+        variance = self._floored(self.root.variance(self.prior.kernel.diagonal(X), columns))
+        mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
+        return Moments(mean, variance * self.prior.scale, columns)
+
+    def gradients(self, X: Tensor) -> Gradients:
+        """Return means and variances of ``n x d`` points with their gradients by the points. O(n m (d + r)).
+
+        Valid for kernels whose ``k(x, x)`` is constant.
+        """
+        k, scale = self.prior.kernel.slopes(X, self.support), self.prior.scale
+        columns = self.root.columns(k.value.mT)
+        variance = self._floored(self.root.variance(self.prior.kernel.diagonal(X), columns))
+        mean = self.prior.mean_at(X) + k.value @ self.alpha
+        weights = self.root.lift(columns).mT  # n x m
+        return Gradients(mean, variance * scale, k.gradient(self.alpha), k.gradient(-2.0 * scale * weights))
+
+    def joint(self, X: Tensor) -> Joint:
+        """Return the joint posterior of ``q x d`` points. O(q m (d + r) + q² r)."""
+        K_DX = self.prior.kernel.cross(self.support, X)
+        columns = self.root.columns(K_DX)
+        covariance = self.prior.kernel.cross(X, X) - self.root.explained(columns, columns)
+        mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
+        return Joint(mean, self.prior.scale * covariance)
+
+    def covariance(self, X: Tensor, at_X: Moments, Y: Tensor, at_Y: Moments) -> Tensor:
+        """Return the covariance (y²) of ``a x d`` and ``b x d`` points from their moments, ``a x b``. O(a b (d + r))."""
+        return self.prior.scale * self._covariance(X, at_X.columns, Y, at_Y.columns)
+
+    def condition(self, X: Tensor, y: Tensor | None = None, *, noise: Tensor | None = None) -> Posterior:
+        """Return the posterior given observations at further points, or given that they are pending. O(p m r + p³).
+
+        Args:
+            X: ``p x d`` points; repeats are allowed.
+            y: ``p`` observations (y). ``None``: pending, so that variances shrink as they will and means stay.
+            noise: ``p`` noise variances in units of the output scale; ``None``: that of the posterior.
+
+        Raises:
+            ValueError: If the covariance of the new observations is not finite or not positive semi-definite.
+        """
+        if not X.shape[-2]:
+            return self
+        K_DX = self.prior.kernel.cross(self.support, X)
+        columns = self.root.columns(K_DX)
+        covariance = self._covariance(X, columns, X, columns)
+        covariance.diagonal(dim1=-2, dim2=-1).add_(self.noise if noise is None else noise)
+        corner = safe_cholesky(covariance).factor
+        alpha, beta = self.alpha, self.alpha.new_zeros(*self.alpha.shape[:-1], X.shape[-2])
+        if y is not None:
+            residuals = y - self.prior.mean_at(X) - (alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
+            beta = torch.cholesky_solve(residuals.unsqueeze(-1), corner).squeeze(-1)
+            alpha = alpha - (self.root.lift(columns) @ beta.unsqueeze(-1)).squeeze(-1)
+        support = torch.cat([self.support, X], dim=-2)
+        return replace(self, support=support, alpha=torch.cat([alpha, beta], dim=-1), root=self.root.extended(columns, corner))
+
+    def moments_given(self, X: Tensor, at_X: Moments, x: Tensor, at_x: Moments) -> Moments:
+        """Return the moments of ``n x d`` points given that one more point (``1 x d``) is pending. O(n (d + r)).
+
+        The variances are those of :meth:`condition`, without evaluating the points anew.
+        """
+        reduction = self._covariance(X, at_X.columns, x, at_x.columns).squeeze(-1)
+        row = reduction / (at_x.variance / self.prior.scale + self.noise).sqrt()
+        variance = (at_X.variance - self.prior.scale * row.square()).clamp_min(torch.finfo(row.dtype).tiny)
+        return Moments(at_X.mean, variance, torch.cat([at_X.columns, row.unsqueeze(-2)], dim=-2))
+
+    def sample(self, X: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        """Return joint samples (y) at ``q x d`` points, ``count x q``. Draws ``count · q`` normals on the CPU. O(q³ + q m r).
+
+        Raises:
+            ValueError: If the joint covariance is not finite.
+        """
+        mean, covariance = self.joint(X)
+        lower = safe_cholesky(covariance).factor
+        normal = torch.randn(count, X.shape[-2], generator=generator, dtype=torch.float64, device="cpu").to(lower)
+        return mean + normal @ lower.mT
+
+    def _covariance(self, X: Tensor, columns: Tensor, Y: Tensor, other: Tensor) -> Tensor:
+        return self.prior.kernel.cross(X, Y) - self.root.explained(columns, other)
+
+    def _floored(self, variance: Tensor) -> Tensor:
+        return variance.clamp_min(self.floor)
+
+
+def exact(
+    prior: ProcessPrior, X: Tensor, y: Tensor, *, noise: float, counts: Tensor | None = None, floor: float = 0.0
+) -> Posterior:
+    """Return the exact posterior. O(n³).
+
+    Args:
+        prior: Mean, kernel and output scale.
+        X: ``n x d`` points, repeats allowed.
+        y: ``n`` observations (y), or means of some.
+        noise: Variance of one observation's noise in units of the output scale.
+        counts: ``n`` observations that each y is the mean of; ``None``: one.
+        floor: Least variance in units of the output scale.
+
+    Raises:
+        ValueError: If the kernel matrix is not finite.
+    """
+    K = prior.kernel.cross(X, X)
+    K.diagonal(dim1=-2, dim2=-1).add_(noise if counts is None else noise / counts.to(K))
+    lower = safe_cholesky(K).factor
+    alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
+    return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)
+
+
+def sparse(prior: ProcessPrior, D: Tensor, X: Tensor, y: Tensor, *, noise: float, counts: Tensor | None = None) -> Posterior:
+    """Return the DTC posterior over a dictionary, with variances in the accurate two-term form. O(n m² + m³).
+
+    Args:
+        prior: Mean, kernel and output scale.
+        D: ``m x d`` dictionary, m ≥ 1, repeats allowed.
+        X: ``n x d`` points.
+        y: ``n`` observations (y), or means of some.
+        noise: Variance of one observation's noise in units of the output scale.
+        counts: ``n`` observations that each y is the mean of; ``None``: one.
+
+    Raises:
+        ValueError: If the dictionary is empty, or a matrix is not finite.
+    """
+    factor = nystrom_factor(prior.kernel.cross(D, D))
+    features = factor.features(prior.kernel.cross(D, X))  # n x r
+    residuals = y - prior.mean_at(X)
+    precision = torch.full_like(residuals, 1.0 / noise) if counts is None else counts / noise
+    state = dtc.fit(factor, features, precision, precision * residuals)
+    return of_dtc(prior, D, state, noise=noise)
+
+
+def of_dtc(prior: ProcessPrior, D: Tensor, state: dtc.DTC, *, noise: float) -> Posterior:
+    """Return a fitted DTC posterior over its dictionary (``m x d``), two-term form. O(m r)."""
+    like = state.gram
+    alpha = state.factor.lift(state.weights.unsqueeze(-1)).squeeze(-1)
+    batch = like.shape[:-2]
+    root = DTCRoot(state, like.new_zeros(*batch, 2 * state.factor.rank, 0), like.new_zeros(*batch, 0, 0))
+    return Posterior(prior, D, alpha, root, noise)
