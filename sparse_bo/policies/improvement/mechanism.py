@@ -142,8 +142,8 @@ class ArmSearch(Mechanism[ImprovementState]):
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
-        Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then evaluated
-        ones. So are evaluated arms outside the model, which would look as promising as before.
+        Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
+        evaluated ones. So are evaluated arms outside the model, which would look as promising as before.
         """
         arms, fitted, unit = torch.arange(len(self.arms), device=self.domain.device), state.surrogate, state.unit
         assert fitted is not None

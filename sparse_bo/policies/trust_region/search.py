@@ -152,12 +152,11 @@ def points_around(centre: Tensor, corners: Corners, settings: RegionSettings, *,
 
 
 def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: int = 0, share: float = 0.09) -> Tensor:
-    """Return which of ``N`` points another evaluation would tell nothing of, ``N`` booleans.
+    """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
-    Their posterior variance is below a share of the noise variance; without noise (a standard deviation below 10⁻³ of the
-    observations'), below that of an evaluated point. It is so, too, below a standard deviation of 10⁻⁷, which rises from
-    the fourth pick of a batch on, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that
-    are not resolved: only evaluated points are recommended.
+    Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the observations'. They are
+    resolved, too, below a standard deviation of 10⁻⁷, which rises from the fourth pick of a batch on, lest a large batch crowds
+    one maximum. Points whose mean exceeds the best by more than that are not resolved: only evaluated points are recommended.
 
     Args:
         gp: Conditioned on the picks before.
@@ -167,7 +166,7 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
         share: Of the noise variance.
     """
     noise = gp.noise_variance
-    by_noise = 2.0 * noise if noise < 1e-6 else share * noise
+    by_noise = 0.0 if noise < 1e-6 else share * noise
     resolution = 1e-7 * max(1.0, picked / 4) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
