@@ -264,14 +264,15 @@ class RegionSearch(Mechanism[RegionState]):
 
 
 def _next(gp: Posterior, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
-    """Return the pick (``1 x d``) of the first search whose pick is worthwhile and not resolved.
+    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise.
 
     If there is none, it is the next candidate of the last; ``None`` with the knowledge gradient.
     """
     for each in searches:
         u = each.pick(gp)
         at = gp.moments(u)
-        if each.worthwhile(at) and not bool(is_resolved(gp, at, best=each.best, picked=picked)):
+        evaluated = gp.noise_variance < 1e-6 and bool(((gp.support - u).abs().amax(dim=-1) < 1e-9).any())
+        if each.worthwhile(at) and not evaluated and not bool(is_resolved(gp, at, best=each.best, picked=picked)):
             return u
     if searches[-1].knowledge is not None:
         return None

@@ -155,8 +155,8 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
     """Return which of ``N`` points the model knows as well as an evaluation could show, ``N`` booleans.
 
     Their posterior variance is below a share of the noise variance, if that is above 10⁻⁶ of the observations'. They are
-    resolved, too, below a standard deviation of 10⁻⁷, which rises from the fourth pick of a batch on, lest a large batch crowds
-    one maximum. Points whose mean exceeds the best by more than that are not resolved: only evaluated points are recommended.
+    resolved, too, below a standard deviation of 10⁻⁷, and from the fourth pick of a batch on below 10⁻⁴ times a square of their
+    number, lest a large batch crowds one maximum. Points whose mean exceeds the best by more than that are not resolved: only evaluated points are recommended.
 
     Args:
         gp: Conditioned on the picks before.
@@ -167,6 +167,6 @@ def is_resolved(gp: Posterior, at: Moments, *, best: float = math.inf, picked: i
     """
     noise = gp.noise_variance
     by_noise = 0.0 if noise < 1e-6 else share * noise
-    resolution = 1e-7 * max(1.0, picked / 4) ** 2
+    resolution = 1e-7 if picked < 4 else 1e-4 * (picked / 4) ** 2
     enough = max(by_noise, resolution**2)
     return (at.variance < enough) & (at.mean < best + math.sqrt(enough))
