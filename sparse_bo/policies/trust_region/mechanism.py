@@ -17,8 +17,8 @@ from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, th
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient, Settlement
-from sparse_bo.policies.trust_region.region import Region, progress
+from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient
+from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.replicates import is_exact
 from sparse_bo.policies.trust_region.search import (
     Candidates,
@@ -52,14 +52,13 @@ class RegionSearch(Mechanism[RegionState]):
 
     def init(self) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        settlement = Settlement() if self.settings.cumulative else None
-        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), settlement=settlement)
+        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
 
     def ask(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
 
-        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, or the search has
-        settled, the best point is evaluated again. Pending points and earlier picks of the batch are conditioned on: their
+        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
+        evaluated again. Pending points and earlier picks of the batch are conditioned on: their
         variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
         """
         out = len(pending)
@@ -91,8 +90,8 @@ class RegionSearch(Mechanism[RegionState]):
             before, size = state.fitted, self.settings.model_size
             fitted = fitted_region(U, replicates, centre=centre, before=before, exact=exact, fresh=new, most=size)
         with watch.phase("fit"), one_thread():
-            after = self._moved(state, replace(after, fitted=fitted, region=region), picks, exact=exact)
-        return replace(after, seconds=watch.seconds)
+            region = self._moved(region, state, replace(after, fitted=fitted), exact=exact)
+        return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
     def fail(self, state: RegionState, picks: Tensor) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""
@@ -103,57 +102,40 @@ class RegionSearch(Mechanism[RegionState]):
         frozen = freeze_points(state)
         if state.region is None or state.fitted is None:
             return frozen
-        frozen |= under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
-        return frozen if state.settlement is None else frozen | under("settlement", freeze_fields(state.settlement))
+        return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
 
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         arrays = on_device(frozen, self.box.device)
         state = replace(self.init(), **thaw_points(RegionState, arrays))
-        region, settlement = part_of(arrays, "region"), part_of(arrays, "settlement")
+        region = part_of(arrays, "region")
         if not region:
             return state
-        if settlement:
-            state = replace(state, settlement=Settlement(**thaw_fields(Settlement, settlement)))
         fitted = thaw_region(part_of(arrays, "fitted"), state.U, state.replicates)
         return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
 
-    def _moved(self, before: RegionState, after: RegionState, picks: Tensor, *, exact: bool) -> RegionState:
-        """Return a state with the region, and the settlement, after a batch.
+    def _moved(self, region: Region, before: RegionState, after: RegionState, *, exact: bool) -> Region:
+        """Return the region after a batch.
 
         Args:
-            before: Before the batch.
-            after: With its results, and the model of them.
-            picks: ``q x d`` of the batch.
+            region: Before the batch.
+            before: State before the batch.
+            after: State with its results, and the model of them.
             exact: Whether the objective is known to have no noise.
         """
-        region, fitted, replicates = after.region, after.fitted, after.replicates
-        assert region is not None
+        fitted, replicates = after.fitted, after.replicates
         assert fitted is not None
-        rows, designed = fitted.rows, before.fitted is None
-        means = fitted.warp(replicates.values[rows]) if exact else fitted.gp.mean(after.U[rows])
-        noise, newest = 0.0 if exact else fitted.noise, after.pulls if designed else before.pulls
-        moved = region.after(
+        rows, values = fitted.rows, replicates.values
+        return region.after(
             self.settings,
             rows=rows,
-            means=means,
-            newest=newest,
+            means=fitted.warp(values[rows]) if exact else fitted.gp.mean(after.U[rows]),
+            newest=after.pulls if before.fitted is None else before.pulls,
             total=after.pulls,
             distinct=int((replicates.rows >= region.start).sum()),
             dims=self.box.dims,
-            noise=noise,
+            noise=0.0 if exact else fitted.noise,
         )
-        if after.settlement is None or designed:
-            return replace(after, region=moved)
-        new = rows >= newest
-        settlement = after.settlement.after(
-            rose=bool(new.any()) and progress(new, ~new, means=means, noise=noise),
-            unchanged=len(replicates.rows) == len(before.replicates.rows) < before.pulls,
-            restarted=moved.restarts > region.restarts,
-            explored=int((picks != before.X[before.best_row]).any(dim=-1).sum()),
-            total=after.pulls,
-        )
-        return replace(after, region=moved, settlement=settlement)
 
     def _replicate(self, state: RegionState, pending: Tensor) -> Tensor:
         """Return the point of the highest observation (``1 x d``) as long as no point has been repeated, else none.
@@ -165,19 +147,13 @@ class RegionSearch(Mechanism[RegionState]):
         return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest
 
     def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q x d`` picks where every evaluation counts: worthwhile or due explorations, then the best point.
+        """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.
 
         Where evaluations have failed near the best point, expected improvement takes its place.
         """
         assert state.fitted is not None
-        assert state.settlement is not None
         best = state.X[state.best_row].unsqueeze(0)
-        if state.settlement.since:
-            elsewhere = int((pending != best).any(dim=-1).sum())
-            due = min(state.settlement.explorations_due(total=state.pulls + len(pending) + q, pending=elsewhere), q)
-            picks = self._picks(state, due, pending=pending, generator=generator) if due else best[:0]
-        else:
-            picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
+        picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
         missing = q - len(picks)
         refuse, _ = self._failures(state, state.fitted.gp)
         if missing and refuse is not None and bool(refuse(self.box.to_unit(best))):

@@ -26,9 +26,7 @@ class TrustRegion(RegionSettings):
 
     With ``goal="cumulative"`` a pick maximises ``m(x) − max m + h EI(x)``, the online knowledge gradient (Ryzhov, Powell &
     Frazier 2012): its gain over the ``h = horizon · n`` next evaluations minus its cost now, in the units of the observations.
-    Where it is not positive, the best point is evaluated again, and the search has settled. From then on, and after a region
-    has ended, √t of t evaluations are of other points, until one of them raises the best value. The model merges the
-    evaluations of a point.
+    Where it is not positive, the best point is evaluated again. The model merges the evaluations of a point.
 
     O(n³) per batch, n at most ``model_size``, for any number of evaluations.
 

@@ -80,7 +80,7 @@ class Region:
     def _resized(self, settings: RegionSettings, *, new: Tensor, old: Tensor, means: Tensor, dims: int, noise: float) -> Region:
         if not bool(new.any()) or not bool(old.any()):
             return self
-        if progress(new, old, means=means, noise=noise):
+        if _progress(new, old, means=means, noise=noise):
             successes = self.successes + 1
             if successes < settings.patience:
                 return replace(self, successes=successes, failures=0)
@@ -91,7 +91,7 @@ class Region:
         return replace(self, successes=0, failures=0, length=0.5 * self.length)
 
 
-def progress(new: Tensor, old: Tensor, *, means: Tensor, noise: float) -> bool:
+def _progress(new: Tensor, old: Tensor, *, means: Tensor, noise: float) -> bool:
     """Return whether the best mean rose from old to new points (``n`` booleans each, not all false).
 
     A rise counts from 0.001 standard deviations of the observations plus a tenth of their noise on.

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.states import Report
-from sparse_bo.policies.trust_region.cumulative import Settlement
 from sparse_bo.policies.trust_region.recommendation import recommendation, recommended_row
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.replicates import Replicates, merged, unmerged
@@ -24,13 +23,13 @@ class RegionState(BoxState):
     """The region; ``None`` before the initial design is complete."""
     fitted: FittedRegion | None = None
     """The model of a part of the observations; ``None`` before the initial design is complete."""
-    settlement: Settlement | None = None
-    """Where every evaluation counts: whether the search has settled. ``None`` where the best point counts."""
+    merges: bool = False
+    """Whether the model merges the evaluations of a point."""
 
     @cached_property
     def replicates(self) -> Replicates:
-        """The evaluations for the model, which merges those of a point where every evaluation counts."""
-        return unmerged(self.y) if self.settlement is None else merged(self.X, self.y)
+        """The evaluations for the model."""
+        return merged(self.X, self.y) if self.merges else unmerged(self.y)
 
     @property
     def model(self) -> RegionModel | None:

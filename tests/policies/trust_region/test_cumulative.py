@@ -1,6 +1,5 @@
-"""The trust-region policy where every evaluation counts: the value of an evaluation, and the settled search."""
+"""The trust-region policy where every evaluation counts: the value of an evaluation, and repeats of the best point."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
 from sparse_bo.gp.evidence import Learned
-from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient, Settlement
+from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.replicates import merged, unmerged
 from sparse_bo.policies.trust_region.surrogate import local_posterior
 from sparse_bo.policies.trust_region.warping import KINDS, warp
@@ -80,62 +79,18 @@ def test_the_knowledge_gradient_is_the_gain_less_the_cost_in_the_units_of_the_ob
     assert torch.allclose(value.by_variance, by_variance)
 
 
-def test_a_search_settles_when_nothing_is_worthwhile_or_a_region_ends_and_goes_on_when_the_best_value_rises():
-    quiet = {"rose": False, "unchanged": False, "restarted": False, "explored": 2, "total": 30}
-    assert Settlement().after(**quiet) == Settlement()
-    assert Settlement().after(**{**quiet, "unchanged": True}) == Settlement(since=30)
-    ended = Settlement().after(**{**quiet, "restarted": True})
-    assert ended == Settlement(since=30)
-    later = ended.after(**{**quiet, "total": 40})
-    assert later == Settlement(since=30, explored=2)
-    assert later.after(**{**quiet, "rose": True}) == Settlement()
-
-
-def test_explorations_are_the_root_of_the_evaluations_since_it_settled():
-    settlement = Settlement(since=100, explored=3)
-    assert settlement.explorations_due(total=149, pending=0) == 4
-    assert settlement.explorations_due(total=149, pending=2) == 2
-    assert settlement.explorations_due(total=104, pending=0) == 0
-
-
-def counted(objective, budget, *, bounds=None, seed=0):
-    """Run until the budget is spent; return the loop, and of each batch since the search settled: evaluations, others."""
-    loop = AskTell(bounds=box() if bounds is None else bounds, policy=EVERY, seed=seed)
-    seen, settled, others, total = [], 0, 0, 0
-    while loop.asked < budget:
-        before = loop.state
-        batch = loop.ask(budget - loop.asked)
-        loop.tell(batch.tickets, objective(batch.X))
-        if settled:
-            best = before.X[before.best_row]
-            others, total = others + int((best != batch.X).any(dim=-1).sum()), total + len(batch.X)
-            seen.append((total, others))
-        now = loop.state.settlement.since
-        if now != settled:
-            settled, others, total = now, 0, 0
-    return loop, seen
-
-
 def narrow(X):
     """A narrow maximum on a wavy plain: there is always something to explore."""
     return torch.exp(-40.0 * (X - 0.3).square().sum(dim=-1)) + 0.05 * torch.sin(25.0 * X).sum(dim=-1)
 
 
-def test_once_settled_few_evaluations_are_of_other_points():
-    loop, seen = counted(narrow, 260, bounds=unit_box(2))
-    assert seen[-1][0] > 100  # it has settled, and stays settled
-    assert all(others <= math.sqrt(total) for total, others in seen)
-    assert seen[-1][1] > 0  # but it goes on looking
-    assert loop.state.settlement.explored == seen[-1][1]
-
-
-def test_a_smooth_maximum_is_evaluated_again_and_again():
-    result = maximize(bowl, bounds=box(), policy=EVERY, budget=100, seed=0)
+def test_evaluations_gather_at_a_smooth_maximum():
+    result = maximize(bowl, bounds=box(), policy=EVERY, budget=80, seed=0)
     assert result.best_mean > -1e-4
-    same = (result.best_x == result.state.X).all(dim=-1)
-    assert int(same.sum()) > 35
-    best = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=100, seed=0)
-    assert float(bowl(result.state.X).sum()) > 0.7 * float(bowl(best.state.X).sum())
+    values = bowl(result.state.X)
+    assert float(values[-40:].median()) > -1e-2
+    best = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=80, seed=0)
+    assert float(values.sum()) > 0.7 * float(bowl(best.state.X).sum())
 
 
 def test_a_point_that_was_lucky_is_left():
@@ -162,7 +117,7 @@ def test_the_model_knows_the_noise_that_repeats_show():
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.2
 
 
-def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
     def go_on(loop, until):
         while loop.asked < until:
             batch = loop.ask(until - loop.asked)
@@ -181,15 +136,19 @@ def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
             go_on(again, stop)
             assert again.history.points == expected.history.points[: len(again.history.points)]
             state = again.state
-    assert (state.region, state.settlement) == (expected.state.region, expected.state.settlement)
-    assert state.settlement.since
+    assert state.region == expected.state.region
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
-    loop, _ = counted(bowl, 60)
-    best = loop.state.X[loop.state.best_row]
-    batch = loop.ask()
-    assert bool((best == batch.X).all())
+    loop = AskTell(bounds=box(), policy=EVERY, seed=0)
+    while True:
+        batch = loop.ask(4)
+        best = None if loop.state.fitted is None else loop.state.X[loop.state.best_row]
+        if best is not None and bool((best == batch.X).all()):
+            break
+        assert loop.asked < 120
+        loop.tell(batch.tickets, bowl(batch.X))
     loop.fail(batch.tickets)
     assert not bool((best == loop.ask().X).all(dim=-1).any())
 
