@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.sums import group_sums, running_sums
 
 
@@ -40,8 +41,6 @@ class Replicates(NamedTuple):
     """``n`` observations."""
     rows: Tensor
     """``m``: row of the first evaluation of each distinct point, ascending."""
-    repeats: Tensor
-    """Rows of second to fourth evaluations of points, ascending: hyper-parameters are learned from these, too."""
     first: Tensor
     """``n``: row of the first evaluation at the same point."""
     values: Tensor
@@ -49,21 +48,31 @@ class Replicates(NamedTuple):
     counts: Tensor
     """``n``: number of evaluations of the point."""
 
+    def scatter(self, rows: Tensor, t: Tensor) -> Scatter:
+        """Return the scatter of all evaluations of some points around their means. O(n log m).
+
+        Args:
+            rows: Some of :attr:`rows`, ascending.
+            t: ``n`` observations, in the units of the scatter.
+        """
+        points = torch.isin(self.first, rows).nonzero().squeeze(-1)
+        group = torch.searchsorted(rows, self.first[points])
+        counts = self.counts[rows].to(t)
+        excess = t[points] - t[rows][group]  # 0 for equal observations, to the last bit
+        means = group_sums(excess, group, groups=len(rows)) / counts
+        return Scatter(counts, float((excess - means[group]).square().sum()), float(counts.sum()) - len(rows))
+
 
 def merged(X: Tensor, y: Tensor) -> Replicates:
     """Return ``n`` observations ``y`` at ``X`` (``n x d``) by distinct point. O(n log n + n d)."""
     points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
-    rows, order = torch.arange(len(y), device=X.device), group.argsort(stable=True)
-    begins = running_sums(counts) - counts
-    firsts = order[begins]
+    order = group.argsort(stable=True)
+    firsts = order[running_sums(counts) - counts]
     excess = group_sums(y - y[firsts][group], group, groups=len(points)) / counts  # 0 for equal observations, to the last bit
-    nth = torch.empty_like(rows)
-    nth[order] = rows - begins[group[order]]
-    repeats = ((nth > 0) & (nth <= 3)).nonzero().squeeze(-1)  # three show the noise; more would fill the likelihood
-    return Replicates(y, firsts.sort().values, repeats, firsts[group], (y[firsts] + excess)[group], counts[group])
+    return Replicates(y, firsts.sort().values, firsts[group], (y[firsts] + excess)[group], counts[group])
 
 
 def unmerged(y: Tensor) -> Replicates:
     """Return ``n`` observations as if each were of a point of its own."""
     rows = torch.arange(len(y), device=y.device)
-    return Replicates(y, rows, rows[:0], rows, y, torch.ones_like(rows))
+    return Replicates(y, rows, rows, y, torch.ones_like(rows))

@@ -8,7 +8,7 @@ import torch
 from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
-from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.replicates import merged, unmerged
 from sparse_bo.policies.trust_region.surrogate import local_posterior
@@ -16,7 +16,7 @@ from sparse_bo.policies.trust_region.warping import KINDS, warp
 from tests.builders import arms, unit_box, waves
 from tests.policies.builders import bowl, box
 
-LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+LEARNED = Hyperparameters("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
 EVERY = TrustRegion(goal="cumulative")
 
 
@@ -36,8 +36,10 @@ def test_repeats_are_one_point_with_their_mean():
     assert found.rows.tolist() == sorted(set(firsts))
     assert found.counts.tolist() == same.sum(dim=1).tolist()
     assert torch.allclose(found.values, torch.stack([y[row].mean() for row in same]))
-    nth = [int(row[:place].sum()) for place, row in enumerate(same)]
-    assert found.repeats.tolist() == [place for place, before in enumerate(nth) if 0 < before <= 3]
+    scatter = found.scatter(found.rows, 2.0 * y)
+    spread = torch.stack([(y - y[row].mean()).square() * 4.0 for row in same]).where(same, 0.0).sum(dim=1)
+    assert scatter.squares == pytest.approx(float(spread[found.rows].sum()))
+    assert scatter.repeats == len(y) - len(found.rows)
 
 
 def test_equal_observations_have_that_value_for_their_mean_to_the_last_bit():

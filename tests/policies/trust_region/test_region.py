@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.replicates import is_exact
@@ -16,7 +16,7 @@ from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
 
 SETTINGS = TrustRegion()
-LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+LEARNED = Hyperparameters("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
 
 
 def posterior(n=15, learned=LEARNED):
