@@ -1,9 +1,9 @@
 """The 24 noiseless functions of BBOB by coco-experiment: precision over evaluations of policies and peers, one record a run.
 
-    python benchmarks/bbob.py run --out default.jsonl                                   # the default in 5 inputs
-    python benchmarks/bbob.py run --out a.jsonl --dims 2 --method "singly=TrustRegion(batch_size=1)" --method cma
-    python benchmarks/bbob.py run --out noisy.jsonl --noise 0.05 --instances 1-5
-    python benchmarks/bbob.py report default.jsonl other.jsonl --reference default      # wins, losses, ratios: a table
+    python benchmarks/bbob.py run --out default.jsonl.gz                                   # the default in 5 inputs
+    python benchmarks/bbob.py run --out a.jsonl.gz --dims 2 --method "singly=TrustRegion(batch_size=1)" --method cma
+    python benchmarks/bbob.py run --out noisy.jsonl.gz --noise 0.05 --instances 1-5
+    python benchmarks/bbob.py report default.jsonl.gz other.jsonl.gz --reference default      # wins, losses, ratios: a table
 
 A run is a function, a number of inputs, an instance (its number is the seed, too), a method, a budget and a noise. Runs that
 the file has are not made again, so that the same command continues an interrupted one. Records name the commit: a dirty tree
@@ -12,8 +12,6 @@ is refused. BBOB is minimised over [-5, 5]^d; precision is the lowest value eval
 
 from __future__ import annotations
 
-import gzip
-import json
 import multiprocessing
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -30,7 +28,7 @@ from typing import Any
 
 import torch
 from cocoex import BareProblem
-from harness.records import append, environment
+from harness.records import append, environment, read
 from protocol.cmaes import CMAES
 from protocol.ours import from_expression
 from protocol.sobol import Sobol
@@ -135,13 +133,6 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-def read(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the records of JSON-lines files, compressed ones included."""
-    for path in paths:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            yield from map(json.loads, file)
-
-
 def run_all(chosen: Namespace) -> None:
     """Make the runs that the file does not have yet.
 
@@ -149,12 +140,12 @@ def run_all(chosen: Namespace) -> None:
         RuntimeError: If the working tree differs from its commit.
     """
     about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
-    if "dirty" in about["commit"] or about["commit"].startswith("files-"):
-        raise RuntimeError(f"expected a clean tree of this repository, got {about['commit']}; commit the changes first")
+    if about["commit"] == "uncommitted":
+        raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
     methods = chosen.method or ["default"]
     every = product(chosen.instances, chosen.dims, methods, chosen.functions)
     runs = [Run(m, d, f, i, chosen.budget or BUDGETS[d], chosen.noise) for i, d, m, f in every]
-    known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read([chosen.out])} if chosen.out.exists() else ()
+    known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}
     runs = [run for run in runs if run not in known]
     print(f"{len(runs)} runs to make", flush=True)
     for count, record in enumerate(_measured(runs, chosen.processes), start=1):
@@ -174,7 +165,7 @@ def _measured(runs: Sequence[Run], processes: int) -> Iterator[dict[str, Any]]:
 def report(chosen: Namespace) -> None:
     """Print a table of each method against the reference on the same runs, one block for each dimension and noise."""
     groups: dict[tuple[int, int, float], dict[str, dict[tuple[int, int], float]]] = {}
-    for r in read(chosen.files):
+    for r in (r for path in chosen.files for r in read(path)):
         value = r["precision"][-1] if chosen.measure == "precision" else r[chosen.measure]
         methods = groups.setdefault((r["dims"], r["budget"], r["noise"]), {})
         methods.setdefault(r["method"].partition("=")[0], {})[r["function"], r["instance"]] = max(value, PRECISION)
@@ -216,7 +207,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("run", help="make runs and append their records")
-    make.add_argument("--out", type=Path, required=True, help="JSON-lines file of the records")
+    make.add_argument("--out", type=Path, required=True, help="file of the records, .jsonl.gz")
     make.add_argument("--method", action="append", help="default, cma, tpe, sobol, or name=policy expression; repeatable")
     make.add_argument("--dims", type=_numbers, default=[5], help="inputs, such as 2,5,10 (default 5)")
     make.add_argument("--functions", type=_numbers, default=_numbers("1-24"), help="default 1-24")
@@ -226,7 +217,7 @@ def main() -> None:
     make.add_argument("--processes", type=int, default=1, help="at a time, of one thread each (default 1)")
     make.set_defaults(command=run_all)
     show = commands.add_parser("report", help="print wins, losses and ratios as a Markdown table")
-    show.add_argument("files", type=Path, nargs="+", help="JSON-lines files, gzipped or not")
+    show.add_argument("files", type=Path, nargs="+", help="files of records")
     show.add_argument("--reference", default="default", help="method that others are compared with")
     show.add_argument("--measure", choices=MEASURES, default="precision", help="precision of the best evaluated point, of the "
                       "recommended one, or mean regret in units of the median's distance")  # fmt: skip
