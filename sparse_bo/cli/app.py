@@ -177,14 +177,20 @@ def run(
     own = {"objective": objective, "arms_file": arms_file, "grid": grid, "space": space, "one_by_one": one_by_one}
     inputs = {"problem": problem, "scaling": scaling, "standardize": standardize, "arms": arms, "dims": dims}
     model = {"kernel": kernel, "lengthscale": lengthscale, "outputscale": outputscale, "precision": precision}
-    noise = {"regularization": regularization, "noise_variance": noise_variance, "failure_probability": failure_probability}
-    points = {"dictionary": dictionary, "dictionary_size": dictionary_size}
-    sizes = {"batch_size": batch_size, "initial_design": initial_design}
+    texts = _as_set(
+        batch_size=batch_size,
+        initial_design=initial_design,
+        width=width,
+        rkhs_norm=rkhs_norm,
+        failure_probability=failure_probability,
+        regularization=regularization,
+        noise_variance=noise_variance,
+    )
     loaded("run").run(
         described={**inputs, "noise_sd": noise_sd, **own},
         policy=policy,
-        options={**model, **noise, **points, **sizes},
-        texts=[*(set_ or []), *_as_set(width=width, rkhs_norm=rkhs_norm)],
+        options={**model, "dictionary": dictionary, "dictionary_size": dictionary_size},
+        texts=[*texts, *(set_ or [])],
         preset=preset,
         goal=goal,
         budget=budget,
@@ -200,9 +206,9 @@ def run(
     )
 
 
-def _as_set(**options: str | None) -> list[str]:
-    """Return options that take numbers and names in the form of ``--set``."""
-    return [f"{name}={text}" for name, text in options.items() if text is not None]
+def _as_set(**options: object) -> list[str]:
+    """Return options that are settings of a policy in the form of ``--set``."""
+    return [f"{name}={value}" for name, value in options.items() if value is not None]
 
 
 @app.command(help=COMPARE_HELP)
@@ -254,11 +260,18 @@ def plan(
 ) -> None:
     """Check everything, forecast, print the plan."""
     model = {"kernel": kernel, "lengthscale": lengthscale, "outputscale": outputscale, "precision": precision}
-    noise = {"regularization": regularization, "noise_variance": noise_variance, "failure_probability": failure_probability}
+    texts = _as_set(
+        initial_design=initial_design,
+        width=width,
+        rkhs_norm=rkhs_norm,
+        failure_probability=failure_probability,
+        regularization=regularization,
+        noise_variance=noise_variance,
+    )
     loaded("commands").plan(
         arms={"number": arms, "dims": dims, "file": arms_file, "grid": grid},
-        options={**model, **noise, "initial_design": initial_design},
-        texts=[*(set_ or []), *_as_set(width=width, rkhs_norm=rkhs_norm)],
+        options=model,
+        texts=[*texts, *(set_ or [])],
         budget=budget,
         seed=seed,
         device=device,

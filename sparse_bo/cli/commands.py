@@ -1,4 +1,7 @@
-"""The commands that evaluate no objective: ``plan``, ``report``, ``audit`` and ``settings``."""
+"""The commands that evaluate no objective: ``plan``, ``report``, ``audit`` and ``settings``.
+
+Their arguments are the options in :mod:`sparse_bo.cli.app`; ``texts``: settings in the form of ``--set``.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ import typer
 
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli.console import complain, console, refused, say
-from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, device_of, planned_arms
+from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, device_of, make_problem, planned_arms
 from sparse_bo.cli.launch import save
-from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, make_kernel, make_problem, read_settings, settings_of, split_texts
+from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, make_kernel, read_settings, settings_of, split_texts
 from sparse_bo.cli.run import check_there, noted_problem
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.planning import plan as plan_of
@@ -42,18 +45,6 @@ def plan(
     ranks: int,
 ) -> None:
     """``plan``: check everything, forecast, print the plan.
-
-    Args:
-        arms: Arguments of :func:`sparse_bo.cli.inputs.planned_arms`.
-        options: Settings of BBKB; ``None``: not given.
-        texts: Settings in the form of ``--set``.
-        budget: Evaluations.
-        seed: Seed of the pilot runs.
-        device: Name of the device.
-        memory: GiB; ``None``: all that is free.
-        seconds: Seconds of the run; ``None``: any number.
-        pilot_seconds: Seconds of the pilot runs.
-        ranks: Processes that share the arms.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, with 3 if the run does not.
@@ -89,11 +80,6 @@ def plan(
 
 def report(storage: Path, *, html: Path | None, out: Path) -> None:
     """``report``: summarise a journal, draw its figure and write its history, without locking anybody out.
-
-    Args:
-        storage: The journal.
-        html: File for a page of HTML, in place of figure and history.
-        out: Folder of figure and history.
 
     Raises:
         typer.Exit: With 2 if the journal cannot be read, with 1 if figure or history cannot be written.
@@ -140,10 +126,6 @@ def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded:
 def audit(storage: Path, *, arms_file: Path | None) -> None:
     """``audit``: certificate, calibration, failures and drift of a journal; imports no objective and writes nothing.
 
-    Args:
-        storage: The journal.
-        arms_file: File of arms that the journal of an AskTell lacks.
-
     Raises:
         typer.Exit: With 2 if the journal cannot be read, or its state cannot be computed again.
     """
@@ -167,9 +149,6 @@ def _arms_of(made: Mapping[str, Any] | None, file: Path | None) -> ArmSet | None
 
 def settings(policy: str) -> None:
     """``settings``: print the settings of a policy with types, defaults and documentation.
-
-    Args:
-        policy: Its name.
 
     Raises:
         typer.Exit: With 2 if there is no such policy.

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
+from sparse_bo import problems
 from sparse_bo.cli.names import PROBLEMS
-from sparse_bo.cli.presets import check_room, make_problem
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
+from sparse_bo.planning.costs import available_bytes
+from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
+from sparse_bo.problems.names import SCALINGS
+from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.validation import check_choice, check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
@@ -90,6 +94,48 @@ def problem_of(made: Mapping[str, Any]) -> AnyProblem:
         MemoryError: If the arms of a draw do not fit into memory.
     """
     return own_problem(**made) if "objective" in made else make_problem(**made)
+
+
+def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
+    """Return a problem by name.
+
+    Args:
+        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
+        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
+        noise_sd: Of an evaluation.
+        arms: Number of arms of a draw.
+        dims: Inputs of a draw.
+        seed: Of a draw.
+
+    Raises:
+        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
+        MemoryError: If the arms of a draw do not fit into memory.
+    """
+    check_choice("problem", name, PROBLEMS)
+    if name in SYNTHETIC:
+        if scaling is not None:
+            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
+        return problems.synthetic(name, noise_sd=noise_sd)
+    if name == "gp-draw":
+        if scaling not in (None, "none", "unit"):
+            raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
+        cosines = 2048  # a draw is their sum
+        check_room(8 * (arms * (dims + 1) + cosines * dims), f"gp-draw with --arms {arms} --dims {dims}")
+        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=cosines)
+    chosen = check_choice("scaling", scaling or "unit", SCALINGS)
+    make = problems.cadata if name == "cadata" else problems.abalone
+    return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
+
+
+def check_room(needed: int, name: str) -> None:
+    """Check that ``needed`` bytes are free in the machine's memory; ``name`` needs them.
+
+    Raises:
+        MemoryError: If they are not.
+    """
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise MemoryError(f"{name} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
 
 
 def device_of(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""Problems, policies, kernels and samplers by name; presets of the built-in problems; settings of a policy as text."""
+"""Policies, kernels and samplers by name; presets of the built-in problems; settings of a policy as text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
-import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
-from sparse_bo import dictionary, policies, problems
+from sparse_bo import dictionary, policies
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import names
-from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, PROBLEMS, SAMPLERS
+from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
-from sparse_bo.planning.costs import available_bytes
-from sparse_bo.planning.plans import bytes_text
 from sparse_bo.policies import Policy
-from sparse_bo.problems.base import BoxProblem, Problem
-from sparse_bo.problems.names import SCALINGS, TABLES
-from sparse_bo.problems.synthetic import SYNTHETIC
+from sparse_bo.problems.names import TABLES
 from sparse_bo.validation import check_choice, check_positive
 
 POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
@@ -57,48 +52,6 @@ FLAGS = {
     *("batch_size", "initial_design", "width", "rkhs_norm", "failure_probability", "regularization", "noise_variance"),
 }
 """Settings of policies with an option of their own; all others are set by ``--set``."""
-
-
-def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
-    """Return a problem by name.
-
-    Args:
-        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
-        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
-        noise_sd: Of an evaluation.
-        arms: Number of arms of a draw.
-        dims: Inputs of a draw.
-        seed: Of a draw.
-
-    Raises:
-        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
-        MemoryError: If the arms of a draw do not fit into memory.
-    """
-    check_choice("problem", name, PROBLEMS)
-    if name in SYNTHETIC:
-        if scaling is not None:
-            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
-        return problems.synthetic(name, noise_sd=noise_sd)
-    if name == "gp-draw":
-        if scaling not in (None, "none", "unit"):
-            raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
-        cosines = 2048  # a draw is their sum
-        check_room(8 * (arms * (dims + 1) + cosines * dims), f"gp-draw with --arms {arms} --dims {dims}")
-        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=cosines)
-    chosen = check_choice("scaling", scaling or "unit", SCALINGS)
-    make = problems.cadata if name == "cadata" else problems.abalone
-    return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
-
-
-def check_room(needed: int, what: str) -> None:
-    """Check that so many bytes are free in the machine's memory.
-
-    Raises:
-        MemoryError: If they are not.
-    """
-    free = available_bytes(torch.device("cpu"))
-    if needed > free:
-        raise MemoryError(f"{what} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
 
 
 def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:

@@ -1,4 +1,9 @@
-"""The commands that evaluate an objective: ``run``, ``resume`` and ``compare``."""
+"""The commands that evaluate an objective: ``run``, ``resume`` and ``compare``.
+
+Their arguments are the options in :mod:`sparse_bo.cli.app`; ``described``: arguments of
+:func:`sparse_bo.cli.inputs.described_problem`; ``texts``: settings in the form of ``--set``; ``evaluated``: executor, workers,
+and whether evaluations are asynchronous.
+"""
 
 from __future__ import annotations
 
@@ -56,24 +61,6 @@ def run(
     seconds: float | None,
 ) -> None:
     """``run``: check everything, run, report; a run that torchrun has started again goes on with its journal.
-
-    Args:
-        described: Arguments of :func:`sparse_bo.cli.inputs.described_problem`.
-        policy: Its name; ``None``: the default for problem, goal and budget.
-        options: Settings of the policy; ``None``: not given.
-        texts: Settings in the form of ``--set``.
-        preset: Initial settings on the two data sets.
-        goal: ``"best"`` or ``"cumulative"``.
-        budget: Evaluations; ``None``: the default of the problem.
-        seed: Decides everything random.
-        out: Folder of figure and history.
-        device: Name of the device.
-        certify_every: Batches between two certificates.
-        quiet: No progress bar, no summary.
-        storage: Journal to create.
-        evaluated: Executor, workers, and whether evaluations are asynchronous.
-        memory: GiB of a plan.
-        seconds: Seconds of a plan.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, 3 if the run does not fit into ``memory`` or ``seconds``, 130 on Ctrl-C,
@@ -236,15 +223,6 @@ def resume(
 ) -> None:
     """``resume``: open the journal, rebuild problem and policy from it, go on.
 
-    Args:
-        storage: The journal.
-        budget: Evaluations in all; ``None``: as planned.
-        out: Folder of figure and history; ``None``: as before.
-        executor: Where evaluations are made; ``None``: as before.
-        workers: Concurrent evaluations.
-        yes: Import and write everything that the journal names, unasked.
-        quiet: No progress bar, no summary.
-
     Raises:
         typer.Exit: As :func:`run` does.
     """
@@ -364,14 +342,6 @@ def noted_problem(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def compare(*, described: Mapping[str, Any], budget: int | None, seed: int, out: Path, device: str, quiet: bool) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories.
-
-    Args:
-        described: Arguments of :func:`sparse_bo.cli.inputs.described_problem`.
-        budget: Evaluations of each policy; ``None``: the default of the problem.
-        seed: Decides everything random.
-        out: Folder of figure and histories.
-        device: Name of the device.
-        quiet: No progress bar, no tables.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, 130 on Ctrl-C, 1 if a run stops before its end (finished policies are

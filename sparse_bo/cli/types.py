@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,25 +44,8 @@ def _count(panel: str, text: str, *flags: str) -> Any:
     return typer.Option(*flags, help=text, rich_help_panel=panel, parser=whole_number, metavar="<int>")
 
 
-def _run(text: str, *flags: str) -> Any:
-    return _in("Run", text, *flags)
-
-
-def _problem(text: str, *flags: str) -> Any:
-    return _in("Built-in problem", text, *flags)
-
-
-def _own(text: str, *flags: str) -> Any:
-    return _in("Your own problem", text, *flags)
-
-
-def _policy(text: str, *flags: str) -> Any:
-    return _in("Policy", text, *flags)
-
-
-def _model(text: str, *flags: str) -> Any:
-    return _in("Model", text, *flags)
-
+_run, _policy, _model = partial(_in, "Run"), partial(_in, "Policy"), partial(_in, "Model")
+_problem, _own = partial(_in, "Built-in problem"), partial(_in, "Your own problem")
 
 # Run
 Budget = Annotated[int | None, _count("Run", "Evaluations (default 10,000; on a box or with --objective 200).")]
