@@ -87,9 +87,9 @@ def test_cuda_asked_for_but_absent_is_named(tmp_path):
         (["run", "--problem", "abalone", "--workers", "4"], "--workers 4 needs --executor"),
         (["run", "--problem", "abalone", "--asynchronous"], "--asynchronous needs --executor"),
         (["run", "--problem", "abalone", "--executor", "cluster"], "'threads', 'processes', 'loky'"),
-        (["run", "--problem", "abalone", "--storage", "none/run.db"], "none of the journal to exist"),
-        (["resume", "none.db"], "expected a journal at none.db"),
-        (["report", "none.db"], "expected a journal at none.db"),
+        (["run", "--problem", "abalone", "--storage", "none/run.journal"], "none of the journal to exist"),
+        (["resume", "none.journal"], "expected a journal at none.journal"),
+        (["report", "none.journal"], "expected a journal at none.journal"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -171,12 +171,13 @@ def test_a_device_beyond_those_that_are_there_is_named(tmp_path, monkeypatch):
 
 def test_a_journal_that_exists_is_named_in_words_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = [*QUICK, "--policy", "random", "--storage", "my run.db", "--quiet"]
+    run = [*QUICK, "--policy", "random", "--storage", "my run.journal", "--quiet"]
     assert invoke(*run).exit_code == 0
     done = invoke(*run)
     assert done.exit_code == 2
     assert done.stderr == (
-        "error: my run.db exists; go on with it by `python -m sparse_bo resume 'my run.db'`, or choose another --storage\n"
+        "error: my run.journal exists; go on with it by `python -m sparse_bo resume 'my run.journal'`, "
+        "or choose another --storage\n"
     )
 
 
@@ -184,7 +185,7 @@ def test_a_journal_that_exists_is_named_in_words_of_the_command_line(tmp_path, m
 def test_an_out_that_cannot_be_made_leaves_no_journal_behind(out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    run = [*QUICK, "--policy", "random", "--storage", "run.db", "--quiet"]
+    run = [*QUICK, "--policy", "random", "--storage", "run.journal", "--quiet"]
     done = invoke(*run, "--out", out)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"error: expected --out to be a folder that can be written into, got {out}: ")
@@ -197,13 +198,13 @@ def test_an_out_that_cannot_be_written_into_is_named_before_the_run(tmp_path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    done = invoke(*QUICK, "--out", tmp_path / "a" / "b", "--storage", tmp_path / "run.db")
+    done = invoke(*QUICK, "--out", tmp_path / "a" / "b", "--storage", tmp_path / "run.journal")
     assert done.exit_code == 2
     assert done.stderr.endswith(f"got {tmp_path / 'a' / 'b'}: Permission denied\n")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.db"]])
+@pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.journal"]])
 def test_a_backend_that_matplotlib_does_not_know_is_named(command):
     environment = {**os.environ, "MPLBACKEND": "crayons"}
     line = [sys.executable, "-m", "sparse_bo", *command]

@@ -42,7 +42,7 @@ def test_what_an_objective_says_is_shown_as_it_is(folder):
 
 
 def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
-    out, journal = "[bold]a[", "b[italic] :bug:.db"
+    out, journal = "[bold]a[", "b[italic] :bug:.journal"
     done = invoke(*RUN, "hostile:works", "--out", out, "--storage", journal)
     assert done.exit_code == 0, done.output
     assert f"figure   {out}/works-random-seed0.png\nhistory  {out}/works-random-seed0.jsonl\n" in done.stdout
@@ -63,7 +63,7 @@ def test_names_of_folders_and_journals_are_shown_as_they_are(folder):
         ["run", "--grid", "[/x]", "--objective", "hostile:works"],
         ["run", "--arms-file", "[/x]", "--objective", "hostile:works"],
         ["run", "--device", "[/x]"],
-        ["run", "--storage", "[/x]/run.db"],
+        ["run", "--storage", "[/x]/run.journal"],
         ["resume", "[/x]"],
         ["report", "[/x]"],
         ["plan", "--arms", "[/x]"],

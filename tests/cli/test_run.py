@@ -46,7 +46,7 @@ def test_without_a_name_a_box_gets_the_policy_that_its_goal_suggests(tmp_path):
     assert "policy trust-region: on a box of 2 inputs where the best point counts" in done.output
     assert "a third of the budget of 7" in done.output
     counted = [*ON_A_BOX, "--goal", "cumulative", "--initial-design", "6", "--out", str(tmp_path)]
-    for named, journal in (([], "chosen.db"), (["--policy", "trust-region"], "named.db")):
+    for named, journal in (([], "chosen.journal"), (["--policy", "trust-region"], "named.journal")):
         done = invoke(*counted, *named, "--storage", str(tmp_path / journal))
         assert done.exit_code == 0, done.output
         assert ("2 inputs where every evaluation counts" in done.output) is not bool(named)
@@ -182,11 +182,11 @@ def test_the_end_of_a_method_is_part_of_the_names_of_its_files(tmp_path, monkeyp
 def test_a_refuted_certificate_is_said_in_summary_and_report(tmp_path):
     """F = 0.8 for a draw of variance 1: nothing of norm 0.8 is that large."""
     wrong = ["--policy", "sbpe", "--rkhs-norm", "0.8", "--width", "tight", "--set", "on_refuted=stop", "--storage"]
-    done = invoke(*QUICK, "--budget", "120", *wrong, tmp_path / "run.db", "--out", str(tmp_path))
+    done = invoke(*QUICK, "--budget", "120", *wrong, tmp_path / "run.journal", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "REFUTED: " in done.output
     assert "predicted before" in done.output
     assert "mean results in the intervals predicted before" in done.output
-    told = invoke("report", str(tmp_path / "run.db"), "--out", str(tmp_path))
+    told = invoke("report", str(tmp_path / "run.journal"), "--out", str(tmp_path))
     assert "REFUTED: " in told.output
-    assert "REFUTED: " in invoke("audit", str(tmp_path / "run.db")).output
+    assert "REFUTED: " in invoke("audit", str(tmp_path / "run.journal")).output

@@ -43,7 +43,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     assert done.exit_code == 130
     assert "stopped: interrupted after 10 evaluations\n" in done.output
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 10
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
 
@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monk
     (tmp_path / "slow_one.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    script, path = tmp_path / "command.py", tmp_path / "run.db"
+    script, path = tmp_path / "command.py", tmp_path / "run.journal"
     script.write_text(CODE)
     command = [sys.executable, str(script), *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
     command += ["--executor", executor, "--workers", "2", "--asynchronous"]
@@ -105,7 +105,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monk
     done = invoke("resume", str(path), "--executor", "here", "--quiet", "--yes")
     assert done.exit_code == 0, done.output
     assert read_run(path).told == 40
-    whole = tmp_path / "whole.db"
+    whole = tmp_path / "whole.journal"
     assert invoke(*PLAIN, "--storage", str(whole), "--out", str(tmp_path / "b"), "--quiet").exit_code == 0
     assert sorted(read_run(whole).history.indices) == sorted(read_run(path).history.indices)
 
@@ -122,11 +122,11 @@ def failing(tmp_path, monkeypatch):
 
 
 def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
-    done = invoke(*failing, "--storage", "my run.db")
+    done = invoke(*failing, "--storage", "my run.journal")
     assert done.exit_code == 1
     assert done.stderr == (
         "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
-        "Go on with: python -m sparse_bo resume 'my run.db'\n"
+        "Go on with: python -m sparse_bo resume 'my run.journal'\n"
     )
     assert "3 on 3 distinct arms" in done.stdout
     assert len(History.load("out/f-random-seed0.jsonl").indices) == 3
