@@ -373,6 +373,10 @@ def compare(*, described: Mapping[str, Any], budget: int | None, seed: int, out:
             outcome.result.history.save(out / f"{problem.name}-{policy.name}-seed{seed}.jsonl")
             regret = problem.regret_of(outcome.result.history).tolist()
             contestants.append(Contestant(policy.name, regret, time.process_time() - start))
+        if not quiet:
+            console.print(comparison_table(problem.description, contestants))
+            if console.is_terminal:
+                console.print(terminal_comparison(contestants, width=console.width, dots=shows("\u28ff")))
         path = out / f"{problem.name}-compare-seed{seed}.png"
         plot_comparison(f"{problem.description}, seed {seed}", contestants).savefig(path, dpi=150)
     except OSError as error:
@@ -381,13 +385,13 @@ def compare(*, described: Mapping[str, Any], budget: int | None, seed: int, out:
     except INPUT_ERRORS as error:
         raise refused(error) from error
     if not quiet:
-        console.print(comparison_table(problem.description, contestants))
-        if console.is_terminal:
-            console.print(terminal_comparison(contestants, width=console.width, dots=shows("\u28ff")))
         say(f"figure   {path}\nnext:")
-        say(f"  python -m sparse_bo run --problem {made['name']} --storage run.journal      one run, with a journal")
-        say("  python -m sparse_bo report run.journal --html run.html                      all of it on one page")
-        say("  python -m sparse_bo run --objective experiment:train --space space.toml     a problem of yours (run --help)")
+        for command, result in (
+            (f"run --problem {made['name']} --storage run.journal", "one run, with a journal"),
+            ("report run.journal --html run.html", "all of it on one page"),
+            ("run --objective experiment:train --space space.toml", "a problem of yours (run --help)"),
+        ):
+            say(f"  python -m sparse_bo {command:54} {result}")
 
 
 def _complain_stopped(name: str, finished: Sequence[str], out: Path) -> None:
