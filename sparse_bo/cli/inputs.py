@@ -27,7 +27,6 @@ from sparse_bo.validation import check_choice, check_positive
 AnyProblem = Problem | BoxProblem | OwnProblem
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
 """Errors of wrong input before a run starts."""
-LARGEST_NOISE = 1e12  # its square is exact enough to learn from in float32
 
 
 def described_problem(
@@ -54,8 +53,8 @@ def described_problem(
     if standardize and scaling not in (None, "standardize"):
         raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
     scaling = "standardize" if standardize else scaling
-    if noise_sd is not None and noise_sd > LARGEST_NOISE:
-        raise ValueError(f"expected --noise-sd of at most {LARGEST_NOISE:g}, got {noise_sd:g}")
+    if noise_sd is not None and noise_sd > 1e12:  # a larger square is too inexact to learn from in float32
+        raise ValueError(f"expected --noise-sd of at most 1e+12, got {noise_sd:g}")
     own = {"--space": space, "--arms-file": arms_file, "--grid": grid, "--one-by-one": one_by_one or None}
     if objective is None:
         if without := [option for option, value in own.items() if value is not None]:

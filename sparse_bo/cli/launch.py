@@ -139,7 +139,7 @@ def launch(
             result = error.result
             stopped, code = error.reason, 1
         except (RuntimeError, ValueError, OSError, MemoryError) as error:  # of the policy, the journal, or the results
-            result = vars(error)["result"]  # whatever ends a run carries it
+            result = vars(error)["result"]  # every error of a run carries it
             stopped, code = str(error) or type(error).__name__, 1
     if code:
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"

@@ -39,7 +39,7 @@ ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_p
 """S-BPE and BPE on tables: kernel, F and ξ² of BBKB §4, but λ = ξ² (free in S-BPE) and the tight constant of F: with λ = 0.2
 and the paper's constant no arm is ever eliminated within 10⁴ evaluations."""
 DRAWN = {"kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
-"""S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that what the bounds assume is true."""
+"""S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that the assumptions of the bounds hold."""
 OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "covar_module": ("kernel", "lengthscale", "outputscale"),
     "dictionary": ("dictionary", "dictionary_size"),
@@ -149,7 +149,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
 
 
 def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: str) -> dict[str, Any]:
-    """Complete options by a preset, which a learned kernel switches off, and by the ``default`` kernel."""
+    """Return options with a preset, which a learned kernel switches off, and the ``default`` kernel."""
     learned = given.get("kernel", default) == "learned"
     preset = {} if learned else dict(preset)
     if {"kernel", "lengthscale", "outputscale"} & set(given):

@@ -334,7 +334,7 @@ def check_there(storage: Path) -> None:
 
 
 def noted_problem(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the problem in the notes of a journal by `run`; ``None`` of any other journal, whatever its notes are."""
+    """Return the problem in the notes of a journal by `run`; ``None`` of any other journal."""
     made = notes.get("problem")
     by_run = isinstance(made, Mapping) and {"budget", "out", "executor"} <= notes.keys()
     return made if by_run else None

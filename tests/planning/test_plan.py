@@ -306,7 +306,7 @@ def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path, monkey
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "1"])
+    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "1"], env={"COLUMNS": "200"})
 
 
 def test_the_command_prints_a_plan(tmp_path):
