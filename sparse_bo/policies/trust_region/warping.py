@@ -22,10 +22,6 @@ LARGEST = 1e150
 """Observations beyond it count as this: their squares are finite."""
 
 
-DEEPEST = 1e3
-"""Bent transformations take what lies further below their origin, in widths, as this far below: how bad is bad says nothing."""
-
-
 @dataclass(frozen=True)
 class Warp:
     """``t = (bend((y − origin)/width) − shift)/spread``, not decreasing. A value."""
@@ -66,7 +62,8 @@ class Warp:
 
     def _distances(self, y: Tensor) -> Tensor:
         z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width
-        return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
+        # Bent transformations clamp values far below their origin: their size carries no information.
+        return z if self.kind == "plain" else z.clamp_min(-1e3)
 
     def _bent(self, z: Tensor) -> Tensor:
         if self.kind == "plain":
