@@ -22,7 +22,7 @@ axis = torch.linspace(0.0, 1.0, SIDE, dtype=torch.float64)
 grid = sparse_bo.ProductGrid([axis, axis, torch.linspace(0.0, 1.0, 4, dtype=torch.float64)])
 
 arms = ShardedArms.split(grid)  # every rank keeps its quarter of the rows
-result = sparse_bo.maximize(measure, arms=arms, budget=60, seed=0, storage="shards.db", resume=True)
+result = sparse_bo.maximize(measure, arms=arms, budget=60, seed=0, storage="shards.journal", resume=True)
 
 print(f"rank {arms.group.rank}: arms {arms.start:,} to {arms.start + len(arms.part) - 1:,} of {len(arms):,}; "
       f"best {result.best_index:,}", flush=True)  # fmt: skip
