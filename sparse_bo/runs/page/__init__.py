@@ -1,8 +1,4 @@
-"""A run as one page of HTML: no network, no script, every text escaped, a table behind every figure.
-
-The figures are SVG from :mod:`.drawing`, a file of our own: plotly inlined is 4 MB and needs its script, matplotlib's SVG
-cannot follow a dark page, and nothing here needs more than lines, bars and dots.
-"""
+"""A run as one page of HTML: no network, no script, every text escaped, plots as SVG by matplotlib, a table with each plot."""
 
 from sparse_bo.runs.page.facts import Facts, facts_of_journal, facts_of_result
 from sparse_bo.runs.page.whole import run_page

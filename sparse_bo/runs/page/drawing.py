@@ -1,76 +1,106 @@
-"""Figures as SVG: lines, bands, bars, dots and parallel axes, with colours that a style sheet decides.
+"""Plots of a page: inline SVG by matplotlib, in the colours of the page's style sheet.
 
-A figure is 440 units wide, so that its text can be read on a phone. Curves are thinned to :data:`MOST` points, by the least and
-the largest value of as many bins: a page does not grow with its run.
+A plot is 440 points wide, readable on a phone. A curve has at most :data:`MOST` points, the least and the largest value of as
+many bins, so that a page does not grow with its run.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from sparse_bo.runs.page.markup import Safe, element, joined, number, table
+from sparse_bo.runs.page.markup import Safe, element, escaped, number, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36
+"""Points of a plot."""
 MOST = 400
 TABLE_ROWS = 20
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """From numbers to units of a figure."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        """Return where a number is drawn."""
-        low, high = (math.log10(self.low), math.log10(self.high)) if self.log else (self.low, self.high)
-        v = math.log10(max(value, 1e-300)) if self.log else value
-        share = 0.5 if high <= low else (v - low) / (high - low)
-        return self.start + min(max(share, -0.05), 1.05) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        """Return a few round numbers in the range."""
-        if self.high <= self.low:
-            return [self.low]
-        if self.log:
-            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            decades = [10.0**k for k in range(first, last + 1, max(1, (last - first) // 4 + 1))]
-            return decades if len(decades) > 1 else [self.low, self.high]
-        raw = (self.high - self.low) / 4
-        size = 10.0 ** math.floor(math.log10(raw))
-        step: float = min((m * size for m in (1, 2, 5, 10)), key=lambda s: abs(s - raw))
-        lowest = math.ceil(self.low / step - 1e-9)
-        return [k * step for k in range(lowest, math.floor(self.high / step + 1e-9) + 1)]
+COLOURS = {
+    name: f"#0100{k:02x}"
+    for k, name in enumerate(("ink", "soft", "rule", "s0", "s1", "s2", "s3", "s4", "s5", "v0", "v1", "v2", "v3", "v4", "v5"))
+}
+"""Colour codes of a drawing, each replaced by the style sheet's variable of that name: a page follows light and dark."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["soft"],
+    "axes.labelcolor": COLOURS["soft"],
+    "axes.facecolor": "none",
+    "axes.formatter.limits": (-4, 5),
+    "grid.color": COLOURS["rule"],
+    "text.color": COLOURS["ink"],
+    "xtick.color": COLOURS["soft"],
+    "ytick.color": COLOURS["soft"],
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "font.size": 11,
+}
 
 
-def scale_of(values: Sequence[Numbers], start: float, end: float, *, log: bool = False, zero: bool = False) -> Scale:
-    """Return a scale over all finite numbers (positive ones, if logarithmic), with a little room."""
-    every = np.concatenate([np.asarray(v, np.float64).ravel() for v in values]) if values else np.zeros(0)
-    every = every[np.isfinite(every)]
-    if log:
-        every = every[every > 0]
-    if not len(every):
-        return Scale(0.1 if log else 0.0, 1.0, start, end, log)
-    low, high = float(every.min()), float(every.max())
-    if log:
-        return Scale(low / 1.1, high * 1.1, start, end, True)
-    if zero:
-        low = min(low, 0.0)
-    room = 0.04 * (high - low) or 0.5 * abs(high) or 0.5
-    return Scale(low if zero and low == 0.0 else low - room, high + room, start, end)
+class Canvas:
+    """A matplotlib figure of one plot, and its SVG."""
+
+    def __init__(self, height: int = HEIGHT, **margins: float) -> None:
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
+        self.axes: Axes = self.figure.add_axes(
+            (
+                margins.get("left", 58) / WIDTH,
+                margins.get("bottom", 40) / height,
+                1.0 - (margins.get("left", 58) + margins.get("right", 14)) / WIDTH,
+                1.0 - (margins.get("bottom", 40) + margins.get("top", 20)) / height,
+            )
+        )
+        self.texts: list[str] = []
+
+    def text(self, text: str) -> str:
+        """Return a token that :meth:`svg` replaces by the escaped text: matplotlib has not all letters of a user's names."""
+        self.texts.append(text)
+        return f"~{len(self.texts) - 1}~"
+
+    def svg(self, label: str) -> Safe:
+        """Return the drawing as an ``svg`` element; equal drawings give equal text."""
+        file = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": label}):  # else plots of a page would share ids
+            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        made = file.getvalue()
+        inside = re.sub(
+            r"<metadata>.*?</metadata>|<!--.*?-->", "", made[made.index(">", made.index("<svg")) + 1 :], flags=re.DOTALL
+        )
+        inside = inside[: inside.rindex("</svg>")]
+        inside = re.sub(r' id="[A-Za-z][\w.]*_\d+"', "", inside)  # of groups: each plot of a page would repeat them
+        inside = re.sub(r"<([a-zA-Z]+)([^<>]*)/>", r"<\1\2></\1>", re.sub(r"\n\s*", "\n", inside))
+        for name, code in COLOURS.items():
+            inside = inside.replace(code, f"var(--{name})")
+        inside = re.sub(r"~(\d+)~", lambda token: escaped(self.texts[int(token[1])]), inside)
+        return element(
+            "svg",
+            element("title", label),
+            Safe(inside),
+            viewBox=made.split('viewBox="')[1].split('"')[0],
+            role="img",
+            aria_label=label,
+        )
 
 
 def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
@@ -109,22 +139,10 @@ class Band:
     look: str
 
 
-def figure(
-    title: str, text: str, inside: Safe, *, data: Safe | None = None, height: int = HEIGHT, legend: Safe | None = None
-) -> Safe:
-    """Return a figure with its title, what it shows in words, and the table behind it."""
-    drawn = element(
-        "svg",
-        element("title", f"{title}. {text}"),
-        inside,
-        viewBox=f"0 0 {WIDTH} {height}",
-        role="img",
-        aria_label=f"{title}. {text}",
-    )
-    parts = [element("h3", title), element("p", text, class_="said"), legend or Safe(""), drawn]
-    if data is not None:
-        parts.append(element("details", element("summary", "Numbers"), data))
-    return element("figure", *parts)
+def figure(title: str, text: str, canvas: Canvas, *, data: Safe, legend: Safe | None = None) -> Safe:
+    """Return a plot with its title, its description, and its table of numbers."""
+    parts = [element("h3", title), element("p", text, class_="said"), legend or Safe(""), canvas.svg(f"{title}. {text}")]
+    return element("figure", *parts, element("details", element("summary", "Numbers"), data))
 
 
 def lines(
@@ -138,61 +156,65 @@ def lines(
     log_x: bool = False,
     zero: bool = False,
 ) -> Safe:
-    """Return a figure of curves over one axis."""
+    """Return a plot of curves over one axis."""
     small = [Curve(c.name, *(thinned(c.x, c.y) if not c.dots else (c.x, c.y)), c.look, c.dots) for c in curves]
-    fit = [*(c.y for c in small), *(b.low for b in bands), *(b.high for b in bands)]
-    x = scale_of([*(c.x for c in small), *(b.x for b in bands)], LEFT, WIDTH - RIGHT, log=log_x)
-    y = scale_of(fit, HEIGHT - BOTTOM, TOP, zero=zero)
-    parts: list[Safe] = [axes(x, y, x_name, y_name)]
-    for b in bands:
-        kept = np.isfinite(b.low) & np.isfinite(b.high)
-        rows = _some(int(kept.sum()), MOST // 2)
-        bx, low, high = (v[kept][rows] for v in (b.x, b.low, b.high))
-        outline = [*zip(bx, high, strict=True), *zip(bx[::-1], low[::-1], strict=True)]
-        parts.append(element("path", d=_path([(x(u), y(v)) for u, v in outline], closed=True), class_=f"band {b.look}"))
-    for c in small:
-        at = [(x(u), y(v)) for u, v in zip(c.x, c.y, strict=True)]
-        if c.dots or len(at) == 1:
-            parts += [element("circle", cx=f"{u:.1f}", cy=f"{v:.1f}", r=2.4, class_=f"dot {c.look}") for u, v in at]
-        elif at:
-            parts.append(element("path", d=_path(at), class_=f"line {c.look}"))
-    return figure(title, text, joined(parts), data=_behind(small, x_name), legend=legend([(c.name, c.look) for c in curves]))
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas()
+        axes = canvas.axes
+        for b in bands:
+            kept = np.isfinite(b.low) & np.isfinite(b.high)
+            rows = _some(int(kept.sum()), MOST // 2)
+            at, low, high = (_drawable(v[kept][rows]) for v in (b.x, b.low, b.high))
+            axes.fill_between(at, low, high, color=COLOURS[b.look], alpha=0.22, lw=0)
+        for c in small:
+            how: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
+            axes.plot(_drawable(c.x), _drawable(c.y), color=COLOURS[c.look], **how)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_formatter("")
+        if zero:
+            axes.set_ylim(
+                bottom=min(0.0, axes.get_ylim()[0] if min((c.y.min(initial=0.0) for c in small), default=0.0) < 0 else 0.0)
+            )
+        axes.set_xlabel(canvas.text(x_name), loc="right")
+        if y_name:
+            axes.set_title(canvas.text(y_name), loc="left", fontsize=11, color=COLOURS["soft"])
+        return figure(title, text, canvas, data=_behind(small, x_name), legend=legend([(c.name, c.look) for c in curves]))
 
 
 def bars(title: str, text: str, values: Mapping[str, float], *, unit: str = "") -> Safe:
-    """Return a figure of a bar for each name."""
-    height = 26 * max(len(values), 1) + 12
-    most = max(values.values(), default=1.0) or 1.0
-    parts: list[Safe] = []
-    for row, (name, value) in enumerate(values.items()):
-        y, width = 8 + 26 * row, 250 * value / most
-        parts.append(element("text", name, x=96, y=y + 13, text_anchor="end"))
-        parts.append(element("rect", x=104, y=y, width=f"{max(width, 1):.1f}", height=18, rx=2, class_="bar"))
-        parts.append(element("text", f"{number(value, 3)} {unit}".strip(), x=f"{110 + max(width, 1):.1f}", y=y + 13))
-    data = table(["", unit or "value"], [(name, number(value)) for name, value in values.items()], caption=title)
-    return figure(title, text, joined(parts), data=data, height=height)
+    """Return a plot of a bar for each name."""
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(26 * max(len(values), 1) + 12, left=100, right=90, top=4, bottom=4)
+        axes = canvas.axes
+        axes.barh(range(len(values)), list(values.values()), height=0.7, color=COLOURS["s0"])
+        axes.invert_yaxis()
+        axes.set_yticks(range(len(values)), [canvas.text(name) for name in values])
+        axes.set_xticks([])
+        for row, value in enumerate(values.values()):
+            axes.annotate(f"{number(value, 3)} {unit}".strip(), (value, row), (5, 0), textcoords="offset points", va="center")
+        data = table(["", unit or "value"], [(name, number(value)) for name, value in values.items()], caption=title)
+        return figure(title, text, canvas, data=data)
 
 
 def histogram(title: str, text: str, values: Numbers) -> Safe:
-    """Return a figure of standardised residuals beside the normal density."""
+    """Return a plot of standardised residuals beside the normal density."""
     edges = np.linspace(-4.0, 4.0, 33)
     counts, _ = np.histogram(np.clip(values, -3.999, 3.999), edges)
-    density = counts / max(len(values), 1) / (edges[1] - edges[0])
     grid = np.linspace(-4.0, 4.0, 81)
-    normal = np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi)
-    x = Scale(-4.0, 4.0, LEFT, WIDTH - RIGHT)
-    y = Scale(0.0, 1.08 * max(float(density.max(initial=0.0)), 0.42), HEIGHT - BOTTOM, TOP)
-    parts = [axes(x, y, "standard deviations from the prediction", "density")]
-    for a, b, h in zip(edges[:-1], edges[1:], density, strict=True):
-        if h > 0:
-            size = {"width": f"{x(b) - x(a) - 1:.1f}", "height": f"{y(0) - y(h):.1f}"}
-            parts.append(element("rect", x=f"{x(a):.1f}", y=f"{y(h):.1f}", **size, class_="bar"))
-    parts.append(element("path", d=_path([(x(u), y(v)) for u, v in zip(grid, normal, strict=True)]), class_="line s2"))
-    rows = [
-        (f"{a:g} to {b:g}", int(n)) for a, b, n in zip(edges[:-1:4], edges[4::4], counts.reshape(-1, 4).sum(1), strict=True)
-    ]
-    data = table(["standard deviations", "results"], rows, caption=title)
-    return figure(title, text, joined(parts), data=data, legend=legend([("residuals", "bar"), ("normal", "s2")]))
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas()
+        width = edges[1] - edges[0]
+        canvas.axes.bar(edges[:-1], counts / max(len(values), 1) / width, width=0.9 * width, align="edge", color=COLOURS["s0"])
+        canvas.axes.plot(grid, np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi), color=COLOURS["s2"], lw=2.0)
+        canvas.axes.set_xlabel("standard deviations from the prediction", loc="right")
+        canvas.axes.set_title("density", loc="left", fontsize=11, color=COLOURS["soft"])
+        rows = [
+            (f"{a:g} to {b:g}", int(n)) for a, b, n in zip(edges[:-1:4], edges[4::4], counts.reshape(-1, 4).sum(1), strict=True)
+        ]
+        data = table(["standard deviations", "results"], rows, caption=title)
+        return figure(title, text, canvas, data=data, legend=legend([("residuals", "bar"), ("normal", "s2")]))
 
 
 @dataclass(frozen=True)
@@ -205,45 +227,34 @@ class ParallelAxis:
 
 
 def parallel(title: str, text: str, axes_: Sequence[ParallelAxis], shade: Numbers, *, data: Safe) -> Safe:
-    """Return parallel axes; lines are coloured by ``shade`` (in [0, 1]), those of 1 drawn last."""
-    height = 290
-    x = Scale(0, max(len(axes_) - 1, 1), 34, WIDTH - 34)
-    y = Scale(0.0, 1.0, height - 30, 46)
-    parts: list[Safe] = []
-    for row in np.argsort(shade, kind="stable"):
-        at = [(x(j), y(float(axis.at[row]))) for j, axis in enumerate(axes_)]
-        parts.append(element("path", d=_path(at), class_=f"thin v{min(int(shade[row] * 6), 5)}"))
-    for j, axis in enumerate(axes_):
-        parts.append(element("line", x1=f"{x(j):.1f}", x2=f"{x(j):.1f}", y1=46, y2=height - 30, class_="axis"))
-        anchor = "start" if j == 0 else "end" if j == len(axes_) - 1 else "middle"
-        place = x(j) - 30 if j == 0 else x(j) + 30 if j == len(axes_) - 1 else x(j)
-        short = axis.name if len(axis.name) <= 12 else axis.name[:11] + "…"
-        parts.append(element("text", short, x=f"{place:.1f}", y=12 if j % 2 == 0 else 25, text_anchor=anchor, class_="name"))
-        for where, label in axis.labels:
-            beside = {"x": f"{x(j) + 3:.1f}", "y": f"{y(where) + 4:.1f}"}
-            if where in (0.0, 1.0):  # beyond the ends, where no lines are
-                beside = {"x": f"{x(j):.1f}", "y": f"{y(where) + (16 if where == 0.0 else -6):.1f}", "text_anchor": "middle"}
-            parts.append(element("text", label[:9], **beside, class_="tick halo"))
-    shades = legend([("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")])
-    return figure(title, text, joined(parts), data=data, height=height, legend=shades)
+    """Return parallel axes; lines are coloured by ``shade`` (in [0, 1]), the highest drawn last."""
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(290, left=34, right=34, top=46, bottom=30)
+        plot = canvas.axes
+        plot.set_axis_off()
+        plot.set_xlim(0, max(len(axes_) - 1, 1))
+        plot.set_ylim(0, 1)
+        at = np.stack([axis.at for axis in axes_], axis=-1)  # lines x axes
+        for row in np.argsort(shade, kind="stable"):
+            plot.plot(at[row], color=COLOURS[f"v{min(int(shade[row] * 6), 5)}"], lw=1.0, alpha=0.65, clip_on=False)
+        for j, axis in enumerate(axes_):
+            plot.axvline(j, color=COLOURS["soft"], lw=1.0, clip_on=False)
+            short = axis.name if len(axis.name) <= 12 else axis.name[:11] + "…"
+            ha = "left" if j == 0 else "right" if j == len(axes_) - 1 else "center"
+            shift = -30 if j == 0 else 30 if j == len(axes_) - 1 else 0
+            where: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": COLOURS["soft"]}
+            plot.annotate(canvas.text(short), (j, 1.0), (shift, 32 if j % 2 == 0 else 19), ha=ha, **where)
+            for height, label in axis.labels:
+                edge = height in (0.0, 1.0)  # beyond the ends, where no lines are
+                offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
+                plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **where)
+        shades = legend([("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")])
+        return figure(title, text, canvas, data=data, legend=shades)
 
 
-def axes(x: Scale, y: Scale, x_name: str, y_name: str) -> Safe:
-    """Return grid lines, ticks and names of two axes."""
-    parts: list[Safe] = []
-    for value in y.ticks():
-        at = f"{y(value):.1f}"
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
-        parts.append(element("text", _tick(value), x=LEFT - 6, y=f"{y(value) + 4:.1f}", text_anchor="end", class_="tick"))
-    for value in x.ticks():
-        parts.append(
-            element("text", _tick(value), x=f"{x(value):.1f}", y=HEIGHT - BOTTOM + 15, text_anchor="middle", class_="tick")
-        )
-    parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis"))
-    parts.append(element("text", x_name, x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end", class_="name"))
-    if y_name:
-        parts.append(element("text", y_name, x=LEFT + 4, y=TOP + 8, class_="name halo"))
-    return joined(parts)
+def _drawable(values: Numbers) -> Numbers:
+    """Return numbers small enough that their differences are finite."""
+    return np.clip(values, -1e300, 1e300)
 
 
 def legend(names: Sequence[tuple[str, str]]) -> Safe:
@@ -252,16 +263,6 @@ def legend(names: Sequence[tuple[str, str]]) -> Safe:
         return Safe("")
     entries = (element("li", element("span", class_=f"key {look}"), name) for name, look in names)
     return element("ul", *entries, class_="legend")
-
-
-def _tick(value: float) -> str:
-    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e−").replace("e+", "e")
-    return f"{value:,.6g}".replace("-", "−")
-
-
-def _path(points: Sequence[tuple[float, float]], *, closed: bool = False) -> str:
-    return "M" + "L".join(f"{u:.1f} {v:.1f}" for u, v in points) + ("Z" if closed else "")
 
 
 def _some(n: int, most: int) -> Any:

@@ -192,7 +192,7 @@ def _columns(
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
-        X = domain.inputs(torch.tensor(history.indices, dtype=torch.long, device="cpu")).double().numpy()
+        X = domain.inputs(torch.tensor(history.indices, dtype=torch.long, device="cpu")).double().cpu().numpy()
     else:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
@@ -237,7 +237,7 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice 
     said = said_of(state, picks) if len(values) > 2 or isinstance(domain, SpaceArms | SpaceBox) else None
     if said is None or len(values) < 2:
         return None
-    return Slice(name, list(values), log, here, said.mean.numpy(), said.sd.numpy())
+    return Slice(name, list(values), log, here, said.mean.cpu().numpy(), said.sd.cpu().numpy())
 
 
 def _along(space: Space, name: str) -> list[Any]:

@@ -30,6 +30,10 @@ LINES, BEST_LINES = 300, 60
 """Evaluations drawn on the parallel axes, and how many of them are the best ones."""
 MOST_AXES = 10
 FEWEST_RESIDUALS = 8
+EXACT = ("trust-region", "expected-improvement", "two-stage")
+"""Policies with an exact model: what they report as its size is no dictionary."""
+MOST_OBSERVED = 200
+"""Observations drawn on a slice."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security: the page loads nothing and runs nothing, whatever the names in it say."""
 
@@ -150,7 +154,7 @@ def _results(facts: Facts) -> Safe:
 def _sparse(facts: Facts) -> Safe | None:
     at, parts = _pulls(facts), []
     sizes, dimensions = _column(facts, "dictionary_size"), _column(facts, "effective_dimension")
-    if np.isfinite(sizes).any():
+    if np.isfinite(sizes).any() and facts.about.get("policy") not in EXACT:
         curves = [Curve("dictionary", at, sizes, "s3")]
         if np.isfinite(dimensions).any():
             curves.append(Curve("effective dimension", at, dimensions, "s2"))
@@ -262,11 +266,14 @@ def _slices(facts: Facts) -> Safe | None:
     text = "The model along one input at a time, the others as at the best point: mean and 95 % interval of the objective."
     more = "" if len(facts.slices) >= len(facts.names) else f" {len(facts.slices)} of {len(facts.names)} inputs."
     return joined(
-        [element("p", text + more, class_="soft"), element("div", *map(_one_slice, facts.slices), class_="grid slices")]
+        [
+            element("p", text + more, class_="soft"),
+            element("div", *(_one_slice(one, facts) for one in facts.slices), class_="grid slices"),
+        ]
     )
 
 
-def _one_slice(one: Slice) -> Safe:
+def _one_slice(one: Slice, facts: Facts) -> Safe:
     text = f"At the best point: {_cell(one.here)}."
     mean, spread = one.mean, 1.96 * one.sd
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in one.values):
@@ -275,7 +282,11 @@ def _one_slice(one: Slice) -> Safe:
         x, mean, spread = x[order], mean[order], spread[order]
         curve, band = Curve("mean", x, mean, "s0"), Band(x, mean - spread, mean + spread, "s0")
         here = Curve("best", np.array([float(one.here)]), np.array([float(np.interp(one.here, x, mean))]), "s2", dots=True)
-        return lines(one.name, text, [curve, here], bands=[band], x_name=one.name, log_x=one.log)
+        seen = np.flatnonzero(np.isfinite(facts.values))
+        seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), MOST_OBSERVED)).astype(int))]
+        at = np.array([facts.columns[one.name][k] for k in seen] if one.name in facts.columns else [], np.float64)
+        observed = Curve("observed, at any other inputs", at, facts.values[seen][: len(at)], "s1", dots=True)
+        return lines(one.name, text, [observed, curve, here], bands=[band], x_name=one.name, log_x=one.log)
     rows = [(_cell(v), number(float(m)), number(float(s))) for v, m, s in zip(one.values, mean, spread, strict=True)]
     return element("figure", element("h3", one.name), element("p", text, class_="said"), table(["value", "mean", "±"], rows))
 
