@@ -48,6 +48,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": COLOURS["soft"],
     "axes.facecolor": "none",
     "axes.formatter.limits": (-4, 5),
+    "axes.formatter.useoffset": False,
     "grid.color": COLOURS["rule"],
     "text.color": COLOURS["ink"],
     "xtick.color": COLOURS["soft"],
