@@ -221,11 +221,6 @@ def headline(records: list[Record]) -> str:
     )
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record that says how many candidates it is of: the first were of one."""
-    return {"starts": 1, **record}
-
-
 EXPERIMENT = Experiment(
     script=__file__,
     title="BoTorch's acquisition functions at n = 20,000",
@@ -251,7 +246,6 @@ model than in the other, so the ratio per point evaluated stands beside the rati
     threads=1,
     # BoTorch recommends logarithmic versions and transforms, and reports line searches.
     ignored=(Warning,),
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

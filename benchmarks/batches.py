@@ -202,7 +202,6 @@ batch under it, with 4,096 samples. Values of the seeds stand side by side.
     seeds=(2, 1, 1),
     own_process=True,
     # Before 64 picks were recorded, max_q was 16 at n = 2,000, and what was picked at n = 300.
-    upgrade=lambda record: {"max_q": 16 if record["n"] == 2_000 else record["q"], **record},
 )
 
 if __name__ == "__main__":

@@ -106,11 +106,6 @@ def timed(runs: Runs, problem: str, method: str) -> list[Record]:
     return [r for r in of(runs, problem, method) if (r["clock"] == "processor") == by_processor]
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record with its clock: older ones have seconds of the wall clock, on all cores of an idle machine."""
-    return {"clock": "wall", **record}
-
-
 def table(runs: Runs) -> Table:
     """Return regret, seconds and batches, a row for each problem and method."""
     rows = []
@@ -195,7 +190,6 @@ processor with one thread where every row has such runs, else of the wall clock,
         "methods": Option("methods", tuple(METHODS), choices=tuple(METHODS)),
     },
     seeds=(10, 2, 1),
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

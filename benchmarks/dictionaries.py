@@ -200,8 +200,8 @@ def jobs(chosen: Namespace) -> Iterator[Job]:
         for sampler, (_, random, _) in SAMPLERS.items():
             for size in chosen.sizes:
                 for seed in chosen.seeds if random else chosen.seeds[:1]:
-                    key = {"problem": problem, "sampler": sampler, "n": chosen.n, "size": size, "seed": seed}
-                    yield Job(key, partial(measure, **key, device=chosen.device))
+                    key = {"problem": problem, "sampler": sampler, "n": chosen.n, "scale": False, "size": size, "seed": seed}
+                    yield Job(key, partial(measure, problem, sampler, chosen.n, size, seed, device=chosen.device))
     for sampler in SAMPLERS:
         if sampler != "leverage":  # finds its own size, in O(n)
             n, m = chosen.scale
@@ -301,11 +301,6 @@ def _line(axis: Axes, records: list[Record], key: str, **look: Any) -> None:
     axis.plot(at, [middle(group, key) for group in groups], marker=".", lw=1.5, ms=5, **look)
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record with the fields that tell the two experiments apart."""
-    return {"scale": False, "seed": 0, "size": record["m"], **record}
-
-
 EXPERIMENT = Experiment(
     script=__file__,
     title="Dictionary samplers",
@@ -337,7 +332,6 @@ The dotted line is λ_max(K − Q) = λ, S-BPE's condition.
     seeds=(3, 1, 1),
     # The rows that are learned from are standardised with the others, not by themselves.
     ignored=(InputDataWarning,),
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

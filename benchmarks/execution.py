@@ -169,7 +169,6 @@ evaluations out at all times. With a journal every ask and every tell is one rec
         "observations": Option("of the journal that is written and read", 1_000_000, 100_000, 200),
     },
     seeds=(1, 1, 1),
-    upgrade=lambda record: {"seed": 0, **record},
 )
 
 if __name__ == "__main__":

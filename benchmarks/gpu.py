@@ -328,7 +328,7 @@ def lines_of(part: Part, bench: Bench, sizes: tuple[Any, ...]) -> Record:
 def lines(records: list[Record]) -> list[Line]:
     """Return the newest lines of each part and seed, with what was predicted of them."""
     found = newest(({**r, "named": str(r["sizes"])} for r in records), "part", "named", "seed").values()
-    counted = read(RESULTS / "device_costs.jsonl")
+    counted = read(RESULTS / "device_costs.jsonl.gz")
     counts = {r["m"]: r for r in counted if r["work"] == "batch" and r["form"] == "fused"}
     fits = {r["n"]: r for r in counted if r["work"] == "whole fit"}
 

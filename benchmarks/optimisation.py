@@ -288,7 +288,7 @@ or what `--limit` says, and counts with what it has reached.
     },
     seeds=(10, 2, 2),
     devices=("cpu",),
-    upgrade=current,
+    current=current,
     pooled=True,
 )
 

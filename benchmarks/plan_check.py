@@ -215,12 +215,6 @@ def headline(records: list[Record]) -> str:
     return f"{len(found)} configurations: planned {', '.join(told)} what the median run takes"
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record with the number of objectives, and with each of their results."""
-    many = {key: {"runs": [record[key]["run"]], **record[key]} for key in ("dictionary", "batches", "seconds")}
-    return {"objectives": len(many["seconds"]["runs"]), "seed": 0, "shrink": 1, **record, **many}
-
-
 EXPERIMENT = Experiment(
     script=__file__,
     title="Plans, and what the runs took",
@@ -244,7 +238,6 @@ large with one objective as with another takes its time along.
     seeds=(5, 5, 2),
     own_process=True,
     devices=("cpu",),
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

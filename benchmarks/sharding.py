@@ -399,11 +399,6 @@ def page(records: list[Record]) -> Iterator[Block]:
     yield Table(names, rows)
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record with all fields: sweeps were the best of two, one number of ranks after the other."""
-    return {"best_of": 2, **record} if record["benchmark"] in ("strong", "weak") else record
-
-
 def headline(records: list[Record]) -> str:
     """Return the scaling of two ranks and the overhead of one."""
     found = newest([r for r in records if r["benchmark"] == "strong"], "ranks")
@@ -428,7 +423,6 @@ work ran on the machine, wall seconds say little at all; processor seconds of a 
     jobs=jobs,
     page=page,
     headline=headline,
-    upgrade=upgrade,
     options={
         "ranks": Option("gloo processes of the sweeps", (1, 2), None, None),
         "most": Option("gloo processes of the others", 4, None, 2),

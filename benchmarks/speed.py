@@ -250,7 +250,6 @@ factorisations dominate. Peak memory is that of the process so far, Python, torc
     },
     seeds=(1, 1, 1),
     threads=None,
-    upgrade=lambda record: {"seed": 0, **record},
 )
 
 if __name__ == "__main__":

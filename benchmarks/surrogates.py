@@ -196,11 +196,6 @@ def headline(records: list[Record]) -> str:
     return f"{first}SparseGP at n = {largest:,}: {told('sparse', largest)}"
 
 
-def upgrade(record: Record) -> Record:
-    """Return a record with both densities: the first records have the latent one alone, under the name of the other."""
-    return record if "latent_nlpd" in record else {**record, "nlpd": None, "latent_nlpd": record["nlpd"]}
-
-
 EXPERIMENT = Experiment(
     script=__file__,
     title="SparseGP beside other surrogates",
@@ -232,7 +227,6 @@ what was measured before in the same process.
     threads=None,
     # BoTorch recommends transforms and reports line searches; the records tell the outcome.
     ignored=(Warning,),
-    upgrade=upgrade,
 )
 
 if __name__ == "__main__":

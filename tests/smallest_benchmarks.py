@@ -1,7 +1,6 @@
 """Benchmarks in their smallest form, for the tests that run them."""
 
 import importlib
-import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +26,7 @@ def run(name: str, folder: Path, *arguments: str) -> list[dict]:
     """Run a benchmark in its smallest form, and return its records."""
     runner = importlib.import_module("harness.runner")
     runner.main(experiment(name), None, ["--tiny", "--out", str(folder), *ARGUMENTS.get(name, []), *arguments])
-    records = (folder / experiment(name).records_name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in records]
+    return importlib.import_module("harness.records").read(folder / experiment(name).records_name)
 
 
 def check_smallest_form(

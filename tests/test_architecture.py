@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparse_bo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+SOURCES = {path: path.read_text(encoding="utf-8") for path in (*FILES, *TEST_FILES)}
 
 LAYERS = [
     ["cli"],
@@ -126,13 +127,14 @@ def circle(graph: Mapping[str, set[str]]) -> list[str] | None:
     return None
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_downwards(path):
-    part = part_of(module_of(path))
-    if part in FRONT:
-        return
-    assert part in RANK, f"{part} has no place in the layers; give it one in this test and in ARCHITECTURE.md"
-    found = violations(path.read_text(encoding="utf-8"), part, package_of(path))
+def test_imports_point_downwards() -> None:
+    found = []
+    for path in FILES:
+        part = part_of(module_of(path))
+        if part in FRONT:
+            continue
+        assert part in RANK, f"{part} has no place in the layers; give it one in this test and in ARCHITECTURE.md"
+        found += [f"{module_of(path)}, {line}" for line in violations(SOURCES[path], part, package_of(path))]
     assert not found, "\n".join(found)
 
 
@@ -142,20 +144,12 @@ def test_no_files_import_each_other_in_a_circle():
     assert circle(graph_of(sources)) is None
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "cli"], ids=module_of)
-def test_only_the_command_line_prints(path):
-    lines = [
-        node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]
-    assert not lines, f"print( in line(s) {lines}; use logging"
-
-
-@pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_of_the_tests_imports_a_module_of_tests(path):
-    found = imported_test_modules(path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parts[:-1]))
-    assert not found, f"{', '.join(found)}: move what is shared into builders.py"
+def test_no_file_of_the_tests_imports_a_module_of_tests() -> None:
+    found = []
+    for path in TEST_FILES:
+        package = ".".join(path.relative_to(ROOT).parts[:-1])
+        found += [f"{path.relative_to(ROOT)}, {line}" for line in imported_test_modules(SOURCES[path], package)]
+    assert not found, "\n".join([*found, "move shared parts into builders.py"])
 
 
 @pytest.mark.parametrize(
@@ -232,14 +226,23 @@ FACTORIES = {
 """Functions of torch whose result is on the default device unless they are told otherwise."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_tensor_is_made_on_a_device_that_is_named(path: Path) -> None:
-    """A user's ``torch.set_default_device`` is none of the package's business."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        made = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-        if made and node.func.value.id == "torch" and node.func.attr in FACTORIES:
-            names = {keyword.arg for keyword in node.keywords}
-            assert "device" in names or None in names, f"line {node.lineno}: torch.{node.func.attr}(…) without device="
+def calls(path: Path) -> Iterator[tuple[int, ast.Attribute, ast.Call]]:
+    """Yield line, function and call of every call of an attribute in a file."""
+    for node in ast.walk(ast.parse(SOURCES[path])):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.lineno, node.func, node
+
+
+def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
+    """A user's ``torch.set_default_device`` changes nothing in the package."""
+    found = []
+    for path in FILES:
+        for line, function, call in calls(path):
+            of_torch = isinstance(function.value, ast.Name) and function.value.id == "torch"
+            names = {keyword.arg for keyword in call.keywords}
+            if of_torch and function.attr in FACTORIES and "device" not in names and None not in names:
+                found.append(f"{module_of(path)}, line {line}: torch.{function.attr}(…) without device=")
+    assert not found, "\n".join(found)
 
 
 UNORDERED = {"cumsum", "index_add", "index_add_", "scatter_add", "scatter_add_"}
@@ -247,11 +250,12 @@ UNORDERED = {"cumsum", "index_add", "index_add_", "scatter_add", "scatter_add_"}
 OF_INTEGERS = {"policies/failures.py", "arms/local.py"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_numbers_are_summed_in_one_order(path: Path) -> None:
-    name = path.relative_to(PACKAGE).as_posix()
-    if name == "linalg/sums.py" or name in OF_INTEGERS:
-        return
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            assert node.func.attr not in UNORDERED, f"line {node.lineno}: use linalg/sums.py in place of .{node.func.attr}(…)"
+def test_numbers_are_summed_in_one_order() -> None:
+    found = []
+    for path in FILES:
+        if path.relative_to(PACKAGE).as_posix() in {"linalg/sums.py", *OF_INTEGERS}:
+            continue
+        for line, function, _ in calls(path):
+            if function.attr in UNORDERED:
+                found.append(f"{module_of(path)}, line {line}: use linalg/sums.py in place of .{function.attr}(…)")
+    assert not found, "\n".join(found)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -28,7 +27,24 @@ def test_the_overview_has_every_benchmark() -> None:
     assert len(SCRIPTS) == 21
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ON_SECOND])
+NIGHTLY = {
+    "acquisitions",
+    "attacks",
+    "gssbo_figures",
+    "peers",
+    "plan_check",
+    "policies",
+    "sbpe_figures",
+    "sharding",
+    "surrogates",
+}
+"""Benchmarks whose smallest form takes the longest; the others run every part of the harness."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in NIGHTLY else []) for n in SCRIPTS if n not in ON_SECOND],
+)
 def test_runs_in_its_smallest_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +53,7 @@ def test_runs_in_its_smallest_form(
 
 def test_records_say_with_what_they_were_made(tmp_path: Path) -> None:
     (record,) = run("bkb_figures", tmp_path)
-    assert re.fullmatch(r"\S+-dirty-[0-9a-f]{8}|files-[0-9a-f]{8}|[0-9a-f]{7,}|\S+-g[0-9a-f]{7,}", record["commit"])
+    assert re.fullmatch(r"[0-9a-f]{7,}|uncommitted", record["commit"])
     assert record["device_type"] == "cpu"
     assert {"date", "torch", "gpytorch", "botorch", "python", "threads", "cores", "device"} <= record.keys()
 
@@ -73,7 +89,7 @@ def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="2 measurements failed") as told:
         run("gpu", tmp_path)
     assert "ValueError: no such thing" in str(told.value.__cause__)
-    written = [json.loads(line)["part"] for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    written = [record["part"] for record in importlib.import_module("harness.records").read(tmp_path / "gpu.jsonl.gz")]
     assert written.count("streamed") == 2
     assert "picks" not in written
     assert (tmp_path / "gpu.md").exists()
@@ -108,7 +124,7 @@ def test_where_the_device_computes_no_more_a_new_process_goes_on(
     ((*_, option, first, elapsed, seconds),) = commands
     assert (option, elapsed) == ("--first-job", "--elapsed")
     assert float(seconds) > 0.0
-    written = [json.loads(line)["part"] for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    written = [record["part"] for record in importlib.import_module("harness.records").read(tmp_path / "gpu.jsonl.gz")]
     assert "recursive RLS" not in written
     assert len(written) == 12
     assert int(first) == written.index("model") + 1
@@ -194,29 +210,67 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_state_of_the_code_is_judged_on_the_code_alone(tmp_path: Path) -> None:
-    state = importlib.import_module("harness.records").code_state
-    results, script = tmp_path / "benchmarks/results/a.jsonl", tmp_path / "benchmarks/a.py"
-    for path in (tmp_path / "sparse_bo/__init__.py", script, results, tmp_path / "README.md"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("1\n", encoding="utf-8")
-    assert re.fullmatch(r"files-[0-9a-f]{8}", state(tmp_path, tmp_path))
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a git repository with a package, a benchmark, results and a README."""
+    for path in ("sparse_bo/__init__.py", "benchmarks/a.py", "benchmarks/results/a.jsonl.gz", "README.md"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("1\n", encoding="utf-8")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
-    commit = git(tmp_path, "describe", "--always")
-    results.write_text("2\n", encoding="utf-8")
-    (results.parent / "a.png").write_text("figure", encoding="utf-8")
-    (tmp_path / "README.md").write_text("2\n", encoding="utf-8")
-    assert state(tmp_path, tmp_path) == commit
-    script.write_text("2\n", encoding="utf-8")
-    first = state(tmp_path, tmp_path)
-    assert re.fullmatch(rf"{commit}-dirty-[0-9a-f]{{8}}", first)
-    script.write_text("3\n", encoding="utf-8")
-    assert state(tmp_path, tmp_path) not in (first, commit)
-    script.write_text("1\n", encoding="utf-8")
-    (tmp_path / "sparse_bo/new.py").write_text("1\n", encoding="utf-8")
-    assert state(tmp_path, tmp_path).startswith(f"{commit}-dirty-")
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "sparse_bo").mkdir(parents=True)
-    assert state(tmp_path, elsewhere).startswith("files-")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["benchmarks/results/a.jsonl.gz", "benchmarks/results/a.png", "README.md"])
+def test_results_and_texts_leave_the_code_as_committed(path: str, repository: Path) -> None:
+    (repository / path).write_text("2\n", encoding="utf-8")
+    commit = importlib.import_module("harness.records").committed(repository, repository)
+    assert commit == git(repository, "rev-parse", "--short=7", "HEAD")
+
+
+@pytest.mark.parametrize("path", ["benchmarks/a.py", "sparse_bo/__init__.py", "sparse_bo/new.py", "benchmarks/harness/new.py"])
+def test_changed_code_has_no_commit(path: str, repository: Path) -> None:
+    (repository / path).parent.mkdir(exist_ok=True)
+    (repository / path).write_text("2\n", encoding="utf-8")
+    records = importlib.import_module("harness.records")
+    with pytest.raises(records.UncommittedCode, match=r"got changes since commit \w{7} \(.*\), expected a clean tree.*--dry"):
+        records.committed(repository, repository)
+
+
+def test_another_package_and_a_folder_without_git_have_no_commit(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    records, elsewhere = importlib.import_module("harness.records"), tmp_path_factory.mktemp("elsewhere")
+    with pytest.raises(records.UncommittedCode, match="got sparse_bo from .*elsewhere.*set PYTHONPATH="):
+        records.committed(repository, elsewhere)
+    with pytest.raises(records.UncommittedCode, match="got no commit in .*elsewhere.*clone the repository"):
+        records.committed(elsewhere, elsewhere)
+
+
+def test_full_size_is_refused_without_a_commit_and_dry_writes_nothing(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, out = importlib.import_module("harness.runner"), tmp_path_factory.mktemp("out")
+    with pytest.raises(SystemExit, match="bkb_figures records nothing: got sparse_bo from .*--dry"):
+        runner.main(experiment("bkb_figures"), None, ["--out", str(out)], repository=repository)
+    assert list(out.iterdir()) == []
+    runner.main(experiment("bkb_figures"), None, ["--tiny", "--dry", "--out", str(out)], repository=repository)
+    assert '"commit": "uncommitted"' in capsys.readouterr().out
+    assert list(out.iterdir()) == []
+
+
+def test_every_record_names_a_commit_of_this_history() -> None:
+    records = importlib.import_module("harness.records")
+    if (
+        subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True).stdout
+        != "false\n"
+    ):
+        pytest.skip("needs the whole history of a git checkout")
+    commits = {r["commit"] for path in RESULTS.glob("*.jsonl.gz") for r in records.read(path)}
+    assert len(commits) > 20
+    assert [commit for commit in sorted(commits) if not records.in_history(commit)] == []
+
+
+def test_results_stay_small() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.iterdir() if path.is_file()) < 6_000_000

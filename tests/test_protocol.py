@@ -343,7 +343,7 @@ def test_checkpoints_are_few_and_end_with_the_budget(budget: int) -> None:
     assert max(np.diff([0, *at])) <= math.ceil(budget / 40) + 1
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "default" else []) for name in PEERS])
 def test_a_peer_spends_its_budget_within_the_box_and_learns(name: str) -> None:
     package, budget = PEERS[name]
     if package is not None:
@@ -597,8 +597,7 @@ def run(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Run the benchmark in its smallest form, and return its records."""
     experiment = importlib.import_module("optimisation").EXPERIMENT
     importlib.import_module("harness.runner").main(experiment, None, ["--tiny", "--seeds", "1", "--out", str(folder), *words])
-    lines = (folder / "optimisation.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return importlib.import_module("harness.records").read(folder / "optimisation.jsonl.gz")
 
 
 def test_a_run_that_fails_costs_no_other_and_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,8 @@ class Experiment:
         own_process: Whether each job has a process of its own, for its memory or what libraries spend once.
         devices: Where it can be run; the first is where it is.
         ignored: Warnings that are not shown.
-        records: Name of the file of the records, if it is not the experiment's.
-        upgrade: From a record as an older version wrote it to one with all fields.
-        pooled: Whether the page is of the records of all devices together, as what they tell does not depend on the device.
+        current: From a record to the same with facts that are known better since, such as the highest value of a problem.
+        pooled: Whether one page shows the records of all devices, for results that do not depend on the device.
     """
 
     script: str
@@ -113,20 +112,19 @@ class Experiment:
     own_process: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     ignored: tuple[type[Warning], ...] = ()
-    records: str | None = None
-    upgrade: Callable[[Record], Record] = dict
+    current: Callable[[Record], Record] = dict
     pooled: bool = False
 
     @property
     def name(self) -> str:
-        """The name of its script, its page and, by default, its records."""
+        """The name of its script, its page and its records."""
         return Path(self.script).stem
 
     @property
     def records_name(self) -> str:
         """The name of the file of its records."""
-        return f"{self.records or self.name}.jsonl"
+        return f"{self.name}.jsonl.gz"
 
     def read(self, folder: Path = RESULTS) -> list[Record]:
-        """Return its records, those of older versions upgraded."""
-        return [self.upgrade(record) for record in read(folder / self.records_name)]
+        """Return its records, with facts as they are known now."""
+        return [self.current(record) for record in read(folder / self.records_name)]

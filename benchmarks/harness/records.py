@@ -1,8 +1,8 @@
-"""Records of measurements: one JSON object a line, each with the code, versions and device it was measured with."""
+"""Records of measurements: compressed lines of JSON, each with the commit, versions and device of the measurement."""
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import json
 import os
 import platform
@@ -21,15 +21,28 @@ import sparse_bo
 
 BENCHMARKS = Path(__file__).parents[1]
 RESULTS = BENCHMARKS / "results"
+PACKAGE = Path(sparse_bo.__file__).parents[1]
+"""The folder that the package is imported from."""
 CODE = ("sparse_bo", "pyproject.toml", "benchmarks/*.py", "benchmarks/data")
-"""What a measurement depends on, as git's path patterns: an output that git tracks must not make its own code look changed."""
+"""Paths that a measurement depends on, as git's patterns. Results are not among them: recording leaves the tree clean."""
 Record = dict[str, Any]
 
 
-def environment(device: torch.device) -> Record:
-    """Return what a measurement depends on besides its settings: code, versions, device, threads. Costs two calls of git."""
+class UncommittedCode(RuntimeError):
+    """The code to measure is no commit of this repository."""
+
+
+def environment(device: torch.device, repository: Path = BENCHMARKS.parent) -> Record:
+    """Return the conditions of a measurement: code, versions, device, threads.
+
+    The commit is ``"uncommitted"`` where :func:`committed` raises. Costs two calls of git.
+    """
+    try:
+        commit = committed(repository, PACKAGE)
+    except UncommittedCode:
+        commit = "uncommitted"
     return {
-        "commit": code_state(BENCHMARKS.parent, Path(sparse_bo.__file__).parents[1]),
+        "commit": commit,
         "sparse_bo": sparse_bo.__version__,
         "torch": torch.__version__,
         "gpytorch": gpytorch.__version__,
@@ -42,22 +55,40 @@ def environment(device: torch.device) -> Record:
     }
 
 
-def code_state(repository: Path, package: Path) -> str:
-    """Return which code is measured: the commit; with changes, ``commit-dirty-digest``; outside of git, ``files-digest``.
-
-    Only :data:`CODE` is looked at, files that git does not know yet included. The digest is that of all Python files, so that
-    the same changes have the same name.
+def committed(repository: Path, package: Path) -> str:
+    """Return the short name of the commit that is measured.
 
     Args:
-        repository: Folder that holds ``benchmarks``.
-        package: Folder that holds the ``sparse_bo`` that is imported: another copy than the repository's has no commit here.
+        repository: Folder of ``benchmarks``.
+        package: Folder of the imported ``sparse_bo``.
+
+    Raises:
+        UncommittedCode: If the package is not the repository's, there is no commit, or a path of :data:`CODE` has changed.
     """
-    digest = _digest(package / "sparse_bo", repository / "benchmarks")
-    described = _git(repository, "describe", "--always")
-    if described is None or package.resolve() != repository.resolve():
-        return f"files-{digest}"
-    changed = _git(repository, "status", "--porcelain", "--", *CODE)
-    return f"{described}-dirty-{digest}" if changed else described
+    if package.resolve() != repository.resolve():
+        raise UncommittedCode(
+            f"got sparse_bo from {package}, expected that of {repository}, whose commit a record names: "
+            f"set PYTHONPATH={repository}, or add --dry to print records only"
+        )
+    commit = _git(repository, "rev-parse", "--short=7", "HEAD")
+    if commit is None:
+        raise UncommittedCode(
+            f"got no commit in {repository}, expected a git checkout, as a record names its commit: "
+            "clone the repository, or add --dry to print records only"
+        )
+    if changed := _git(repository, "status", "--porcelain", "--", *CODE):
+        paths = [line.strip().split(maxsplit=1)[-1] for line in changed.splitlines()]
+        shown = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+        raise UncommittedCode(
+            f"got changes since commit {commit} ({shown}), expected a clean tree, as a record names its commit: "
+            "commit or stash them, or add --dry to print records only"
+        )
+    return commit
+
+
+def in_history(commit: str, repository: Path = BENCHMARKS.parent) -> bool:
+    """Return whether a commit is HEAD or one of its ancestors."""
+    return _git(repository, "merge-base", "--is-ancestor", commit, "HEAD") is not None
 
 
 def device_name(device: torch.device) -> str:
@@ -66,18 +97,26 @@ def device_name(device: torch.device) -> str:
 
 
 def append(path: Path, record: Record) -> None:
-    """Append one record with the time of day to a JSON-lines file."""
+    """Append one record with the time of day to a file of compressed lines of JSON.
+
+    Each record is a gzip member of its own, written in one piece: several processes may append.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({**record, "date": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n"
-    with path.open("ab", buffering=0) as file:  # in one piece: several processes may append
-        file.write(line.encode())
+    with path.open("ab", buffering=0) as file:
+        file.write(gzip.compress(line.encode(), mtime=0))
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Write records over a file, as one gzip member: far smaller than one for each."""
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode(), mtime=0))
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a JSON-lines file; empty if there is none."""
+    """Return the records of a file; empty if there is none."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
 
 
 def newest(records: Iterable[Record], *fields: str) -> dict[tuple[Any, ...], Record]:
@@ -112,15 +151,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _digest(*folders: Path) -> str:
-    """Return eight digits that stand for the Python files of some folders."""
-    found = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            found.update(str(path.relative_to(folder.parent)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:8]
 
 
 def _processor() -> str:

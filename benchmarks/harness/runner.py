@@ -17,16 +17,27 @@ import torch
 
 from .experiment import FORMS, Experiment, Job
 from .pages import write
-from .records import RESULTS, Record, append, environment
+from .records import BENCHMARKS, PACKAGE, RESULTS, Record, UncommittedCode, append, committed, environment
 
 
-def main(experiment: Experiment, description: str | None, arguments: Sequence[str] | None = None) -> None:
+def main(
+    experiment: Experiment,
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    *,
+    repository: Path = BENCHMARKS.parent,
+) -> None:
     """Run an experiment as the command line says.
 
     Args:
-        experiment: What to run.
-        description: For ``--help``: the script's docstring.
+        experiment: The benchmark.
+        description: Text of ``--help``: the script's docstring.
         arguments: Words of the command line; ``None``: the process's own.
+        repository: Git checkout whose commit the records name.
+
+    Raises:
+        SystemExit: If full-size records are asked for while the code differs from its commit.
+        RuntimeError: If a measurement failed; the others are recorded.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = _parse(experiment, description, words)
@@ -38,7 +49,11 @@ def main(experiment: Experiment, description: str | None, arguments: Sequence[st
         if chosen.job is not None:
             print(json.dumps(list(experiment.jobs(chosen))[chosen.job].measure()))
             return
-        failed = [] if chosen.draw else _run(experiment, chosen, words)
+        failed = [] if chosen.draw else _run(experiment, chosen, words, repository)
+    if chosen.dry:
+        if failed:
+            raise RuntimeError(f"{len(failed)} measurements failed. The first:") from failed[0]
+        return
     print(f"written: {write(experiment, chosen.folder)}")
     if chosen.folder == RESULTS:
         print("python benchmarks/report.py brings the overview in benchmarks/README.md up to date")
@@ -46,10 +61,16 @@ def main(experiment: Experiment, description: str | None, arguments: Sequence[st
         raise RuntimeError(f"{len(failed)} measurements failed; the others are recorded. The first:") from failed[0]
 
 
-def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> list[Exception]:
-    """Make the measurements that are not there yet; return why some of them failed."""
-    state, path = environment(chosen.device), chosen.folder / experiment.records_name
-    known = [] if chosen.again else experiment.read(chosen.folder)
+def _run(experiment: Experiment, chosen: Namespace, words: list[str], repository: Path) -> list[Exception]:
+    """Make the missing measurements; return the errors of those that failed."""
+    published = chosen.form == "full" or chosen.folder.resolve() == RESULTS
+    if published and not chosen.dry:
+        try:
+            committed(repository, PACKAGE)
+        except UncommittedCode as error:
+            raise SystemExit(f"{experiment.name} records nothing: {error}") from None
+    state, path = environment(chosen.device, repository), chosen.folder / experiment.records_name
+    known = [] if chosen.again or chosen.dry else experiment.read(chosen.folder)
     jobs = list(experiment.jobs(chosen))
     todo = [(k, job) for k, job in enumerate(jobs) if not any(_is_of(job, record, state["device"]) for record in known)]
     todo = [(k, job) for k, job in todo if k >= chosen.first_job]
@@ -72,7 +93,11 @@ def _run(experiment: Experiment, chosen: Namespace, words: list[str]) -> list[Ex
                 failed += _rest_in_new_process(experiment, words, k + 1, time.perf_counter() - start)
                 break
             continue
-        append(path, {**job.key, **measured, **state})
+        record = {**job.key, **measured, **state}
+        if chosen.dry:
+            print(json.dumps(record), flush=True)
+        else:
+            append(path, record)
         print(f"{label}: {time.perf_counter() - began:.1f} s", flush=True)
     return failed
 
@@ -124,6 +149,7 @@ def _parse(experiment: Experiment, description: str | None, words: list[str]) ->
     )
     parser.add_argument("--minutes", type=float, help="begin no measurement after so many; the same command goes on there")
     parser.add_argument("--again", action="store_true", help="measure what has been measured before, too")
+    parser.add_argument("--dry", action="store_true", help="print the records, write nothing: for changes not yet committed")
     parser.add_argument("--draw", action="store_true", help="measure nothing, write page and figures")
     if experiment.own_process:
         parser.add_argument("--here", action="store_true", help="measure in this process, not each in its own")

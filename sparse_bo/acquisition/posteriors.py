@@ -32,13 +32,9 @@ from sparse_bo.arms import InBatch
 from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.gp.posterior import KernelSlopes, Posterior, ProcessPrior, traced
 from sparse_bo.gp.roots import CholeskyRoot, MatrixRoot
-from sparse_bo.models.sparse_gp.model import DictionaryPosterior
-from sparse_bo.models.sparse_gp.representation import (
-    PriorKernel,
-    exact_representation,
-    kernel_diagonal,
-    kernel_matrix,
-)
+from sparse_bo.models.sparse_gp.model import SparseModel
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import exact_representation
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor
 
 EXACT_MODELS = (SingleTaskGP, MixedSingleTaskGP, SingleTaskMultiFidelityGP)
@@ -265,7 +261,7 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
             f"expected a model with one output and no batch shape, got {model.num_outputs} outputs and batch shape "
             f"{batch_shape}; optimise one output, or scalarise first"
         )
-    if in_batch == "fixed" and not isinstance(model, DictionaryPosterior):
+    if in_batch == "fixed" and not isinstance(model, SparseModel):
         raise ValueError(f"in_batch='fixed' updates a fixed dictionary, got {type(model).__name__}; use SparseGP, or 'process'")
     model.eval()
     if (rows := model.transform_inputs(like[:1]).shape[-2]) != 1:
@@ -296,14 +292,14 @@ def _conditioned_model(model: Model, like: Tensor) -> ConditionedModel:
 
 
 def _prior_mean(model: Any, X: Tensor) -> Tensor:
-    return model.prior_mean(X) if isinstance(model, DictionaryPosterior) else model.mean_module(X)
+    return model.prior_mean(X) if isinstance(model, SparseModel) else model.mean_module(X)
 
 
 def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
     """Return the model in closed form, or ``None`` if it has none."""
     transform = getattr(model, "outcome_transform", None)
     exact = type(model) in EXACT_MODELS
-    sparse = isinstance(model, DictionaryPosterior) and not isinstance(model, MultiTaskGP)  # whose X may lack the task
+    sparse = isinstance(model, SparseModel) and not isinstance(model, MultiTaskGP)  # whose X may lack the task
     if not (exact or sparse) or (transform is not None and type(transform) is not Standardize):
         return None
     if not isinstance(model.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)) or model.train_inputs is None:

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import typer
 
 from sparse_bo.cli.console import complain, console, refused, say
-from sparse_bo.cli.finish import finish, save
 from sparse_bo.cli.inputs import (
     INPUT_ERRORS,
     AnyProblem,
@@ -24,10 +23,9 @@ from sparse_bo.cli.inputs import (
     folder,
     problem_of,
 )
-from sparse_bo.cli.launch import launch, spread
+from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, save, spread, spread_over
 from sparse_bo.cli.options import OPTIONS_OF
 from sparse_bo.cli.presets import make_policy, make_problem
-from sparse_bo.cli.ranks import device_on_rank, ranks_of_job, spread_over
 from sparse_bo.cli.settings import AuditSettings, ReportSettings, ResumeSettings, RunSettings
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.lazy import ArmSet
@@ -40,10 +38,10 @@ from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.report.tables import audit_table, recorded_summary
+from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import chosen_policy
-from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page

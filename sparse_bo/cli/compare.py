@@ -20,9 +20,6 @@ from sparse_bo.report.comparison import Contestant, comparison_table, plot_compa
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy
 
-RANDOM_BATCH = 100
-"""Random choices at a time: they depend on no result."""
-
 
 def compare(settings: CompareSettings) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories.
@@ -103,5 +100,5 @@ def _next(name: str) -> list[tuple[str, str]]:
 
 def _simple(where: dict[str, Any]) -> list[Policy]:
     """Return what the default is compared with: on a box random choice, over arms ε-greedy too."""
-    chance = RandomSearch(batch_size=RANDOM_BATCH)
+    chance = RandomSearch(batch_size=100)  # large: its picks depend on no result
     return [EpsilonGreedy(), chance] if "arms" in where else [chance]

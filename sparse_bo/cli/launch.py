@@ -1,22 +1,83 @@
-"""Evaluating the objective of a run with a progress bar, to its end or to what stops it."""
+"""Execution of a run on the command line: ranks of a job, evaluations with a progress bar, summary and files at the end.
+
+Every rank of ``torchrun --nproc-per-node 4 -m sparse_bo run …`` does the same. Rank 0 alone evaluates the objective, prints and
+writes files.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
+import tempfile
 import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparse_bo.cli.console import complain
+import torch
+import torch.distributed as dist
+import typer
+
+from sparse_bo.cli.console import complain, console, errors, say
 from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.cli.progress import RunProgress
-from sparse_bo.errors import ObjectiveError, RunInterrupted
+from sparse_bo.domains import ShardedArms
+from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.report.tables import summary
 from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.figures import plot_history
+from sparse_bo.runs.history import History
 from sparse_bo.runs.result import Result
+from sparse_bo.runs.written import written_whole
+from sparse_bo.sharding import Alone, Group, Processes
+from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
+
+
+@contextmanager
+def ranks_of_job() -> Iterator[Group]:
+    """Join the job that the environment names, if it has more than one rank; all but rank 0 are silent within the block.
+
+    Raises:
+        RuntimeError: If the other ranks cannot be reached.
+    """
+    if any(name not in os.environ for name in NAMES_OF_A_JOB) or int(os.environ["WORLD_SIZE"]) < 2:
+        yield Alone()
+        return
+    mine = join_job()
+    group = Processes()
+    before = console.quiet, errors.quiet
+    console.quiet = errors.quiet = not group.leads
+    try:
+        yield group
+    finally:
+        console.quiet, errors.quiet = before
+        if mine:
+            dist.destroy_process_group()
+
+
+def device_on_rank(device: torch.device, group: Group) -> torch.device:
+    """Return the device of this rank: ``cuda`` is the GPU with the rank's number on its machine."""
+    if group.size == 1 or device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Return where to search, with arms in shards if there are several ranks.
+
+    Raises:
+        ValueError: If there are, and it is a box.
+    """
+    if group.size == 1:
+        return domain
+    if "arms" not in domain:
+        raise ValueError("several ranks hold arms in shards, and this problem searches a box; start it without torchrun")
+    return {**domain, "arms": ShardedArms.split(domain["arms"], group=group)}
 
 
 @dataclass(frozen=True)
@@ -82,3 +143,89 @@ def launch(
         go_on = "" if storage is None else f"\nGo on with: python -m sparse_bo resume {shlex.quote(str(storage))}"
         complain("stopped", f"{stopped}{go_on}", style="yellow")
     return Outcome(code, time.perf_counter() - start, result)
+
+
+def finish(
+    outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
+) -> None:
+    """Print the summary, release the journal, save figure and history; a rank that does not write does none of it.
+
+    Raises:
+        typer.Exit: With the code of the outcome unless it is 0; with 1 if something could not be written.
+    """
+    code, history = outcome.code, outcome.result.history
+    if not writes:
+        if code:
+            raise typer.Exit(code)
+        return
+    if history.rows and not quiet:
+        console.print(summary(outcome.result, loop, problem, outcome.seconds))
+    try:
+        loop.close()
+    except StorageError as error:
+        complain("error", error)
+        code = code or 1
+    if history.rows:
+        regret = problem.regret_of(history)
+        name = f"{problem.name}-{loop.policy.name}-seed{history.info['seed']}"
+        drawn = None if regret is None else regret.tolist()
+        if not save(history, drawn, out=out, name=name, storage=storage, quiet=quiet):
+            code = code or 1
+    if code:
+        raise typer.Exit(code)
+
+
+def save(
+    history: History, regret: list[float] | None, *, out: Path, name: str, storage: Path | None, quiet: bool = False
+) -> bool:
+    """Write ``name.png`` and ``name.jsonl`` into a folder and say so; return whether both are there.
+
+    What cannot be written is named, and how to get it: from the journal, or without one from a temporary folder, into which
+    the history is written then.
+
+    Args:
+        history: At least one row.
+        regret: Of every evaluation, where it is known.
+        out: The folder.
+        name: Of the files, without their ends.
+        storage: The journal of the run, if there is one.
+        quiet: Say only what could not be written.
+    """
+
+    def draw(path: Path) -> None:
+        with written_whole(path) as partial:
+            plot_history(history, regret=regret).savefig(partial, dpi=150, format="png")
+
+    writers: dict[str, tuple[Path, Callable[[Path], None]]] = {
+        "figure": (out / f"{name}.png", draw),
+        "history": (out / f"{name}.jsonl", history.save),
+    }
+    failed: dict[str, str] = {}
+    for what, (path, write) in writers.items():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            failed[what] = error.strerror or str(error)
+            continue
+        if not quiet:
+            say(f"{what:8} {path}")
+    if failed:
+        reasons, elsewhere = "; ".join(dict.fromkeys(failed.values())), _elsewhere(history, name, storage, failed)
+        complain("error", f"could not write the {' and the '.join(failed)} into {out} ({reasons}); {elsewhere}")
+    return not failed
+
+
+def _elsewhere(history: History, name: str, storage: Path | None, failed: Collection[str]) -> str:
+    """Say how to get what could not be written; without a journal, write the history where there is room."""
+    if storage is not None:
+        return f"the journal has it all: python -m sparse_bo report {shlex.quote(str(storage))} --out FOLDER"
+    again = "run again with another --out, or with --storage RUN.journal, whose journal keeps everything"
+    if "history" not in failed:
+        return again
+    try:
+        path = Path(tempfile.mkdtemp(prefix="sparse_bo_")) / f"{name}.jsonl"
+        history.save(path)
+    except OSError as error:
+        return f"nor the history into a temporary folder ({error.strerror or error}); {again}"
+    return f"the history is in {path} instead; {again}"

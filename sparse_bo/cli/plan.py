@@ -17,9 +17,6 @@ from sparse_bo.policies import BBKB
 from sparse_bo.report.tables import plan_table
 from sparse_bo.validation import check_choice
 
-NOISE = 0.01
-"""λ of a forecast that is not told one."""
-
 
 def plan(settings: PlanSettings, options: dict[str, Any]) -> None:
     """``plan``: check everything, forecast, print the plan.
@@ -58,7 +55,7 @@ def forecast(settings: PlanSettings, options: dict[str, Any]) -> Plan:
     policy = BBKB(
         covar_module=None if kernel is None else make_kernel(kernel, lengthscale=lengthscale, outputscale=outputscale),
         sweep_dtype=PRECISIONS[check_choice("precision", settings.precision or "float64", tuple(PRECISIONS))],
-        **{"regularization": NOISE, **options},
+        **{"regularization": 0.01, **options},  # the default that PLAN_HELP names
     )
     return plan_of(
         planned_arms(settings.arms, settings.dims, settings.arms_file, settings.grid),

@@ -5,8 +5,8 @@ __all__ = [
     "diagnostics",
     "diversity",
     "dtc",
-    "evidence",
-    "learning",
+    "hyperparameters",
+    "learn",
     "leverage",
     "likelihood",
     "nystrom",
@@ -15,7 +15,6 @@ __all__ = [
     "priors",
     "quadratic",
     "roots",
-    "stationary_likelihood",
     "variance_factor",
     "woodbury",
 ]

@@ -1,74 +1,253 @@
-"""The log-likelihood of a Gaussian process over *pulls*, from the mean of each distinct input and the scatter of its repeats.
+"""The log-likelihood of a Gaussian process over repeated observations, with its gradient in closed form.
 
-Notation: ``c`` (n) counts, ``ȳ`` (n) means of the observations at the n distinct inputs, ``N = Σc`` pulls, ``W`` the sum of
-``(y − ȳ)²`` over all pulls, λ the noise variance, ``A = K + λ diag(1/c)`` (``n x n``). The density of all pulls is that of the
-means times that of the repeats around them:
+Notation: n distinct inputs with counts c, means ȳ (n) and scatter ``S = Σ (y − ȳ)²`` over all ``N = Σ c`` observations; R
+(``n x n``) their correlation, s the output scale, g the noise variance in units of s, m the mean. With ``A = R + g diag(1/c)``
+the density of all observations is that of their means times that of the scatter around them:
 
-    log N(y | μ, K + λI) = log N(ȳ | μ, A) − ½ [ W/λ + (N − n) log(2πλ) + Σ log c ]
+    log N(y | m, s (R + g I)) = log N(ȳ | m, s A) − ½ [ S/(s g) + (N − n) log(2π s g) + Σ log c ]
 
-The means are ``n`` numbers, whatever N is, and nothing is squared before it is centred.
-
-``K`` is a matrix of any kernel, whose own graph takes :attr:`Evidence.by_covariance` on; where the kernel is known to be
-stationary and no input repeats, :mod:`sparse_bo.gp.stationary_likelihood` needs no graph and no second matrix: so there
-are both.
+Its derivatives follow from one factorisation. With ``r = ȳ − m``, ``α = A⁻¹ r`` and ``W = α αᵀ/s − A⁻¹`` the derivative by the
+entries of A is ½ W (Rasmussen & Williams 2006, Eq. 5.9); by ``log s`` it is ``½ (rᵀα/s − n)``, by m ``1ᵀα/s``. A correlation
+turns W into derivatives by its hyper-parameters in O(n² d), without a graph and without an ``n x n`` matrix for each input.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
+from sparse_bo.kernels.additive import Pairs
+from sparse_bo.kernels.stationary import RADIAL, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky
+from sparse_bo.linalg.shapes import broadcast_shapes
+
+LOG_2PI = math.log(2.0 * math.pi)
 
 
-class Evidence(NamedTuple):
-    """A log-likelihood of pulls, the mean that it was computed with, and its derivatives."""
+class Correlation(NamedTuple):
+    """A correlation matrix, and the derivatives of what depends on it."""
 
-    value: float
-    """Log-likelihood, plus the log density of the mean under its prior where the mean was estimated."""
-    prior_mean: float
-    """μ (y): the given one, or the most probable."""
-    by_covariance: Tensor
-    """``n x n``, symmetric: derivative by the entries of ``K``, ``½ (αᾱᵀ − A⁻¹)`` with ``α = A⁻¹(ȳ − μ)``."""
-    by_noise: float
-    """Derivative by λ."""
+    value: Tensor
+    """``n x n``."""
+    gradient: Callable[[Tensor], Tensor]
+    """From a symmetric W (``n x n``, overwritten) to ``½ tr[W ∂R]`` by the logarithm of each hyper-parameter (``p``)."""
 
 
-def merged_evidence(
-    K: Tensor, counts: Tensor, means: Tensor, scatter: float, *, noise: float, prior_mean: float | None, mean_sd: float = 1.0
-) -> Evidence:
-    """Return the exact log-likelihood of merged pulls, and its derivatives in closed form. O(n³), no autograd.
+def fixed_correlation(R: Tensor) -> Correlation:
+    """Return a correlation without hyper-parameters."""
+    return Correlation(R, lambda W: W[0, :0])
+
+
+def stationary_correlation(X: Tensor, lengthscales: Tensor, *, family: str) -> Correlation:
+    """Return a stationary correlation of ``n x d`` points, its gradient by ``log ℓ`` (``d``). O(n² d)."""
+    Z = X / lengthscales
+    radial = RADIAL[family](squared_distances(Z, Z))
+    return Correlation(radial.value, lambda W: half_spread(Z, W.mul_(radial.slope)))
+
+
+def correlation_of(logs: Tensor, X: Tensor, *, family: str, together: Pairs | None = None) -> Correlation:
+    """Return the correlation of ``n x d`` points from the logarithms of its hyper-parameters. O(n² d).
 
     Args:
-        K: ``n x n`` kernel of the distinct inputs (y²), float64.
-        counts: ``n`` pulls of each.
-        means: ``n`` mean observations (y).
-        scatter: ``W ≥ 0`` (y²).
-        noise: λ > 0 (y²).
-        prior_mean: μ (y). ``None``: the most probable one under ``μ ~ N(0, mean_sd²)``,
-            ``1ᵀA⁻¹ȳ / (1ᵀA⁻¹1 + 1/mean_sd²)``. Its own derivative vanishes, so the others are those at a fixed mean.
-        mean_sd: See there (y).
+        logs: ``log ℓ``; of a sum ``log ℓ, log a, log w`` with shares w over that of all inputs together.
+        X: ``n x d``.
+        family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`, or :data:`sparse_bo.gp.hyperparameters.ADDITIVE`.
+        together: Pairs of ``X``, of a sum.
+    """
+    d = X.shape[1]
+    all_inputs = stationary_correlation(X, logs[:d].exp(), family=REST if family == ADDITIVE else family)
+    if family != ADDITIVE:
+        return all_inputs
+    assert together is not None
+    shares, rest = shares_of(logs[2 * d :])
+    curvature = logs[d : 2 * d].mul(-2.0).exp()  # d: 1/a²
+    parts = (together.squares * (-0.5 * curvature).unsqueeze(-1)).exp_()  # d x pairs
+    value = together.matrix(shares @ parts, float(shares.sum())).add_(all_inputs.value, alpha=rest)
+
+    def gradient(W: Tensor) -> Tensor:
+        w = together.entries(W)  # pairs
+        by_alone = shares * curvature * ((parts * together.squares) @ w)
+        by_share = shares * (parts @ w - w @ together.entries(value))
+        return torch.cat([rest * all_inputs.gradient(W), by_alone, by_share])
+
+    return Correlation(value, gradient)
+
+
+def shares_of(logs: Tensor) -> tuple[Tensor, float]:
+    """Return the shares of functions of one input (``d``), and that of all inputs together, from ``log w`` over the latter."""
+    shares = torch.softmax(torch.cat([logs, logs.new_zeros(1)]), dim=0)
+    return shares[:-1], float(shares[-1])
+
+
+class Scatter(NamedTuple):
+    """Repeated observations beside their means."""
+
+    counts: Tensor
+    """``n``: c."""
+    squares: float
+    """S (y²)."""
+    repeats: float
+    """``N − n``."""
+
+
+class LogLikelihood(NamedTuple):
+    """A log-likelihood with its mean and scale, and its derivatives at these."""
+
+    value: Tensor
+    mean: Tensor
+    """m (y)."""
+    scale: Tensor
+    """s (y²)."""
+    by_correlation: Tensor
+    """``p``, by the logarithms of the correlation's hyper-parameters."""
+    by_log_scale: Tensor
+    """At a fixed noise in units of the scale."""
+    by_noise: Tensor
+    """``n``, by the noise of each mean in units of the scale."""
+    by_log_noise: Tensor
+    """By ``log g``, of a noise ``g/c``."""
+    by_means: Tensor
+    """``n``, by ȳ; by m it is minus the sum."""
+
+
+def log_likelihood(
+    R: Correlation,
+    means: Tensor,
+    noise: Tensor,
+    *,
+    mean: float | Tensor | None,
+    scale: float | Tensor | None,
+    scatter: Scatter | None = None,
+    priors: Priors | None = None,
+    gradient: bool = True,
+) -> LogLikelihood:
+    """Return the log-likelihood of means and scatter, and its derivatives. O(n³ + n² d), no autograd.
+
+    Args:
+        R: Of the distinct inputs.
+        means: ``n``: ȳ (y).
+        noise: ``n``, noise variance of each mean in units of the scale; or g (scalar), of ``g/c``.
+        mean: m (y). ``None``: its mode under ``N(0, s · priors.mean_variance)``.
+        scale: s (y²). ``None``: its mode under the priors' inverse gamma.
+        scatter: Repeated observations; ``None``: every mean is one observation, and g is the noise of each.
+        priors: Those of mean and scale, whose log densities are added; ``None``: neither is at its mode.
+        gradient: Whether derivatives are wanted; they are empty otherwise.
 
     Raises:
         ValueError: If ``A`` is not finite or not positive definite.
     """
-    n, pulls = len(counts), float(counts.sum())
-    L = safe_cholesky(K + torch.diag(noise / counts)).factor
-    inverse = torch.cholesky_inverse(L)
-    log_prior = 0.0
-    if prior_mean is None:
+    n = len(means)
+    noises = noise if scatter is None or noise.dim() else noise / scatter.counts
+    A = R.value.clone()
+    A.diagonal().add_(noises)
+    L = safe_cholesky(A).factor
+    del A
+    at_modes = mean is None or gradient  # then the inverse is needed
+    inverse = torch.cholesky_inverse(L) if at_modes else None
+    degrees, rate, prior_shape = float(n), means.new_zeros(()), 0.0 if priors is None else priors.scale_shape
+    if mean is None:
+        assert inverse is not None
+        assert priors is not None
         row = inverse.sum(dim=0)
-        prior_mean = float(row @ means) / (float(row.sum()) + mean_sd**-2)
-        distance = prior_mean / mean_sd
-        log_prior = -0.5 * distance * distance - math.log(mean_sd) - 0.5 * math.log(2.0 * math.pi)  # ** would raise at 1e160
-    residuals = means - prior_mean
-    alpha = inverse @ residuals
-    repeats = pulls - n
-    value = -0.5 * float(residuals @ alpha) - float(L.diagonal().log().sum()) - 0.5 * n * math.log(2.0 * math.pi)
-    value -= 0.5 * (scatter / noise + repeats * math.log(2.0 * math.pi * noise) + float(counts.log().sum()))
-    by_covariance = 0.5 * (torch.outer(alpha, alpha) - inverse)
-    by_noise = float((by_covariance.diagonal() / counts).sum()) + 0.5 * (scatter / noise - repeats) / noise
-    return Evidence(value + log_prior, prior_mean, by_covariance, by_noise)
+        mean = (row @ means) / (row.sum() + 1.0 / priors.mean_variance)
+        rate = rate + mean.square() / priors.mean_variance
+    r = means - mean
+    alpha = torch.cholesky_solve(r.unsqueeze(-1), L).squeeze(-1) if inverse is None else inverse @ r
+    quadratic = r @ alpha
+    g, repeats, squares = (noise, 0.0, 0.0) if scatter is None else (noise, scatter.repeats, scatter.squares)
+    if scatter is not None:
+        quadratic = quadratic + squares / g
+        degrees += repeats
+    total = quadratic + rate + 2.0 * prior_shape  # all that is divided by 2 s
+    if scale is None:
+        scale = total / (degrees + 2.0 * prior_shape)
+    s = torch.as_tensor(scale, dtype=means.dtype, device=means.device)
+    value = -0.5 * (total / s + (degrees + 2.0 * prior_shape) * s.log() + degrees * LOG_2PI) - L.diagonal().log().sum()
+    if scatter is not None:
+        value = value - 0.5 * (repeats * g.log() + scatter.counts.log().sum())
+    found = torch.as_tensor(mean, dtype=means.dtype, device=means.device)
+    none = means[:0]
+    if inverse is None or not gradient:
+        return LogLikelihood(value, found, s, none, none, none, none, none)
+    by_log_scale = 0.5 * (total / s - degrees - 2.0 * prior_shape)
+    W = inverse.neg_().addr_(alpha, alpha / s)  # in place: a new n x n tensor costs as much as filling it does
+    by_noise = 0.5 * W.diagonal().clone()
+    by_log_noise = (by_noise * noises).sum()
+    if scatter is not None:
+        by_log_noise = by_log_noise + 0.5 * (squares / (s * g) - repeats)
+    return LogLikelihood(value, found, s, R.gradient(W), by_log_scale, by_noise, by_log_noise, -alpha / s)
+
+
+def stationary_log_likelihood(
+    X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, *, family: str
+) -> Tensor:
+    """Return ``log N(residuals | 0, v R + diag(noise))``, ``batch_shape``, differentiable once in all but ``X``. O(n³).
+
+    Args:
+        X: ``… x n x d``.
+        lengthscales: ``… x d``, or ``… x 1``: one for all inputs.
+        variance: ``…``, v (y²).
+        noise: ``… x n`` (y²).
+        residuals: ``batch_shape x n`` (y); the batch shapes of all others broadcast to its.
+        family: A key of :data:`sparse_bo.kernels.stationary.RADIAL`.
+
+    Raises:
+        ValueError: If a covariance is not finite or not positive definite.
+    """
+    batch_shape = broadcast_shapes(
+        X.shape[:-2], lengthscales.shape[:-1], variance.shape, noise.shape[:-1], residuals.shape[:-1]
+    )
+    n, d = X.shape[-2:]
+    arguments = (
+        X.expand(*batch_shape, n, d),
+        lengthscales.expand(*batch_shape, d),
+        variance.expand(batch_shape),
+        noise.expand(*batch_shape, n),
+        residuals.expand(*batch_shape, n),
+    )
+    return _StationaryLogLikelihood.apply(*arguments, family)  # type: ignore[no-untyped-call]  # as torch types it
+
+
+class _StationaryLogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, family: str
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        batch_shape = variance.shape
+        flat = [part.reshape(-1, *part.shape[len(batch_shape) :]) for part in (X, lengthscales, variance, noise, residuals)]
+        found = [value_and_gradient(*one, family=family, gradient=wanted) for one in zip(*flat, strict=True)]
+        if wanted:
+            gradients = [torch.stack(parts) for parts in zip(*(gradient for _, gradient in found), strict=True)]
+            ctx.save_for_backward(*(part.reshape(batch_shape + part.shape[1:]) for part in gradients))
+        return torch.stack([value for value, _ in found]).reshape(batch_shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        by_lengthscales, by_variance, by_noise, by_residuals = ctx.saved_tensors
+        rows = by_value.unsqueeze(-1)
+        return None, rows * by_lengthscales, by_value * by_variance, rows * by_noise, rows * by_residuals, None
+
+
+def value_and_gradient(
+    X: Tensor, lengthscales: Tensor, variance: Tensor, noise: Tensor, residuals: Tensor, *, family: str, gradient: bool = True
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the log-likelihood of one GP, and its derivatives by lengthscales, variance, noise and residuals, if wanted.
+
+    :func:`log_likelihood` in BoTorch's hyper-parameters. Arguments and errors: those of :func:`stationary_log_likelihood`
+    without batch shapes, lengthscales ``d``.
+    """
+    R = stationary_correlation(X, lengthscales, family=family)
+    relative = noise / variance  # n
+    found = log_likelihood(R, residuals, relative, mean=0.0, scale=variance, gradient=gradient)
+    if not gradient:
+        return found.value, ()
+    by_variance = (found.by_log_scale - found.by_log_noise) / variance
+    return found.value, (found.by_correlation / lengthscales, by_variance, found.by_noise / variance, found.by_means)

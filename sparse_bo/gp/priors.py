@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.errors import NumericalWarning
@@ -37,7 +37,7 @@ class Prior(NamedTuple):
         """Return the same prior as one of which nothing is left to learn; a mean that is not known is 0.
 
         Raises:
-            ValueError: If the kernel or λ is not known: :func:`sparse_bo.gp.learning.learn_prior` learns them.
+            ValueError: If the kernel or λ is not known: :func:`sparse_bo.gp.learn.learn_prior` learns them.
         """
         if self.covar_module is None or self.regularization is None:
             missing = "a kernel" if self.covar_module is None else "regularization"
@@ -53,6 +53,25 @@ class KnownPrior(NamedTuple):
     """μ₀ (y)."""
     regularization: float
     """λ > 0 (y²)."""
+
+
+def scaled_kernel(family: str, lengthscales: Tensor, outputscale: float) -> ScaleKernel:
+    """Return ``outputscale · R`` of a stationary family as a GPyTorch module, in the precision of ``lengthscales`` (``d``).
+
+    Numbers are set as tensors: GPyTorch takes plain ones through float32, where 10⁶⁰ is infinite.
+    """
+    d = len(lengthscales)
+    inner = RBFKernel(ard_num_dims=d) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=d)
+    inner = inner.to(lengthscales)
+    inner.lengthscale = lengthscales
+    kernel = ScaleKernel(inner).to(lengthscales)
+    kernel.outputscale = lengthscales.new_tensor(outputscale)
+    return kernel
+
+
+def family_of(kernel: Kernel) -> str:
+    """Return the family of a kernel that :func:`scaled_kernel` made."""
+    return "rbf" if type(kernel.base_kernel) is RBFKernel else "matern52"
 
 
 def warn_if_uncentred(

@@ -1,23 +1,38 @@
-"""Gaussian processes for large data, and learning their hyper-parameters from few rows of it."""
+"""Gaussian processes for large data, and hyper-parameters learned from few rows of it."""
 
 from sparse_bo.models.ax import register_with_ax
 from sparse_bo.models.gradient_subset import gradient_subset
 from sparse_bo.models.row_fit import fit_to_rows
-from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
-from sparse_bo.models.sparse_gp.multi_fidelity import SparseMultiFidelityGP
-from sparse_bo.models.sparse_gp.multi_task import SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.joint_root import JointSettings
+from sparse_bo.models.sparse_gp.learning import LearningSettings
+from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
+from sparse_bo.models.sparse_gp.lists import SparseModelListGP
+from sparse_bo.models.sparse_gp.model import SparseModel, SparseSettings
+from sparse_bo.models.sparse_gp.pruning import prune_baseline
+from sparse_bo.models.sparse_gp.refinement import RefinementSettings
+from sparse_bo.models.sparse_gp.row_sums import Summation
 from sparse_bo.models.sparse_gp.sharded import ShardedSparseGP
+from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.vecchia import VecchiaGP
 
 __all__ = [
+    "DictionarySettings",
+    "JointSettings",
+    "LearningSettings",
+    "RefinementSettings",
     "ShardedSparseGP",
     "SparseGP",
     "SparseMixedGP",
+    "SparseModel",
+    "SparseModelListGP",
     "SparseMultiFidelityGP",
     "SparseMultiTaskGP",
+    "SparseSettings",
+    "Summation",
     "VecchiaGP",
     "fit_to_rows",
     "gradient_subset",
+    "prune_baseline",
     "register_with_ax",
 ]

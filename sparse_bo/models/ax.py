@@ -6,9 +6,7 @@ import importlib
 from typing import Any
 
 import sparse_bo.dictionary as samplers
-from sparse_bo.models.sparse_gp.mixed import SparseMixedGP
-from sparse_bo.models.sparse_gp.multi_fidelity import SparseMultiFidelityGP
-from sparse_bo.models.sparse_gp.multi_task import SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 
 MODELS = (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP)

@@ -23,10 +23,9 @@ from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from sparse_bo.gp.stationary_likelihood import value_and_gradient
+from sparse_bo.gp.likelihood import value_and_gradient
 from sparse_bo.kernels.structure import untouched
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
+from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 
 
@@ -64,7 +63,7 @@ class ExactGP(NamedTuple):
         ell, noise, mean = (given[part.place] for part in (self.lengthscales, self.noise, self.mean))
         variance = given.new_ones(()) if self.variance is None else given[self.variance.place].squeeze()
         try:
-            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - mean, kernel=self.kernel)
+            value, found = value_and_gradient(self.X, ell, variance, noise, self.y - mean, family=self.kernel)
         except ValueError as error:
             raise NotPSDError(str(error)) from error
         by_ell, by_variance, by_noise, by_residuals = found
@@ -110,7 +109,7 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
 
     That is ``SingleTaskGP`` itself, and :class:`sparse_bo.SparseGP` where it learns from all points at once, with one output
     and no input transform, a constant mean, one of the kernels of
-    :func:`~sparse_bo.models.sparse_gp.closed_form.stationary_parts`, one noise variance, log-normal priors on lengthscales and
+    :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts`, one noise variance, log-normal priors on lengthscales and
     noise or none, all parameters free and none hidden behind a transform. ``None`` for anything else.
 
     Args:
@@ -178,7 +177,11 @@ def _exact(model: Any) -> bool:
     if type(model) is not SparseGP:
         return False
     targets = model.train_targets
-    return targets is not None and model._strategy(len(targets)) == "exact" and len(targets) < WORTHWHILE * COARSE_POINTS
+    return (
+        targets is not None
+        and model.learner.likelihood(len(targets)) == "exact"
+        and len(targets) < model.learner.settings.coarse_from
+    )
 
 
 def _plain(model: Any) -> bool:

@@ -15,9 +15,8 @@ from sparse_bo.gp.diversity import gradient_columns, gradients, greedy_balanced,
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.model import DictionaryPosterior
-from sparse_bo.models.sparse_gp.representation import kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.model import SparseModel
+from sparse_bo.models.sparse_gp.prior import kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points
 
 Gradient = Literal["column", "scalar", "nystrom"]
@@ -181,7 +180,7 @@ def _prior_at(model: Model, X: Tensor, y: Tensor, added: Tensor, trained: bool) 
     """
     model.eval()  # BoTorch's own posterior does the same; it also puts the transformed inputs in place
     inputs, dictionary = model.transform_inputs(X), model.transform_inputs(added)
-    sparse = isinstance(model, DictionaryPosterior)
+    sparse = isinstance(model, SparseModel)
     kernel, mean = _prior_of(model)
     if trained:
         known = model.representation().points if sparse else model.train_inputs[0]
@@ -213,7 +212,7 @@ def prior_residuals(model: Model, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor,
 
 def _prior_of(model: Model) -> tuple[Any, Any]:
     """Return kernel and mean."""
-    if isinstance(model, DictionaryPosterior):
+    if isinstance(model, SparseModel):
         return model.prior_kernel, model.prior_mean
     return model.covar_module, model.mean_module
 

@@ -16,7 +16,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from sparse_bo.models.exact_likelihood import exact_loss
-from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
+from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters
 from sparse_bo.validation import check_indices
 
 

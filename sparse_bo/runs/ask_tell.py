@@ -25,17 +25,16 @@ from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
+from sparse_bo.runs.arguments import check_budget, check_notes, check_policy, check_seed, checked_initial, count_initial
 from sparse_bo.runs.choice import chosen_policy
-from sparse_bo.runs.ends import carrying
 from sparse_bo.runs.engine import UNLIMITED, Engine
-from sparse_bo.runs.given import check_budget, check_notes, check_policy, check_seed, checked_initial, count_initial
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.lockstep import Lockstep
-from sparse_bo.runs.past import past_of
-from sparse_bo.runs.progress import Progress
+from sparse_bo.runs.progress import Progress, carrying
 from sparse_bo.runs.recorder import Recorder
 from sparse_bo.runs.records import about_run, run_info, settings_of_run
 from sparse_bo.runs.result import Result
+from sparse_bo.runs.resume import past_of
 from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_callable, check_count
 
@@ -50,39 +49,38 @@ class AskTell:
 
     Everything random comes from ``seed`` and is drawn on the CPU, whatever the device; the global generators are never touched.
     The same domain, policy, seed and results give the same picks for any chunk size and thread count. Over arms they are the
-    same on any device too, unless two arms' scores differ by no more than the devices' round-off (some 10⁻¹³ of them); of
-    observations that tie, as repeated ones do, buffers, neighbours and dictionaries take the first on any device. On a
-    box points agree to round-off while searches take the same steps, and where one stops earlier to the searches' tolerances,
-    about 10⁻⁵ of the box's width; from there on runs on two devices are two runs.
+    same on any device too, unless two arms' scores differ by round-off only (about 10⁻¹³ of them); ties, as of repeated
+    observations, go to the first on any device. On a box points agree to round-off while searches take the same steps, and to
+    their tolerance, about 10⁻⁵ of the box's width, where one stops earlier; from there on the two runs differ.
 
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion` with the goal;
-            over arms :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts and arms and evaluations are
-            few, else :class:`sparse_bo.BBKB`. All of it learned. The choice is logged; it is :attr:`policy`, and why
-            ``about["why"]``.
-        goal: What the default policy is chosen for: ``"best"``, the best point at the end, or ``"cumulative"``, where every
-            evaluation counts. Has no effect on a policy that is given.
-        budget: Evaluations that are planned, for the same choice; ``None``: not known.
-        workers: Evaluations that can be made at a time, for the same choice; ``None``: not known.
-        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
-        space: Named parameters, in place of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
-            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which says how they are encoded. What is handed out has
-            them as :attr:`Batch.parameters`.
-        feasible: With ``space``: says of a dictionary whether it may be evaluated. A journal cannot keep it.
+            over arms :class:`sparse_bo.policies.ExpectedImprovement` if the best arm counts and arms and evaluations are
+            few, else :class:`sparse_bo.BBKB`. All hyper-parameters are learned. The choice is logged; it is :attr:`policy`, and
+            its reason ``about["why"]``.
+        goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
+            counts. Ignored with a ``policy``.
+        budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
+        workers: Concurrent evaluations, for the choice of the policy; ``None``: unknown.
+        bounds: ``2 x d`` lower and upper corner of a box, instead of ``arms``.
+        space: Named parameters, instead of both: a dictionary of :class:`sparse_bo.Float`, :class:`sparse_bo.Int` and
+            :class:`sparse_bo.Choice`, or a :class:`sparse_bo.Space`, which documents their encoding. Batches have them as
+            :attr:`Batch.parameters`.
+        feasible: With ``space``: feasibility function of a dictionary. A journal cannot store it.
         seed: Non-negative integer.
-        initial: Observations already made, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
+        initial: Earlier observations, which count as pulls: ``(indices, y)``; on a box ``(X, y)``, ``X`` ``n x d``; with
             a space, ``(dictionaries, y)``.
-        certify_every: Compute the certificate (:meth:`certificate`) every so many batches and report it in the history.
+        certify_every: Number of batches between certificates (:meth:`certificate`) in the history; ``None``: none.
         storage: Path of a journal to create, or :class:`sparse_bo.Storage` with settings. Every result is in the file before
             :meth:`tell` returns, and :meth:`resume` goes on after a crash. Close it (:meth:`close`, or ``with``) when done.
         notes: Kept in the journal: a dictionary of anything that ``json`` takes.
 
     Raises:
-        TypeError: If an argument has the wrong kind or dtype.
-        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, or settings do not
-            fit them.
+        TypeError: If an argument has the wrong type or dtype. ValueError: If arms are empty or not finite, bounds are not those
+        of a box, not exactly one domain is passed, or settings
+            do not fit it.
         FileExistsError: If there is a file at ``storage``.
         StorageError: If the journal cannot be written.
     """
@@ -124,7 +122,7 @@ class AskTell:
         self._steps = Steps(self._engine, recorder, self._ranks)
         if before is not None:
             try:
-                self._engine.take(self._engine.observed(*before))
+                self._engine.apply(self._engine.observed(*before))
                 recorder.updated(self._engine)
             except BaseException:
                 recorder.release()
@@ -140,26 +138,26 @@ class AskTell:
         policy: Policy | None = None,
         device: str | torch.device | None = None,
     ) -> AskTell:
-        """Go on with a recorded run: every value told is there, and the next picks are those of the uninterrupted run.
+        """Resume a recorded run with all its results; the next picks are those of the uninterrupted run.
 
-        The last snapshot of the state is loaded and what happened after it is done again. Evaluations that were out are still
-        :attr:`pending`; :meth:`reissue` returns them. Results and picks are the same to the last bit; what a model says of them
-        (such as ``best_mean``) is computed again, in another order, and agrees to rounding.
+        The last snapshot of the state is loaded, and later events are applied again. Pending evaluations are still
+        :attr:`pending`; :meth:`reissue` returns them. Results and picks are equal to the last bit; posterior values (such as
+        ``best_mean``) are computed in another order and agree to rounding.
 
         Args:
             storage: Path of the journal, or :class:`sparse_bo.Storage`.
-            arms: Those of the run; needed only where they were too large to be recorded (more than 8 MB).
-            feasible: That of the run; needed only where a space was searched as a box.
-            policy: That of the run; needed only where it has parts of your own, or a kernel that cannot be rebuilt.
-            device: Where to compute; default as before.
+            arms: Arms of the run; required only if they were too large for the journal (more than 8 MB).
+            feasible: Feasibility function of the run; required only if a space was searched as a box.
+            policy: Policy of the run; required only if it has parts of your own, or a kernel that cannot be rebuilt.
+            device: Device of the computations; default: the recorded one.
 
         Raises:
             FileNotFoundError: If there is no journal.
             StorageError: If it is damaged, of another format, read-only, or open for writing elsewhere.
-            ValueError: If arms or policy are not those of the run, or are needed.
+            ValueError: If arms or policy are not those of the run, or are required and missing.
 
         Warns:
-            ResumeWarning: If picks computed again differ from those recorded (other hardware or versions). Those recorded stay.
+            ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
         past = past_of(storage, arms, policy, device, feasible)
         try:
@@ -191,14 +189,14 @@ class AskTell:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Close the journal. What the block has raised comes out in any case, with a note if the journal cannot be closed."""
+        """Close the journal. An exception of the block propagates, with a note if the journal cannot be closed."""
         try:
             self.close()
         except StorageError as failure:
             if error is None:
                 raise
-            note = f"Nor could the journal be closed, which close() tries again: {failure}"
-            logger.warning("%s", note)  # nobody sees the notes of a SystemExit
+            note = f"The journal could not be closed either; call close() again: {failure}"
+            logger.warning("%s", note)  # the notes of a SystemExit are not shown
             error.add_note(note)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -208,8 +206,8 @@ class AskTell:
             TypeError: Always.
         """
         raise TypeError(
-            "an AskTell cannot be pickled or copied, as it owns its run and its journal; pickle loop.result(), or give "
-            "storage= and go on by AskTell.resume(...) in another process"
+            "expected no pickle or copy of an AskTell, which owns its run and its journal; pickle loop.result(), or pass "
+            "storage= and use AskTell.resume(...) in another process"
         )
 
     @property
@@ -224,17 +222,17 @@ class AskTell:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What identifies the run: policy, seed, domain, versions, and what was given as ``notes``."""
+        """Description of the run: policy, seed, domain, versions, and ``notes``."""
         return self._about
 
     @property
     def asked(self) -> int:
-        """Evaluations handed out so far."""
+        """Number of evaluations asked so far."""
         return self._engine.asked
 
     @property
     def pending(self) -> list[int]:
-        """Tickets that are out, in order."""
+        """Tickets without a result, in order."""
         with self._steps.lock:
             return self._engine.ledger.pending
 
@@ -244,39 +242,38 @@ class AskTell:
         return History(tuple(self._engine.rows), run_info(self._about))
 
     def ask(self, max_q: int | None = None) -> Batch:
-        """Return the next evaluations to make; the policy decides how many.
+        """Return the next evaluations; the policy decides their number.
 
-        Evaluations may be out: they keep their effect on the variance, and the new ones continue their batch. Picks asked in
-        pieces are those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results that have
-        come in update the state, and the next batch starts, with the evaluations still out counting towards it. Policies
-        without such batches take results in before every ask.
+        Pending evaluations keep their effect on the variance, and the new ones continue their batch. Picks asked in pieces are
+        those asked at once. When the batch is full (for BBKB: when the stop rule ends it), the results so far update the state,
+        and the next batch starts; pending evaluations count towards it. Policies without such batches update before every ask.
 
         Args:
-            max_q: At most so many (default: as many as the policy wants: for more at a time, the loop's ``workers=`` or the
-                policy's ``batch_size=``).
+            max_q: Maximum number of evaluations; default: the policy's choice. For larger batches pass ``workers=`` to the
+                loop, or ``batch_size=`` to the policy.
 
         Raises:
-            PendingBatchError: If nothing may be handed out before more results are told; says how many.
+            PendingBatchError: If the policy needs results of pending evaluations first; the message says how many.
             ValueError: If ``max_q`` < 1.
             TypeError: If ``max_q`` is not an integer.
-            StorageError: If the journal cannot be written; nothing is handed out then.
+            StorageError: If the journal cannot be written; the loop is unchanged then.
         """
         if max_q is not None:
             check_count("max_q", max_q)
         return self._steps.ask(UNLIMITED if max_q is None else max_q)
 
     def tell(self, tickets: Sequence[int] | Tensor, y: Sequence[float] | Tensor) -> None:
-        """Hand back results, in any order and any number at a time; once none is out the state is updated.
+        """Report results, in any order and number; the state is updated once none is pending.
 
         Args:
-            tickets: Of :meth:`ask`.
+            tickets: Tickets of :meth:`ask`.
             y: One finite value per ticket; NaN marks a failed evaluation, as :meth:`fail` does.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
             ValueError: If the number of values differs from the number of tickets, or a value is infinite.
             TypeError: If the values are not real numbers.
-            StorageError: If the journal cannot be written; nothing is recorded then, and the same can be told again.
+            StorageError: If the journal cannot be written; nothing is recorded then; the same call can be repeated.
 
         Warns:
             FailureWarning: Once, if more than half of at least 20 evaluations have failed.
@@ -284,7 +281,7 @@ class AskTell:
         self._steps.answer(lambda: answers_of(self._known(tickets), y))
 
     def fail(self, tickets: Sequence[int] | Tensor) -> None:
-        """Mark evaluations as failed: they give no observation, and what keeps failing is picked ever more rarely.
+        """Mark evaluations as failed: they give no observation, and inputs that fail again are picked less and less.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered; nothing is recorded then.
@@ -293,12 +290,12 @@ class AskTell:
         self._steps.answer(lambda: dict.fromkeys(self._known(tickets), FAILED))
 
     def reissue(self, tickets: Sequence[int] | Tensor | None = None) -> Batch:
-        """Return evaluations that are out once more, for example after a worker is lost; nothing changes.
+        """Return pending evaluations again, for example after a worker is lost; nothing changes.
 
-        A ticket stands for one evaluation: whoever tells it first is recorded, a second result raises :class:`TicketError`.
+        A ticket takes one result; a second one raises :class:`TicketError`.
 
         Args:
-            tickets: Default: all that are out.
+            tickets: Default: all pending ones.
 
         Raises:
             TicketError: If a ticket is unknown, repeated or already answered.
@@ -321,37 +318,36 @@ class AskTell:
         workers: int | None = None,
         callback: Callback | None = None,
     ) -> Result:
-        """Ask, evaluate and tell until ``budget`` more evaluations have been asked; what is out already is evaluated first.
+        """Ask, evaluate and tell until ``budget`` more evaluations have been asked; pending ones are evaluated first.
 
         Args:
             objective: Returns ``q`` values; NaN marks a failed evaluation.
-            budget: Evaluations, failed ones included; 0 evaluates what is out.
-            call_with: ``"X"``: with ``q x d`` points; ``"indices"``: with ``q`` arms; ``"batch"``: with a :class:`Batch`, whose
-                tickets can seed a random objective, so that it repeats after a resume; ``"parameters"``: with dictionaries of a
-                space. Default: with dictionaries where there is a space, else with points.
+            budget: Number of evaluations, failed ones included; 0 evaluates pending ones only.
+            call_with: Argument of the objective. ``"X"``: ``q x d`` points; ``"indices"``: ``q`` arms; ``"batch"``: a
+                :class:`Batch`, whose tickets can seed a random objective, so that it repeats after a resume;
+                ``"parameters"``: dictionaries of a space. Default: dictionaries with a space, else points.
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
-                number. Default: ``False`` for dictionaries, ``True`` for anything else. Its results are told as they come,
-                those of a twentieth of a second together.
-            arrays: ``"torch"``, ``"numpy"`` or ``"list"``: what points and indices are, see :func:`sparse_bo.maximize`. Tensors
-                are on the device of the arms or bounds wherever the objective runs in this process, here or on threads, and
-                on the CPU in others.
-            executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
-                ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here, batch by batch.
-            workers: Evaluations at a time; default: as many as the executor has workers.
-            callback: Called with the loop and the new history row after each update of the state. It may ask and tell too,
-                which counts towards the budget: what it asks for and does not tell is evaluated here, or, once the budget is
-                spent, stays out. Of evaluations that are being made, what it tells or fails stays.
+                number. Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
+                twentieth of a second together.
+            arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``, see :func:`sparse_bo.maximize`. Tensors
+                are on the device of the arms or bounds in this process (threads included), and on the CPU in others.
+            executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
+                or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
+            workers: Concurrent evaluations; default: the executor's number of workers.
+            callback: Called with the loop and the new history row after each update of the state. It may ask and tell:
+                its evaluations count towards the budget, and those without a result are evaluated here while budget remains.
+                A result that it reports for a running evaluation takes precedence.
 
         Raises:
-            ObjectiveError: If the objective fails, or returns something else than one value per evaluation. The loop stays
-                usable, with the failed evaluations out.
+            ObjectiveError: If the objective fails, or does not return one value per evaluation. The loop stays usable, with the
+                failed evaluations pending.
             RunInterrupted: On Ctrl-C; also a ``KeyboardInterrupt``.
-            TypeError: If the objective or the callback cannot be called, the objective cannot be sent to the workers, or the
+            TypeError: If the objective or the callback is not callable, the objective cannot be pickled for the workers, or the
                 executor's ``submit`` returns no future.
             StorageError: If the journal cannot be written.
 
-        Whatever is raised while the run goes on, by the policy or the callback too, has the loop and the result so far as its
-        attributes ``loop`` and ``result``.
+        Any exception during the run, also of the policy or the callback, has the loop and the result so far as attributes
+        ``loop`` and ``result``.
         """
         if not self._ranks.leads:
             with carrying(self, self._so_far):
@@ -375,26 +371,26 @@ class AskTell:
         return self.result()
 
     def result(self) -> Result:
-        """Return the best arms and the history so far; takes in what an interrupted update left."""
+        """Return the best arms and the history so far, after completing an interrupted update."""
         self._steps.catch_up()
         return self._so_far()
 
     def certificate(self) -> Certificate | None:
-        """Bound how far the sparse posterior variance is from the exact one, anywhere; ``None`` without a model over arms.
+        """Bound the ratio of sparse and exact posterior variance at every point; ``None`` without a model over arms.
 
-        Uses a generator of its own: calling it does not change later picks. See :func:`sparse_bo.certify` for the cost.
+        It has its own generator, so later picks do not change. See :func:`sparse_bo.certify` for the cost.
         """
         return self._engine.certificate()
 
     def _began_with(self, initial: tuple[Any, Any]) -> bool:
-        """Return whether the run began with these observations."""
+        """Return whether the run has these initial observations."""
         first = self._engine.rows[0] if self._engine.next_ticket > self._engine.asked else None
         picks, y = checked_initial(initial, self._domain)
         where = self._domain.recorded(picks).tolist()
         return first is not None and (first.points or first.indices, first.values) == (where, y.tolist())
 
     def _known(self, tickets: Sequence[int] | Tensor) -> list[int]:
-        """Return tickets that are out."""
+        """Return pending tickets after a check."""
         numbers = tickets_of(tickets)
         self._engine.ledger.check(numbers)
         return numbers

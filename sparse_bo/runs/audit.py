@@ -21,56 +21,51 @@ from sparse_bo.journal import Journal
 from sparse_bo.kernels import CovarianceFunction, covariance_function
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
-from sparse_bo.runs.predictions import recorded_engine, went_on
+from sparse_bo.runs.predictions import recorded_engine, replay
 from sparse_bo.runs.records import Recorded, evaluations_of, recorded_in
 from sparse_bo.widths.calibration import Calibration, calibration
 
-FEWEST, MOST = 8, 2_000
-"""Distinct inputs of which leave-one-out predictions are made: at least; and of more, so many spread over them."""
-NEWEST = 100
-"""Evaluations whose failures are counted apart."""
-
 
 class Failing(NamedTuple):
-    """What failed."""
+    """Failures of a run."""
 
     failed: int
-    """Evaluations."""
+    """Number of failed evaluations."""
     newest: tuple[int, int]
-    """Of the newest evaluations, those that failed, and how many these are."""
+    """Number of failures among the newest evaluations, and number of these."""
     often: Sequence[tuple[Any, int]]
-    """Arms, or points, that failed more than once, and how often: the worst three."""
+    """The three arms or points with the most failures above one, with their counts."""
 
 
 class Audit(NamedTuple):
-    """What a journal says of its run."""
+    """Audit of a recorded run."""
 
     recorded: Recorded
     state: State
-    """At the end of the journal."""
+    """State at the end of the journal."""
     certificate: Certificate | None
     """``None`` without a sparse model over arms."""
     calibration: Calibration | None
-    """Of leave-one-out predictions of the distinct inputs, by kernel, mean and λ; ``None`` without a model whose prior is at
-    hand, or with fewer than eight inputs."""
+    """Calibration of leave-one-out predictions of distinct inputs by kernel, mean and λ; ``None`` without a prior, or with
+    fewer than eight inputs."""
     failing: Failing
     drift: Trend | None
-    """Of repeated evaluations of the same inputs (y per evaluation), or, without enough of them, of leave-one-out errors;
-    ``None`` if there are too few of either."""
+    """Trend of repeated evaluations (y per evaluation), or, without enough of them, of leave-one-out errors; ``None`` with too
+    few of either."""
     repeated: bool
-    """Whether the drift is that of repeated evaluations."""
+    """Whether the trend is that of repeated evaluations."""
     differing: Sequence[str]
-    """Warnings of picks that, made again, differ from those recorded."""
+    """Warnings of picks that differ from the recorded ones."""
 
 
 def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     """Audit a run from its journal, also while it is being written. Computes on the CPU.
 
-    Costs what a resume costs, the certificate (:func:`sparse_bo.certify`) and O(min(n, 2,000)³).
+    Cost: a resume, the certificate (:func:`sparse_bo.certify`), and O(min(n, 2,000)³).
 
     Args:
-        path: Of the journal.
-        arms: Those of the run; needed only where they were too large to be kept.
+        path: Path of the journal.
+        arms: Arms of the run; required only if they were too large for the journal.
 
     Raises:
         FileNotFoundError: If there is no journal.
@@ -81,7 +76,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     recorded = recorded_in(journal)
     picks, y = _evaluations(journal)
     engine = recorded_engine(journal, arms)
-    differing = went_on(engine, journal)
+    differing = replay(engine, journal)
     state = engine.state
     predicted = _predicted(state)
     drift, repeated = _drift(picks, y), True
@@ -101,7 +96,7 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
 
 
 def _evaluations(journal: Journal) -> tuple[list[Any], Tensor]:
-    """Return what was evaluated, by ticket (arms, or tuples of coordinates), and the results, NaN where it failed."""
+    """Return the evaluations by ticket (arms, or tuples of coordinates), and their results, NaN for failed ones."""
     every = evaluations_of(journal)
     picks = every.picks[every.known].tolist()
     return [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks, torch.from_numpy(every.values[every.known])
@@ -111,12 +106,12 @@ def _failing(picks: Sequence[Any], y: Tensor) -> Failing:
     bad = y.isnan()
     counts = Counter(pick for pick, failed in zip(picks, bad.tolist(), strict=True) if failed)
     often = [(pick, times) for pick, times in counts.most_common(3) if times > 1]
-    newest = bad[-NEWEST:]
+    newest = bad[-100:]
     return Failing(int(bad.sum()), (int(newest.sum()), len(newest)), often)
 
 
 def _drift(picks: Sequence[Any], y: Tensor) -> Trend | None:
-    """Return the trend of inputs that were evaluated several times, each around its own mean."""
+    """Return the trend of repeated evaluations, each around the mean of its input."""
     numbers: dict[Any, int] = {}
     groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
     good = (~y.isnan()).nonzero().squeeze(-1)
@@ -124,13 +119,13 @@ def _drift(picks: Sequence[Any], y: Tensor) -> Trend | None:
 
 
 def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return leave-one-out scores and errors of distinct inputs, and when each was first evaluated; or ``None``."""
+    """Return leave-one-out scores and errors of distinct inputs, and the times of their first evaluations; or ``None``."""
     prior = _prior_of(state)
     if prior is None:
         return None
     covariance, mean, noise, observations = prior
-    rows = torch.linspace(0, observations.n - 1, min(observations.n, MOST), dtype=torch.float64, device="cpu").long()
-    if len(rows) < FEWEST:
+    rows = torch.linspace(0, observations.n - 1, min(observations.n, 2_000), dtype=torch.float64, device="cpu").long()
+    if len(rows) < 8:
         return None
     X, counts = observations.X[rows], observations.counts[rows]
     errors, scores = leave_one_out(covariance.cross(X, X), noise / counts, observations.means[rows] - mean)
@@ -138,7 +133,7 @@ def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def _prior_of(state: State) -> tuple[CovarianceFunction, float, float, Observations] | None:
-    """Return kernel, mean and λ of a state's model, and its observations; ``None`` where they are not at hand."""
+    """Return kernel, mean and λ of a state's model, and its observations; ``None`` without them."""
     if isinstance(state, BanditState) and state.posterior is not None:
         prior = state.posterior.prior
         return prior.covariance, prior.prior_mean, prior.regularization, state.observations

@@ -1,4 +1,4 @@
-"""Sections that Ctrl-C cannot cut in two: it waits for their end."""
+"""Sections that delay Ctrl-C to their end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _handle_by: Callable[[int, Any], Any] = _raw.signal
 
 
 class Boundary:
-    """A block that changes a run: what a signal's handler would raise inside is raised when the block has ended.
+    """A block that changes a run: signals inside it are handled after its end.
 
-    Handlers run in the main thread alone, so blocks of other threads need nothing. A signal without a handler in Python (the
-    default action, or ignored) is left alone. About 1.5 µs. Lives only around one block. Where ``__exit__`` cannot even begin
-    (memory ran out at its call), the handlers stay, and find at the next signal that the block is gone.
+    Handlers run in the main thread only, so blocks of other threads need nothing. A signal without a handler in Python (the
+    default action, or ignored) is unchanged. About 1.5 µs. If ``__exit__`` cannot begin (memory ran out at its call), the
+    handlers stay, and detect at the next signal that the block has ended.
     """
 
     __slots__ = ("__weakref__", "_held")
@@ -38,7 +38,7 @@ class Boundary:
 
 
 class _Held:
-    """The signals of a block; apart from it, so that the handlers do not keep it alive."""
+    """The signals of a block; a separate object, so that the handlers hold no reference to the block."""
 
     __slots__ = ("_arrived", "_before", "_block", "_holding")
 
@@ -57,7 +57,7 @@ class _Held:
                     _handle_by(number, self._hold)
         except BaseException:
             if threading.get_ident() != threading.main_thread().ident:
-                before.clear()  # nothing could be set: what was raised says so
+                before.clear()  # nothing could be set in this thread
                 return
             self._restore()  # a handler that is not held yet has raised
             raise

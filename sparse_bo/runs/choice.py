@@ -28,7 +28,7 @@ evaluate every arm four times at most. On Cadata regret per evaluation is 0.0031
 
 
 class Choice(NamedTuple):
-    """A policy, and why it."""
+    """A policy and the reason for it."""
 
     policy: Policy
     why: str
@@ -43,7 +43,7 @@ def chosen_policy(
     certified: bool = False,
     observed: int = 0,
 ) -> Choice:
-    """Return the policy that a run without one takes.
+    """Return the default policy of a run.
 
     Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, there will be at most
     :data:`MOST_EVALUATIONS` evaluations (so many if the budget is not known), and arms times evaluations are at most
@@ -68,12 +68,12 @@ def chosen_policy(
     time as there are workers (at least 4), and an initial design of at most a third of the budget.
 
     Args:
-        domain: Where is searched.
-        goal: What counts.
-        budget: Evaluations that are planned; ``None``: not known.
-        workers: Evaluations that can be made at a time; ``None``: not known, or one.
-        certified: Whether the run is to be certified.
-        observed: Evaluations that have been made before the run.
+        domain: The domain.
+        goal: ``"best"`` or ``"cumulative"``.
+        budget: Planned evaluations; ``None``: unknown.
+        workers: Concurrent evaluations; ``None``: unknown, or one.
+        certified: Whether the run has certificates.
+        observed: Number of initial observations.
 
     Raises:
         TypeError: If a number is not an integer.
@@ -103,7 +103,7 @@ def chosen_policy(
 def _fitting(
     policy: TrustRegion | ExpectedImprovement, domain: Domain, budget: int | None, workers: int | None, why: str
 ) -> Choice:
-    """Return the policy with batches for all workers, and a design that leaves some of the budget."""
+    """Return the policy with batches for all workers, and an initial design of at most a third of the budget."""
     reasons = [why]
     if workers is not None and workers > SMALLEST_BATCH:
         policy = replace(policy, batch_size=workers)
@@ -116,7 +116,7 @@ def _fitting(
 
 
 def _first_evaluations(domain: Domain, evaluations: int) -> int:
-    """Return how many evaluations expected improvement is to have; more than there will be: all of them."""
+    """Return the number of evaluations by expected improvement; more than ``evaluations``: all of them."""
     if not isinstance(domain, Arms) or isinstance(domain.points, ShardedArms) or domain.count * domain.dims > MOST_NUMBERS:
         return 0
     if evaluations <= MOST_EVALUATIONS and domain.count * evaluations <= MOST_NUMBERS:

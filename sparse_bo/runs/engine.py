@@ -1,11 +1,11 @@
-"""The state machine under ``AskTell``: what is out, what the policy knows, and how events change it.
+"""The state machine of ``AskTell``: pending evaluations, the policy's state, and their changes by events.
 
-Everything that happens to a run is an event (:class:`sparse_bo.journal.Event`); the same events in the same order give the
-same machine, to the last pick. That is how a run is resumed: from a snapshot, then the events after it.
+The same events (:class:`sparse_bo.journal.Event`) in the same order give the same machine, to the last pick. So a run is
+resumed from a snapshot and the events after it.
 
-Every change is computed first, by functions that leave the machine alone (:meth:`Engine.propose`, :meth:`Engine.folded`), and
-made afterwards, by functions that copy references and cannot fail for any other reason than memory that runs out
-(:meth:`Engine.hand_out`, :meth:`Ledger.answer`, :meth:`Engine.take`); :meth:`Engine.back_to` takes such a change back.
+A change is first computed by functions without side effects (:meth:`Engine.propose`, :meth:`Engine.next_update`), and then
+applied by functions that copy references and can fail only when memory runs out (:meth:`Engine.hand_out`,
+:meth:`Ledger.answer`, :meth:`Engine.apply`); :meth:`Engine.back_to` reverts it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
-from sparse_bo.domains import Domain
+from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.answers import results_of
 from sparse_bo.evaluations.batch import Batch
@@ -32,36 +33,58 @@ from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.timing import Phase
-from sparse_bo.runs.failing import FailureWatch
-from sparse_bo.runs.history import HistoryRow
+from sparse_bo.runs.failures import FailureWatch
+from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
-from sparse_bo.runs.ordinary import ordinary, with_gradients
-from sparse_bo.runs.rows import make_row
 
 UNLIMITED = 2**62
 _CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
-"""Fields of the machine that events change, besides ledger and history."""
+"""Fields that events change, in addition to ledger and history."""
 _FIELDS = attrgetter(*_CHANGING)
 
 Mark = tuple[tuple[Any, ...], int, LedgerMark]
-"""Where the machine stood: its fields, how long its history was, and where its ticket book stood."""
+"""A point to revert to: the fields, the length of the history, and the mark of the ledger."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_gradients(function: F) -> F:
+    """Return the function with gradients enabled, regardless of the caller's ``no_grad`` or ``inference_mode``."""
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # the usual case; the modes cost 4 µs
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]  # `wraps` keeps the signature
+
+
+@with_gradients
+def ordinary(domain: Domain) -> Domain:
+    """Return the domain with bounds that support gradients, also if they were made in inference mode."""
+    if isinstance(domain, Box) and domain.bounds.is_inference():
+        return replace(domain, bounds=domain.bounds.clone())
+    return domain
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What the results that are in make of the machine; nothing has changed yet."""
+    """The next state of the machine by the results so far, not yet applied."""
 
     state: State
     row: HistoryRow
     tickets: list[int]
-    """Of the results."""
+    """Tickets of the results."""
     generator: torch.Generator
     seconds: float
-    """About what a replay would cost."""
+    """Approximate cost of a replay (s)."""
 
 
 class Engine:
-    """A run without its journal. Owned and changed by ``AskTell`` alone."""
+    """A run without its journal. Only ``AskTell`` owns and changes it."""
 
     @with_gradients
     def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
@@ -75,23 +98,23 @@ class Engine:
         self.row_tickets: list[list[int]] = []
         self.asked = self.next_ticket = 0
         self.seconds = 0.0
-        """Spent on picks and updates since the last snapshot, about what a replay would cost."""
-        self._ahead, self._at = Ahead(domain, domain.no_picks), 0  # picked already, and how many of these are handed out
-        self._refused: int | None = None  # results that the policy needs, as long as neither state nor open picks change
+        """Seconds of picks and updates since the last snapshot, the approximate cost of a replay."""
+        self._ahead, self._at = Ahead(domain, domain.no_picks), 0  # picks made ahead, and the number of them that were asked
+        self._refused: int | None = None  # results that the policy needs, until state or pending picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
         self.failures = FailureWatch()
 
     @property
     def due(self) -> bool:
-        """Whether results must be taken in before the policy is asked."""
+        """Whether the state must be updated before the policy is asked."""
         return self.ledger.complete if self.mechanism.keeps_batch_open else self.ledger.answered > 0
 
     def propose(self, limit: int) -> Handing | int:
-        """Return the next evaluations: those picked ahead, then what the policy adds. Nothing changes but how long it took.
+        """Return the next evaluations: picks made ahead, then new ones. Only timings change.
 
         Returns:
-            The evaluations, or how many results the policy needs before there are any.
+            The evaluations, or the number of results that the policy needs first.
         """
         ahead, at = self._ahead, self._at
         if ahead.count - at >= limit:
@@ -100,7 +123,7 @@ class Engine:
 
     @with_gradients
     def _picked(self, limit: int) -> Handing | int:
-        """Return what is left of the picks made ahead and those that the policy adds, or how many results it needs."""
+        """Return the remaining picks made ahead and new ones, or the number of results that the policy needs first."""
         ahead, at = self._ahead, self._at
         start = time.perf_counter()
         picks, generator = ahead.picks[at:], self._drawing()
@@ -121,16 +144,16 @@ class Engine:
         return Ahead(self.domain, torch.cat([picks, made])).part(0, q, self.next_ticket, generator)
 
     def _seen(self, pending: Tensor) -> Tensor:
-        """Return the points that are evaluated or out, as far as the state has them; failed ones until they are tried again."""
+        """Return evaluated, pending and failed points, as far as the state has them."""
         state = self.state
         return torch.cat([state.X, state.left_alone(), pending]) if isinstance(state, BoxState) else pending
 
     def mark(self) -> Mark:
-        """Return where the machine stands, for :meth:`back_to`. O(1)."""
+        """Return a mark for :meth:`back_to`. O(1)."""
         return _FIELDS(self), len(self.rows), self.ledger.mark()
 
     def back_to(self, mark: Mark) -> None:
-        """Take back what has happened since: one :meth:`hand_out`, answer or :meth:`take`, or a part of one."""
+        """Revert the machine to a mark: one :meth:`hand_out`, answer or :meth:`apply` since, complete or not."""
         fields, rows, ledger = mark
         self.ledger.back_to(ledger)
         del self.rows[rows:], self.row_tickets[rows:]
@@ -138,7 +161,7 @@ class Engine:
             setattr(self, name, value)
 
     def hand_out(self, handing: Handing) -> None:
-        """Record that evaluations are out."""
+        """Mark evaluations as asked."""
         q = len(handing.picks)
         self.ledger.add(handing.batch.tickets, handing.picks)
         self._ahead, self._at = handing.ahead, handing.start + q
@@ -146,17 +169,17 @@ class Engine:
         self.next_ticket += q
         self.asked += q
 
-    def folded(self) -> Update:
-        """Return what the results that are in make of the machine."""
+    def next_update(self) -> Update:
+        """Return the update by the results so far."""
         batch, values = self.ledger.answers()
         return self._updated(batch, values, self.mechanism.tell)
 
     def observed(self, picks: Tensor, y: Tensor) -> Update:
-        """Return what observations made before the run make of the machine, as tickets 0 to n − 1."""
+        """Return the update by observations from before the run, with tickets 0 to n − 1."""
         return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist(), self.mechanism.observe)
 
-    def take(self, update: Update) -> None:
-        """Change to what :meth:`folded` or :meth:`observed` returned."""
+    def apply(self, update: Update) -> None:
+        """Apply an update of :meth:`next_update` or :meth:`observed`."""
         self.rows.append(update.row)
         self.row_tickets.append(update.tickets)
         self.state, self.generator = update.state, update.generator
@@ -171,11 +194,11 @@ class Engine:
         return self._certificate_of(self.state)
 
     def spend(self, on: Phase, seconds: float) -> None:
-        """Count time for the next row of the history."""
+        """Add time to a phase of the next history row."""
         self._effort[on] = self._effort.get(on, 0.0) + seconds
 
     def freeze(self) -> dict[str, Any] | None:
-        """Return the machine right after an update as arrays; ``None`` if the policy cannot freeze its states."""
+        """Return a snapshot of the machine right after an update; ``None`` if the policy has no snapshots."""
         frozen = self.mechanism.freeze(self.state)
         if frozen is None:
             return None
@@ -192,7 +215,7 @@ class Engine:
 
     @with_gradients
     def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow], row_tickets: list[list[int]]) -> None:
-        """Restore what :meth:`freeze` returned, with the history up to then."""
+        """Restore a snapshot of :meth:`freeze`, with the history up to it."""
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
         self.state = self.mechanism.thaw(parts)
         self.generator.set_state(frozen["generator"])
@@ -201,34 +224,35 @@ class Engine:
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
 
     def redo(self, event: Event) -> None:
-        """Let a recorded event happen again."""
+        """Apply a recorded event."""
         if event.kind == "tell":
             assert event.tickets is not None
             assert event.results is not None
             self.ledger.answer(dict(zip(event.tickets.tolist(), results_of(event.results.tolist()), strict=True)))
             if self.ledger.complete:
-                self.take(self.folded())
+                self.apply(self.next_update())
         elif event.kind == "update":
             if self.ledger.answered:
-                self.take(self.folded())
+                self.apply(self.next_update())
         elif event.kind == "ask":
             self._redo_ask(event)
         elif event.kind != "initial":
-            raise StorageError(f"the journal has an event {event.kind!r}: a newer sparse_bo has written it; install that one")
+            raise StorageError(f"expected a known event, got {event.kind!r} of a newer sparse_bo; install that version")
         else:
             assert event.results is not None
             y = torch.from_numpy(event.results.copy()).to(self.domain.device)
-            self.take(self.observed(self._tensor(event.picks), y))
+            self.apply(self.observed(self._tensor(event.picks), y))
 
     def _redo_ask(self, event: Event) -> None:
         assert event.picks is not None
         if event.first != self.next_ticket:
-            raise StorageError(f"the journal hands out ticket {event.first} after {self.next_ticket - 1}: it is damaged")
+            raise StorageError(f"expected ticket {self.next_ticket} in the journal, got {event.first}: the journal is damaged")
         handing = self.propose(UNLIMITED if event.max_q is None else event.max_q)
         if isinstance(handing, int) or not np.array_equal(handing.picks, event.picks):
             warnings.warn(
-                f"the picks from ticket {event.first} on, made again, differ from those recorded (other hardware, or other "
-                "versions of torch or sparse_bo); the recorded ones stay, later ones may differ from an uninterrupted run's",
+                f"the picks from ticket {event.first} on, computed again, differ from the recorded ones (other hardware, or "
+                "other versions of torch or sparse_bo); the recorded ones are used, later ones may differ from an "
+                "uninterrupted run's",
                 ResumeWarning,
                 stacklevel=4,
             )
@@ -238,7 +262,7 @@ class Engine:
 
     @with_gradients
     def _updated(self, batch: Batch, values: list[float], tell: Callable[..., State]) -> Update:
-        """Return the machine's update by results of ``batch``, as the mechanism takes them in by ``tell``."""
+        """Return the update by results of ``batch`` through the mechanism's ``tell`` or ``observe``."""
         good = [i for i, v in enumerate(values) if not math.isnan(v)]
         bad = [i for i, v in enumerate(values) if math.isnan(v)]
         generator, start = self._drawing(), time.perf_counter()
@@ -266,7 +290,7 @@ class Engine:
         return Update(state, row, batch.tickets, generator, seconds)
 
     def _drawing(self) -> torch.Generator:
-        """Return a generator that draws what this run's would: the run's own moves on only when what was drawn is used."""
+        """Return a copy of the run's generator, which advances only when the draws are used."""
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         return generator

@@ -1,4 +1,4 @@
-"""The history of a run, one row per batch, in memory and as a file of JSON lines."""
+"""The history of a run: one row per batch, in memory and as a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.answers import FAILED
+from sparse_bo.policies import State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
 from sparse_bo.runs.written import written_whole
-from sparse_bo.widths.calibration import Calibration
+from sparse_bo.widths.calibration import Calibration, calibration
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRow(Summary):
-    """One batch: what was picked, what came back, and what the state after it says."""
+    """One batch: its picks, its results, and the report of the state after it."""
 
     round: int
     """Batch number, from 1."""
@@ -31,23 +34,23 @@ class HistoryRow(Summary):
     indices: list[int]
     """Arms asked, in order; empty on a box."""
     values: list[float]
-    """What came back for each; NaN where the evaluation failed."""
+    """Results, NaN for failed evaluations."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
     survivors: int | None = None
-    """Arms that can still be optimal; ``None`` where nothing is eliminated."""
+    """Number of arms that can still be optimal; ``None`` without elimination."""
     rechecked: int = 0
-    """Arms whose score was recomputed in float64 while this batch was picked."""
+    """Number of arms whose score was computed again in float64 for this batch."""
     predicted: int = 0
-    """Results of this batch that a model had predicted before it."""
+    """Number of results that a model had predicted before this batch."""
     inside_68: int = 0
-    """Of these, within the central 68 % of their prediction."""
+    """Number of these within the central 68 % of their prediction."""
     inside_95: int = 0
-    """And within 95 %."""
+    """Number of these within the central 95 %."""
     error_squares: float = 0.0
     """Sum of the squares of their standardised errors."""
     variance_factor: float | None = None
-    """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` where it was not computed."""
+    """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` if it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds by :data:`sparse_bo.policies.timing.Phase`."""
 
@@ -58,21 +61,21 @@ class HistoryRow(Summary):
 
     @property
     def calibration(self) -> Calibration | None:
-        """How the results of this batch were spread around their predictions; ``None`` if there were none."""
+        """Calibration of this batch's predictions; ``None`` without any."""
         return Calibration(self.predicted, self.inside_68, self.inside_95, self.error_squares) if self.predicted else None
 
     @property
     def failed(self) -> int:
-        """Of these, evaluations that failed (NaN or :meth:`sparse_bo.AskTell.fail`)."""
+        """Number of failed evaluations (NaN or :meth:`sparse_bo.AskTell.fail`)."""
         return sum(map(math.isnan, self.values))
 
     def plain(self) -> dict[str, Any]:
-        """Return the row as ``json`` takes it: ``None`` where an evaluation failed."""
+        """Return the row as JSON, with ``None`` for failed evaluations."""
         return {**asdict(self), "values": [None if math.isnan(v) else v for v in self.values]}
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
-        """Return a row: the inverse of :meth:`plain`.
+        """Return the row of :meth:`plain`'s output.
 
         Raises:
             TypeError: If a field is missing or unknown.
@@ -87,14 +90,14 @@ DERIVED = ("batch_size", "failed")
 
 @dataclass(frozen=True)
 class History:
-    """The rows of a run and what identifies it."""
+    """The rows of a run, and its description."""
 
     rows: Sequence[HistoryRow]
     info: Mapping[str, Any]
     """Policy, seed, size of the arm set or the bounds of the box, versions."""
 
     def __repr__(self) -> str:
-        """Return what the run was and how long; its rows would be as many lines."""
+        """Return the policy and the size of the run."""
         return f"History(policy={self.info.get('policy')!r}, batches={len(self.rows)}, observations={self.observations})"
 
     def column(self, name: str) -> list[Any]:
@@ -110,18 +113,18 @@ class History:
 
     @property
     def observations(self) -> int:
-        """Evaluations in all rows, failed ones and those before the run included."""
+        """Number of evaluations in all rows, failed ones and initial observations included."""
         return sum(row.batch_size for row in self.rows)
 
     @property
     def calibration(self) -> Calibration | None:
-        """How all results were spread around what the model had predicted before their batches; ``None`` without a model."""
+        """Calibration of all predictions; ``None`` without a model."""
         found = [row.calibration for row in self.rows if row.calibration is not None]
         return reduce(Calibration.and_also, found) if found else None
 
     @property
     def refuted(self) -> str | None:
-        """What refutes the certificate, as the newest row says; ``None``: nothing has, or there is none."""
+        """Refutation of the certificate in the newest row; ``None`` without one."""
         return self.rows[-1].refuted if self.rows else None
 
     @property
@@ -136,14 +139,14 @@ class History:
 
     @property
     def parameters(self) -> list[dict[str, Any]] | None:
-        """Every evaluation asked by name, in order; ``None`` without a space of named parameters."""
+        """Every evaluation as a dictionary of named parameters, in order; ``None`` without a space."""
         if "space" not in self.info:
             return None
         _, named = names_of(self.info["space"])
         return named(self.indices or self.points)
 
     def save(self, path: str | Path) -> None:
-        """Write JSON lines: one header, then one row per batch. An existing file is replaced only once all is written.
+        """Write JSON lines: one header, then one row per batch. An existing file is replaced once all is written.
 
         Raises:
             OSError: If the file cannot be written.
@@ -155,7 +158,7 @@ class History:
 
     @staticmethod
     def load(path: str | Path) -> History:
-        """Read what :meth:`save` wrote.
+        """Read a file of :meth:`save`.
 
         Raises:
             OSError: If the file cannot be read.
@@ -182,3 +185,35 @@ def _parse(line: str, path: str | Path, number: int) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError(f"line {number} of {path} is not a JSON object; the file is damaged from there")
     return parsed
+
+
+def make_row(
+    state: State,
+    *,
+    indices: list[int],
+    points: list[list[float]] | None,
+    values: list[float],
+    rechecked: int,
+    errors: Tensor | None,
+    variance_factor: float | None,
+    seconds: Mapping[Phase, float],
+) -> HistoryRow:
+    """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
+    report = state.report()
+    found = Calibration(0, 0, 0, 0.0) if errors is None else calibration(errors)
+    return HistoryRow(
+        **{field.name: getattr(report, field.name) for field in fields(Summary)},
+        round=state.round,
+        pulls=state.pulls,
+        indices=indices,
+        points=points,
+        values=values,
+        survivors=None if report.survivors is None else len(report.survivors),
+        rechecked=rechecked,
+        predicted=found.results,
+        inside_68=found.inside_68,
+        inside_95=found.inside_95,
+        error_squares=found.squares,
+        variance_factor=variance_factor,
+        seconds=seconds,
+    )

@@ -1,4 +1,4 @@
-"""The ticket book of a run: every evaluation that is handed out, its ticket, and its result."""
+"""The ledger of a run: asked evaluations, their tickets and results."""
 
 from __future__ import annotations
 
@@ -14,36 +14,32 @@ from sparse_bo.errors import TicketError
 from sparse_bo.evaluations.answers import some
 from sparse_bo.evaluations.batch import Batch
 
-GATHERED = 256
-"""Inputs of picks made ahead that are fetched at a time, at least."""
-
-
 LedgerMark = tuple[dict[int, Any], dict[int, float], int, int]
-"""Where a ticket book stood."""
+"""A point to revert the ledger to."""
 
 
 class Handing(NamedTuple):
-    """Evaluations that are about to be handed out; nothing is recorded yet."""
+    """The next evaluations, not yet recorded."""
 
     batch: Batch
     picks: NDArray[Any]
-    """As a journal keeps them: ``q`` arms (int64), or ``q x d`` points (float64)."""
+    """Picks for the journal: ``q`` arms (int64), or ``q x d`` points (float64)."""
     ahead: Ahead
-    """Where they come from."""
+    """The picks made ahead that contain them."""
     start: int
-    """How many of these come before them."""
+    """Position of the first of them in ``ahead``."""
     generator: torch.Generator
-    """As it is after they were picked."""
+    """The generator after these picks."""
 
 
 class Ahead:
-    """Picks that a policy has made already, for the next asks as long as the state stays. A value.
+    """Picks made ahead, for the next asks with the same state. A value.
 
-    They are on the host and on the device at once, their inputs fetched for many: handing out one costs two small copies,
-    on the CPU made by NumPy, which takes a fifth of torch's time for them.
+    They are on the host and on the device, and their inputs are fetched in blocks: an ask of one costs two small copies, on the
+    CPU by NumPy, which takes a fifth of torch's time.
 
     Args:
-        domain: The user's.
+        domain: The user's domain.
         picks: ``q`` arms, or ``q x d`` points.
     """
 
@@ -55,19 +51,19 @@ class Ahead:
         self._fetched: tuple[Any, int, int] = (None, 0, 0)  # inputs of the picks from a start to a stop
 
     def part(self, start: int, q: int, ticket: int, generator: torch.Generator) -> Handing:
-        """Return q picks from ``start`` on, numbered from ``ticket``, and the generator that goes with them. O(q d)."""
+        """Return q picks from ``start`` on, numbered from ``ticket``, with the generator after them. O(q d)."""
         stop = start + q
         inputs, first, last = self._fetched
         if not first <= start <= stop <= last:
-            ahead = self.picks[start : max(stop, start + GATHERED)]
+            ahead = self.picks[start : max(stop, start + 256)]
             made, first, last = self.domain.inputs(ahead), start, start + len(ahead)
             inputs = made.numpy() if self._on_host else made
             self._fetched = (inputs, first, last)
-        # Copies: a view would take all that was picked ahead along to whoever keeps or pickles the batch.
+        # copies: a view would pickle all picks made ahead with the batch
         tickets, host = list(range(ticket, ticket + q)), self._host[start:stop].copy()
         if self._on_host:
             X = torch.from_numpy(inputs[start - first : stop - first].copy())
-            picks = torch.from_numpy(host)  # nobody keeps the array: ledger and journal copy it when it is handed out
+            picks = torch.from_numpy(host)  # ledger and journal copy the array
         else:
             X = inputs[start - first : stop - first].clone()
             picks = self.picks[start:stop].clone()
@@ -76,83 +72,83 @@ class Ahead:
 
 
 class Ledger:
-    """Evaluations of which the state has no result yet, by ticket. Owned and changed by ``AskTell`` alone.
+    """Evaluations without a result in the state, by ticket. Only ``AskTell`` owns and changes it.
 
-    Every operation costs O(evaluations it is about).
+    Every operation costs O(its evaluations).
     """
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
-        # Ticket -> arm, or point (d, float64 array), as a journal keeps them: copies that nobody else can write into.
+        # ticket -> arm, or point (d, float64 array), private copies
         self._open: dict[int, Any] = {}
-        self._answers: dict[int, float] = {}  # the part of them that is answered; NaN: failed
+        self._answers: dict[int, float] = {}  # results of some of them; NaN: failed
 
     @property
     def answered(self) -> int:
-        """Evaluations whose result waits for the next update of the state; failed ones included."""
+        """Number of results for the next update of the state, failed ones included."""
         return len(self._answers)
 
     @property
     def complete(self) -> bool:
-        """Whether results wait, and no evaluation is out any more."""
+        """Whether there are results, and no pending evaluation."""
         return 0 < len(self._answers) == len(self._open)
 
     @property
     def outstanding(self) -> int:
-        """Evaluations without a result."""
+        """Number of pending evaluations."""
         return len(self._open) - len(self._answers)
 
     @property
     def pending(self) -> list[int]:
-        """Tickets of the evaluations without a result, in order."""
+        """Tickets of pending evaluations, in order."""
         return [ticket for ticket in self._open if ticket not in self._answers]
 
     def batch(self, picks: Tensor, tickets: Iterable[int]) -> Batch:
-        """Return picks as evaluations to make; nothing is recorded yet."""
+        """Return picks as a batch, without a record."""
         indices = picks if self.domain.indexed else None
         return Batch(indices, self.domain.inputs(picks), list(tickets), self.domain.named(picks))
 
     def mark(self) -> LedgerMark:
-        """Return where the book stands, for :meth:`back_to`. O(1)."""
+        """Return a mark for :meth:`back_to`. O(1)."""
         return self._open, self._answers, len(self._open), len(self._answers)
 
     def back_to(self, mark: LedgerMark) -> None:
-        """Take back what has happened since: one :meth:`add`, :meth:`answer` or :meth:`settle`, or a part of one."""
+        """Revert one :meth:`add`, :meth:`answer` or :meth:`settle` since a mark, complete or not."""
         self._open, self._answers, out, answered = mark
         for book, length in ((self._open, out), (self._answers, answered)):
             while len(book) > length:
-                book.popitem()  # the newest: books keep the order in which they were written
+                book.popitem()  # the newest: dictionaries keep insertion order
 
     def add(self, tickets: Sequence[int], picks: NDArray[Any]) -> None:
-        """Record that evaluations are handed out, ``picks`` as a journal keeps them."""
+        """Add asked evaluations; ``picks`` in the form of the journal."""
         self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
     def handed_out(self, tickets: Sequence[int]) -> Batch:
-        """Return evaluations again as they were handed out."""
+        """Return asked evaluations again."""
         return self.batch(self.domain.stacked([self._open[t] for t in tickets]), tickets)
 
     def picks(self) -> Tensor:
-        """Return all picks of which the state has no result yet, in order, as a policy takes them."""
+        """Return all picks without a result in the state, in order, as picks of the policy."""
         return self.domain.stacked(list(self._open.values()))
 
     def answer(self, answers: Mapping[int, float]) -> None:
-        """Record results (NaN: failed) of tickets that :meth:`check` has passed."""
+        """Add results (NaN: failed) of tickets after :meth:`check`."""
         self._answers.update(answers)
 
     def answers(self) -> tuple[Batch, list[float]]:
-        """Return what is answered, in order of the tickets."""
+        """Return the evaluations with results, in order of the tickets."""
         tickets = [ticket for ticket in self._open if ticket in self._answers]
         return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]
 
     def settle(self, tickets: Iterable[int]) -> None:
-        """Forget evaluations whose results are in the state now. O(all that is out)."""
+        """Remove evaluations whose results are in the state. O(all evaluations)."""
         gone = set(tickets)
         self._open, self._answers = (
-            {ticket: kept for ticket, kept in book.items() if ticket not in gone} for book in (self._open, self._answers)
+            {ticket: value for ticket, value in book.items() if ticket not in gone} for book in (self._open, self._answers)
         )
 
     def check(self, tickets: list[int]) -> None:
-        """Check that tickets are out and none is given twice.
+        """Check that tickets are pending and distinct.
 
         Raises:
             TicketError: If one is unknown, repeated or already answered.
@@ -160,8 +156,8 @@ class Ledger:
         distinct = set(tickets)
         if not (self._open.keys() >= distinct and self._answers.keys().isdisjoint(distinct)):
             unknown = [t for t in tickets if t not in self._open or t in self._answers]
-            known = f"tickets that are out: {some(self.pending)}" if self.outstanding else "no tickets are out; ask first"
+            known = f"pending tickets: {some(self.pending)}" if self.outstanding else "no tickets are pending; ask first"
             raise TicketError(f"tickets {some(unknown)} are unknown or already answered; {known}")
         if len(distinct) != len(tickets):
             repeated = sorted({t for t in tickets if tickets.count(t) > 1})
-            raise TicketError(f"tickets {some(repeated)} are given more than once")
+            raise TicketError(f"expected distinct tickets, got {some(repeated)} more than once")

@@ -1,8 +1,7 @@
-"""The ranks of a run in step: what happens to the run on rank 0 happens on all, in the same order.
+"""The ranks of a run: every event of rank 0 happens on all ranks, in the same order.
 
-A run over arms in shards is one run on every rank: the same engine, the same generator, the same events. Rank 0 decides the
-events: it evaluates the objective, writes the journal, and tells the others each ask and each result before it happens. Without
-shards nothing is sent.
+A run over sharded arms is one run on every rank: the same engine, generator and events. Rank 0 evaluates the objective, writes
+the journal, and sends each ask and each result to the others before it is applied. Without shards nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ logger = logging.getLogger(__name__)
 
 
 class Occurrence(NamedTuple):
-    """Something that happens to a run."""
+    """An event of a run."""
 
     kind: Kind
     value: Any
-    """Of an ask the limit, of a tell the answers by ticket, of a stop the reason."""
+    """The limit of an ask, the results by ticket of a tell, the reason of a stop."""
 
 
 class Lockstep:
-    """Keeps the ranks of a run in step. Owned by ``AskTell``."""
+    """Synchronises the ranks of a run. Owned by ``AskTell``."""
 
     def __init__(self, group: Group) -> None:
         self.group, self._events = group, hashlib.blake2b(digest_size=8)
         self._alone, self._leading = group.size == 1, False
         self.recording: Callable[[], AbstractContextManager[None]] = Boundary if self._alone else self._closing
-        """Keeps signals from a change and its record, and closes the group if rank 0 cannot record what others have done."""
+        """Context of a change and its record: delays signals, and closes the group if rank 0 cannot record the change."""
 
     @property
     def leads(self) -> bool:
-        """Whether this rank decides what happens: rank 0, or the only process."""
+        """Whether this rank is rank 0, or the only process."""
         return self.group.leads
 
     def compare(self, settings: Callable[[], Mapping[str, Any]]) -> None:
         """Check that every rank has the same settings.
 
         Raises:
-            ValueError: On every rank, if not; says in what they differ.
+            ValueError: On every rank, if settings differ; the message names the first.
             RankError: If a rank has failed or is lost.
         """
         if self.group.size == 1:
@@ -63,14 +62,14 @@ class Lockstep:
             if rank is not None:
                 raise ValueError(
                     f"expected the same {name} on every rank, got {values[0]} on rank 0 and {values[rank]} on rank {rank}; "
-                    "a run over ShardedArms is started with the same arguments everywhere"
+                    "start a run over ShardedArms with the same arguments on every rank"
                 )
 
-    def given(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
-        """Let a tell happen on every rank: what rank 0 is given counts.
+    def answers(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
+        """Return the results of rank 0 on every rank, as a tell event.
 
         Args:
-            answers: Returns them; called on rank 0 alone.
+            answers: Returns the results; called on rank 0 only.
 
         Raises:
             RankError: As :meth:`agree`; on the other ranks, if ``answers`` raises.
@@ -84,49 +83,51 @@ class Lockstep:
         return self.agree("tell", mine)
 
     def agree(self, kind: Kind, value: Any = None) -> Any:
-        """Let an event happen on every rank: what rank 0 says of it counts.
+        """Synchronise an event, and return rank 0's value of it.
 
         Args:
-            kind: What this rank is about to do.
-            value: Of rank 0; that of the others is not looked at.
+            kind: Event of this rank.
+            value: Value of rank 0; ignored on the others.
 
         Raises:
-            RankError: If rank 0 does something else, or the ranks have come apart, or one is lost.
+            RankError: If rank 0 is at another event, the ranks' picks differ, or a rank is lost.
         """
         if self._alone:
             return value
-        told = self._exchanged(Occurrence(kind, value) if self.leads else None)
-        if told.kind == "stop":
-            raise RankError(f"rank 0 stopped: {told.value}")
-        if told.kind != kind:
-            raise self._apart(f"rank 0 is at {told.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere")
-        return told.value
+        event = self._exchanged(Occurrence(kind, value) if self.leads else None)
+        if event.kind == "stop":
+            raise RankError(f"rank 0 stopped: {event.value}")
+        if event.kind != kind:
+            raise self._apart(
+                f"rank 0 is at {event.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere"
+            )
+        return event.value
 
     def next(self) -> Occurrence:
-        """Return what rank 0 lets happen next; called on the other ranks.
+        """Return the next event of rank 0; called on the other ranks.
 
         Raises:
             RankError: If rank 0 stopped or is lost.
         """
-        told = self._exchanged(None)
-        if told.kind == "stop":
-            raise RankError(f"rank 0 stopped: {told.value}")
-        return told
+        event = self._exchanged(None)
+        if event.kind == "stop":
+            raise RankError(f"rank 0 stopped: {event.value}")
+        return event
 
     def note(self, picks: NDArray[Any]) -> None:
-        """Remember picks that were handed out: ranks that made others find out at the next event."""
+        """Add picks to the digest of events; a rank with other picks is detected at the next event."""
         if not self._alone:
             self._events.update(picks.tobytes())
 
     def leading(self) -> AbstractContextManager[None]:
-        """Tell the others, on rank 0, when what it does between events raises: they raise too, and the run can go on.
+        """Return a context that notifies the other ranks of an exception on rank 0; they raise too, and the run can continue.
 
-        Within another such block the outer one does: what is raised inside may be caught on the way.
+        Nested contexts leave the notice to the outermost, since an inner exception may be caught.
         """
-        return nullcontext() if self._alone else self._telling()
+        return nullcontext() if self._alone else self._notifying()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _notifying(self) -> Iterator[None]:
         outermost, self._leading = not self._leading, True
         try:
             yield
@@ -139,7 +140,7 @@ class Lockstep:
 
     @contextmanager
     def creating(self) -> Iterator[None]:
-        """Let rank 0 create the journal, and the others know if it cannot.
+        """Create the journal on rank 0; the others raise if that fails.
 
         Raises:
             RankError: On the other ranks, if rank 0 raised.
@@ -163,14 +164,14 @@ class Lockstep:
             raise
 
     def stop(self, error: BaseException) -> None:
-        """Tell the others that rank 0 goes no further; who is lost need not hear of it."""
+        """Notify the other ranks that rank 0 has stopped."""
         if self.group.size == 1 or not self.leads or self.group.closed is not None:
             return
         reason = f"{type(error).__name__}: {error}"
         try:
             self._exchanged(Occurrence("stop", reason[:2000]))
         except RankError as lost:
-            logger.warning("the other ranks did not hear why rank 0 stopped: %s", lost)
+            logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
 
     def _exchanged(self, mine: Occurrence | None) -> Occurrence:
         group = self.group
@@ -178,10 +179,10 @@ class Lockstep:
         every = group.objects(STEP, (self._events.hexdigest(), mine))
         rank = next((rank for rank, (digest, _) in enumerate(every) if digest != every[0][0]), None)
         if rank is not None:
-            raise self._apart(f"rank {rank} has made other picks than rank 0: their hardware or libraries do not round alike")
-        told: Occurrence | None = every[0][1]
-        assert told is not None
-        return told
+            raise self._apart(f"rank {rank} has other picks than rank 0: their hardware or libraries round differently")
+        event: Occurrence | None = every[0][1]
+        assert event is not None
+        return event
 
     def _apart(self, message: str) -> RankError:
         self.group.closed = self.group.closed or message

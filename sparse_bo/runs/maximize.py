@@ -16,8 +16,8 @@ from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal
+from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell, Callback, Objective
-from sparse_bo.runs.given import check_budget
 from sparse_bo.runs.result import Result
 from sparse_bo.validation import check_callable, check_choice
 
@@ -49,59 +49,57 @@ def maximize(
         objective: Called with ``q x d`` points (or ``q`` indices of arms), returns ``q`` values; NaN marks a failed evaluation.
             With ``space``, called with one dictionary, returns a number.
         arms: ``a x d`` candidates, or a :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid`.
-        bounds: ``2 x d`` lower and upper corner of a box, in place of ``arms``.
-        space: Named parameters, in place of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
-            "kind": Choice("a", "b")}``. Up to 20,000 combinations without a continuum become arms; else the unit box of their
-            encoded columns is searched (:class:`sparse_bo.Space` says how, and where that ends).
-        feasible: With ``space``: says of a dictionary whether it may be evaluated. On a box, picks that may not give way to
-            the nearest found that may.
-        budget: Evaluations to make, those of a resumed run included.
-        policy: Chosen if it is not given, by :func:`sparse_bo.runs.chosen_policy`: on a box
-            :class:`sparse_bo.policies.TrustRegion` with the goal; over arms of which the best counts, for at most 2,000
+        bounds: ``2 x d`` lower and upper corner of a box, instead of ``arms``.
+        space: Named parameters, instead of both: ``{"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12),
+            "kind": Choice("a", "b")}``. At most 20,000 combinations are a finite arm set; otherwise the unit box of the encoded
+            columns is searched (:class:`sparse_bo.Space`).
+        feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
+            feasible point found.
+        budget: Number of evaluations, those of a resumed run included.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box
+            :class:`sparse_bo.policies.TrustRegion` with the goal; over arms whose best counts, for at most 2,000
             evaluations (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`; in longer runs it has the first
             evaluations, and :class:`sparse_bo.BBKB` the others; where every evaluation counts BBKB has all. Batches of the
             first two are as large as there are workers (at least 4), their initial design is at most a third of the budget.
-            Everything is learned: no further setting is needed. The choice and its reason are logged, and stand in
-            ``result.history.info``.
-        goal: ``"best"``: the best point at the end counts, whatever was evaluated on the way. ``"cumulative"``: every
-            evaluation counts, as in an experiment on patients or customers. Has no
-            effect on a policy that is given, or a run that is resumed.
-        seed: Decides everything random in the policy.
-        initial: Observations already made: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
-            not count against the budget. With a run that is resumed, those that it began with, or none.
-        call_with: What the objective is called with, see :meth:`AskTell.run`.
+            All hyper-parameters are learned. The choice and its reason are logged, and in ``result.history.info``.
+        goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
+            patients or customers. Ignored with a ``policy`` and for a resumed run.
+        seed: Seed of the policy.
+        initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
+            not count against the budget. For a resumed run: those of its start, or none.
+        call_with: Argument of the objective, see :meth:`AskTell.run`.
         vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
-            Default: ``False`` for dictionaries, ``True`` for anything else. Its results are told as they come, those of a
+            Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
             twentieth of a second together.
-        arrays: What points and indices are: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. If the
-            objective takes those and imports no torch itself, its worker processes load none either.
-        executor: Where to evaluate: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
-            ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: here.
-        workers: Evaluations at a time; default: as many as the executor has workers.
+        arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. With
+            these, worker processes load torch only if the objective does.
+        executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
+            ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: this process.
+        workers: Concurrent evaluations; default: the executor's number of workers.
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
-        resume: Go on with the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
+        resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
         callback: Called with the loop and the new history row after each update of the state; see :meth:`AskTell.run`.
 
     Raises:
-        TypeError: If an argument has the wrong kind or dtype, the policy does not work on this domain, or the objective cannot
-            be sent to the workers.
-        ValueError: If arms are empty or not finite, bounds are not those of a box, both or none are given, settings do not
-            fit them, or the recorded run is another one.
+        TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot
+            be pickled for the workers.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, not exactly one domain is passed,
+            settings do not fit it, or the recorded run is another one.
         FileExistsError: If there is a file at ``storage`` and ``resume`` is not set.
         StorageError: If the journal cannot be written.
-        ObjectiveError: If the objective fails; carries the loop and the result so far, as any other exception of the run does.
-        RunInterrupted: On Ctrl-C; carries the loop and the result so far.
+        ObjectiveError: If the objective fails; has the loop and the result so far, as any other exception of the run.
+        RunInterrupted: On Ctrl-C; has the loop and the result so far.
 
-    An exception leaves the journal free: the same call with ``resume=True`` goes on, and so does the exception's ``loop``.
+    An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``.
     """
     check_budget(budget)
-    at_a_time = _at_a_time(workers_of(executor, workers))  # what does not fit is said before a journal is made
+    at_a_time = _at_a_time(workers_of(executor, workers))  # checked before a journal is created
     check_choice("goal", goal, get_args(Goal))
     check_callable("objective", objective)
     if callback is not None:
         check_callable("callback", callback)
     if resume and storage is None:
-        raise ValueError("resume=True needs storage= (the path of the journal)")
+        raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
     if (
         storage is not None
         and resume
@@ -120,14 +118,14 @@ def maximize(
         loop.close()
     except BaseException as error:
         loop.release()
-        if result is not None:  # what `run` raises carries it already
+        if result is not None:  # exceptions of `run` have it already
             vars(error).update(loop=loop, result=result)
         raise
     return result
 
 
 def _at_a_time(workers: Workers | None) -> int | None:
-    """Return how many evaluations are made at a time, where that is said."""
+    """Return the number of concurrent evaluations; ``None`` if unknown."""
     return None if workers is None else workers.count
 
 
@@ -142,18 +140,16 @@ def _resumed(
     initial: tuple[Any, Any] | None,
 ) -> AskTell:
     if bounds is not None:
-        Box(bounds)  # what is wrong with them is said before the journal is opened
+        Box(bounds)  # checked before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
-    on_arms = asked is not None and "restricted" not in asked  # their journal says which are feasible
+    on_arms = asked is not None and "restricted" not in asked  # the journal stores which are feasible
     loop = AskTell.resume(storage, arms=arms, feasible=None if on_arms else feasible, policy=policy)
     try:
         other = _difference(loop.about, bounds, asked, seed)
         if other is None and initial is not None and not loop._began_with(initial):
-            other = (
-                "began with other observations, or with none; this call gives initial=, which can only be given to a new run"
-            )
+            other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
-            raise ValueError(f"the run in {storage_of(storage).path} {other}; take another storage=")
+            raise ValueError(f"the run in {storage_of(storage).path} {other}; pass another storage=")
     except BaseException:
         loop.close()
         raise
@@ -161,13 +157,13 @@ def _resumed(
 
 
 def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[str, Any] | None, seed: int) -> str | None:
-    """Return in what a recorded run differs from the one that is asked for, ``None`` if in nothing."""
+    """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
         if space is not None and recorded is not None and _values(space) == _values(recorded):
             return "had another feasible= over these parameters"
-        what = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
-        return f"{what}; this call asks for another one"
+        kind = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
+        return f"{kind}; this call asks for another one"
     if bounds is not None and "bounds" not in about:
         return "is among arms, this call searches a box; pass arms="
     if about["seed"] != seed:
@@ -178,5 +174,5 @@ def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[
 
 
 def _values(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a space without that of what is feasible in it."""
+    """Return the description of a space without its feasible set."""
     return {name: part for name, part in space.items() if name not in ("feasible", "restricted")}

@@ -1,4 +1,4 @@
-"""What a state's model says of inputs, and how results compare with what was said before they came."""
+"""Predictions of a state's model, and their errors on later results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sparse_bo.runs.recorder import repeat
 from sparse_bo.runs.records import domain_of, evaluations_of, policy_of, start_of
 
 REPLAYED_SECONDS = 60.0
-"""A run is computed again as a whole if its model took at most so many."""
+"""Limit of the model's seconds up to which a whole run is computed again."""
 
 
-class Said(NamedTuple):
-    """What a model says of the objective at n inputs."""
+class Predictions(NamedTuple):
+    """Marginal posterior of the objective at n inputs."""
 
     mean: Tensor
     """``n`` (y)."""
@@ -42,33 +42,33 @@ class Replayed(NamedTuple):
 
     domain: Domain
     state: State
-    """At the end of the journal."""
+    """State at the end of the journal."""
     certificate: Certificate | None
     residuals: list[float]
-    """(result − mean predicted before it) / predicted standard deviation of a result, in order; of the results that
-    were computed again."""
+    """(result − mean predicted before it) / predicted standard deviation of a result, in order, of the
+    results that were computed again."""
     differing: list[str]
-    """Warnings of picks that, made again, differ from those recorded."""
+    """Warnings of picks that differ from the recorded ones."""
 
 
-def said_of(state: State, picks: Tensor) -> Said | None:
-    """Return what a state's model says of picks (``n`` arms, or ``n x d`` points); ``None`` without a model."""
+def predictions_of(state: State, picks: Tensor) -> Predictions | None:
+    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one."""
     if isinstance(state, BanditState) and state.posterior is not None:
         posterior = state.posterior
         variance = posterior.leverages_at(picks) * posterior.prior.regularization
-        return Said(posterior.means_at(picks).double(), variance.clamp_min(0.0).sqrt())
+        return Predictions(posterior.means_at(picks).double(), variance.clamp_min(0.0).sqrt())
     if isinstance(state, RegionState) and state.fitted is not None:
-        return Said(*state.fitted.medians(state.box.to_unit(picks)))
+        return Predictions(*state.fitted.medians(state.box.to_unit(picks)))
     if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return Said(*state.surrogate.medians(state.unit[picks]))
+        return Predictions(*state.surrogate.medians(state.unit[picks]))
     if isinstance(state, BoxState) and state.model is not None:
         mean, variance = state.predicted(picks)
-        return Said(mean.detach().flatten(), variance.detach().flatten().clamp_min(0.0).sqrt())
+        return Predictions(mean.detach().flatten(), variance.detach().flatten().clamp_min(0.0).sqrt())
     return None
 
 
 class _Watched(Mechanism[Any]):
-    """A mechanism that notes, before it is told results, how they compare with what its model says."""
+    """A mechanism that records the standardised errors of its model before each update."""
 
     def __init__(self, inner: Mechanism[Any]) -> None:
         self.inner, self.residuals = inner, []
@@ -104,7 +104,7 @@ class _Watched(Mechanism[Any]):
 def replayed(path: str | Path, *, arms: ArmSet | None = None) -> Replayed:
     """Compute a recorded run again, also while it is being written; writes nothing. On the CPU.
 
-    A run whose model took at most :data:`REPLAYED_SECONDS` is computed from its start on, any other from its last snapshot.
+    A run whose model took at most :data:`REPLAYED_SECONDS` is computed from its start, any other from its last snapshot.
 
     Raises:
         FileNotFoundError: If there is no journal.
@@ -114,7 +114,7 @@ def replayed(path: str | Path, *, arms: ArmSet | None = None) -> Replayed:
     journal = Journal.read(path)
     engine = recorded_engine(journal, arms)
     watched = engine.mechanism = _Watched(engine.mechanism)
-    differing = went_on(engine, journal, from_start=_seconds(journal) <= REPLAYED_SECONDS)
+    differing = replay(engine, journal, from_start=_seconds(journal) <= REPLAYED_SECONDS)
     return Replayed(engine.domain, engine.state, engine.certificate(), watched.residuals, differing)
 
 
@@ -124,13 +124,13 @@ def recorded_engine(journal: Journal, arms: ArmSet | None) -> Engine:
     return Engine(domain, policy, seed=journal.about["seed"], certify_every=None)
 
 
-def went_on(engine: Engine, journal: Journal, *, from_start: bool = False) -> list[str]:
-    """Bring a state machine to where a journal ends, from its last snapshot on; return what was warned of on the way.
+def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> list[str]:
+    """Bring an engine to the end of a journal, from its last snapshot; return the warnings.
 
     Args:
-        engine: As :func:`recorded_engine` returned it.
-        journal: Of the run.
-        from_start: Leave snapshots out.
+        engine: Engine of :func:`recorded_engine`.
+        journal: Journal of the run.
+        from_start: Ignore snapshots.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
@@ -145,7 +145,7 @@ def went_on(engine: Engine, journal: Journal, *, from_start: bool = False) -> li
 
 
 def _seconds(journal: Journal) -> float:
-    """Return how long the model of a run took, the objective excluded."""
+    """Return the seconds of a run without its objective."""
     return sum(
         float(seconds)
         for row in journal.rows()[0]

@@ -1,4 +1,4 @@
-"""Runs as read from their journals: settings, history, results."""
+"""Recorded runs: settings, history and results from a journal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sparse_bo.policies.description import describe, fingerprint, rebuild
 from sparse_bo.runs.history import History, HistoryRow
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values"))
-"""Fields of a history row but for those that the events say already."""
+"""Fields of a history row that do not follow from the events."""
 
 
 _READ: Mapping[str, type | tuple[type, ...]] = {"policy": str, "seed": int, "notes": dict}
-"""What a description must have to be read,"""
+"""Fields of a description for reading,"""
 _RESUMED: Mapping[str, type | tuple[type, ...]] = {
     **_READ,
     "description": object,
@@ -39,58 +39,58 @@ _RESUMED: Mapping[str, type | tuple[type, ...]] = {
     "dtype": str,
     "device": str,
 }
-"""and to be resumed, besides its domain."""
+"""and for resuming, in addition to its domain."""
 _ON_A_BOX: Mapping[str, type | tuple[type, ...]] = {"bounds": list, "dims": int}
 _OVER_ARMS: Mapping[str, type | tuple[type, ...]] = {"arms": list, "arms_hash": str}
 
 
 class Recorded(NamedTuple):
-    """A run as read from its journal."""
+    """A recorded run."""
 
     about: Mapping[str, Any]
     history: History
     """One row per update of the state that has been written."""
     asked: int
-    """Evaluations handed out, those observed before the run excluded."""
+    """Number of asked evaluations, without initial observations."""
     told: int
-    """Successful evaluations, whether or not the state has taken them in; those observed before the run included."""
+    """Number of successful evaluations, with initial observations, in the state or not."""
     failed: int
-    """Failed ones."""
+    """Number of failed evaluations."""
     before: int
-    """Observed before the run."""
+    """Number of initial observations."""
 
     @property
     def out(self) -> int:
-        """Handed out, with no result yet."""
+        """Number of pending evaluations."""
         return self.asked + self.before - self.told - self.failed
 
 
 class Evaluations(NamedTuple):
-    """Everything evaluated, by ticket."""
+    """All evaluations, by ticket."""
 
     picks: NDArray[Any]
     """``t`` arms or ``t x d`` points."""
     values: NDArray[np.float64]
-    """``t`` results, NaN where the evaluation failed or is out."""
+    """``t`` results, NaN for failed and pending ones."""
     known: NDArray[np.bool_]
-    """``t``: told or failed."""
+    """``t``: whether the evaluation has a result or has failed."""
     asked: int
-    """Handed out by ``ask``."""
+    """Number of asked evaluations."""
 
 
 class Start(NamedTuple):
-    """Where a resume starts."""
+    """The start of a resume."""
 
     frozen: Mapping[str, Any] | None
-    """The state as :meth:`sparse_bo.runs.engine.Engine.freeze` returned it; ``None``: at the beginning."""
+    """The last snapshot (:meth:`sparse_bo.runs.engine.Engine.freeze`); ``None``: none."""
     size: int
-    """Bytes of the snapshot that it comes from."""
+    """Size of the snapshot (bytes)."""
     after: int
     """Number of the last event before it."""
     rows: list[HistoryRow]
-    """The history that is whole, at least up to there; what is missing follows from the events."""
+    """Complete history rows, at least up to there."""
     tickets: list[list[int]]
-    """Of each row."""
+    """Tickets of each row."""
 
 
 def about_run(
@@ -102,7 +102,7 @@ def about_run(
     notes: Mapping[str, Any],
     why: str | None = None,
 ) -> dict[str, Any]:
-    """Return what identifies a run, for a journal; with the reason if the policy was chosen for the user."""
+    """Return the description of a run for a journal, with the reason of a default policy."""
     description = describe(policy)
     return {
         "policy": policy.name,
@@ -118,7 +118,7 @@ def about_run(
 
 
 def settings_of_run(policy: Policy, *, seed: int, certify_every: int | None, initial: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Return what all ranks of a run must have in common, in short."""
+    """Return the settings that all ranks of a run must share."""
     given = None if initial is None else [torch.as_tensor(part, device="cpu").tolist() for part in initial]
     return {
         "policy": policy.name,
@@ -142,15 +142,15 @@ def domain_of(
     """Return the domain of a recorded run.
 
     Args:
-        journal: Of the run.
-        arms: Those of the run, where they were too many to be kept.
-        device: Where to compute; default as before.
-        feasible: The feasibility function of its space, where that is searched as a box.
-        asking: Whether the run is to go on, and not only to be looked at: then that function is needed.
+        journal: Journal of the run.
+        arms: Arms of the run, if they were too large for the journal.
+        device: Device of the computations; default: the recorded one.
+        feasible: Feasibility function of a space that is searched as a box.
+        asking: Whether the run continues, which requires that function.
 
     Raises:
         StorageError: If the description of the run is incomplete.
-        ValueError: If ``arms`` or ``feasible`` are not those of the run, or are needed and not given.
+        ValueError: If ``arms`` or ``feasible`` are not those of the run, or are required and missing.
     """
     about, path = journal.about, journal.path
     _check_about(journal, _RESUMED)

@@ -1,4 +1,4 @@
-"""The steps of a run: ask, tell and update; each is agreed on by all ranks, recorded, and made whole or not at all."""
+"""The steps of a run: ask, tell and update, each synchronised over ranks, recorded, and applied atomically."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ W = TypeVar("W")
 
 
 class Steps:
-    """Makes the steps of a run, one at a time: calls of several threads take turns. Owned by ``AskTell`` alone.
+    """Applies the steps of a run one at a time; threads take turns. Only ``AskTell`` owns it.
 
     Args:
-        engine: Where nothing has happened yet.
-        recorder: Of its journal.
-        ranks: Of the run.
+        engine: A new engine.
+        recorder: Recorder of its journal.
+        ranks: Ranks of the run.
     """
 
     def __init__(self, engine: Engine, recorder: Recorder, ranks: Lockstep) -> None:
@@ -31,94 +31,94 @@ class Steps:
         self.lock = threading.RLock()
 
     def ask(self, limit: int) -> Batch:
-        """Hand out the next evaluations, at most so many, those that rank 0 asks for.
+        """Return the next evaluations, at most ``limit`` (that of rank 0).
 
         Raises:
-            PendingBatchError: If nothing may be handed out before more results are told.
-            StorageError: If the journal cannot be written; nothing is handed out then.
+            PendingBatchError: If the policy needs results of pending evaluations first.
+            StorageError: If the journal cannot be written; the run is unchanged then.
         """
         with self.lock:
             return self._asked(self.ranks.agree("ask", limit))
 
-    def answer(self, given: Callable[[], dict[int, float]]) -> None:
-        """Record results (NaN: failed), those that rank 0 was given; once none is out, take them in.
+    def answer(self, answers: Callable[[], dict[int, float]]) -> None:
+        """Record the results of rank 0 (NaN: failed), and update the state once none is pending.
 
         Args:
-            given: Returns them; called on rank 0 alone.
+            answers: Returns the results; called on rank 0 only.
 
         Raises:
             TicketError: If a ticket is unknown or already answered.
             StorageError: If the journal cannot be written; nothing is recorded then.
         """
         with self.lock:
-            self._answered(self.ranks.given(given))
+            self._answered(self.ranks.answers(answers))
 
     def follow(self) -> None:
-        """Let happen here what rank 0 lets happen in its run, to its end.
+        """Apply the events of rank 0's run, to its end.
 
         Raises:
             RankError: If rank 0 stopped or is lost.
         """
         self.ranks.agree("run")
-        while (told := self.ranks.next()).kind != "end":
-            with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # rank 0 gets them too
-                self._asked(told.value) if told.kind == "ask" else self._answered(told.value)
+        while (event := self.ranks.next()).kind != "end":
+            with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
+                self._asked(event.value) if event.kind == "ask" else self._answered(event.value)
 
     def catch_up(self) -> None:
-        """Make an update that was interrupted, if one was: the last result was told, none is out."""
+        """Complete an interrupted update: all results are in, none is pending."""
         with self.lock:
             if self.engine.ledger.complete:
-                self.take_in(by_ask=False)
+                self.update(by_ask=False)
 
-    def take_in(self, *, by_ask: bool) -> None:
-        """Update the state by the results that are in: by all of them, or not at all if that raises."""
-        update = self.engine.folded()
+    def update(self, *, by_ask: bool) -> None:
+        """Update the state by all results so far, or leave it unchanged if that raises."""
+        update = self.engine.next_update()
         with self.ranks.recording():
-            self._made(self.engine.take, update, self.recorder.taken_in, by_ask)
+            self._apply(self.engine.apply, update, self.recorder.taken_in, by_ask)
             self.recorder.updated(self.engine)
-        self.engine.failures.look(self.engine.rows)  # last: a warning may be made an error, and everything is recorded
+        self.engine.failures.look(self.engine.rows)  # last, since a warning may be an error
 
     def _asked(self, limit: int) -> Batch:
-        """See :meth:`ask`; on every rank alike."""
+        """See :meth:`ask`; collective."""
         engine = self.engine
         if engine.due:
-            self.take_in(by_ask=True)
+            self.update(by_ask=True)
         handing = engine.propose(limit)
         if isinstance(handing, int) and engine.ledger.answered:
-            self.take_in(by_ask=True)
+            self.update(by_ask=True)
             handing = engine.propose(limit)
         if isinstance(handing, int):
             raise self._waiting(handing)
         with self.ranks.recording():
-            self._made(engine.hand_out, handing, self.recorder.asked, handing, limit)
+            self._apply(engine.hand_out, handing, self.recorder.asked, handing, limit)
         self.ranks.note(handing.picks)
         return handing.batch
 
     def _waiting(self, needed: int) -> PendingBatchError:
-        """Return that the policy needs results first; an update that the ask made stays."""
+        """Return the error of a policy that needs results first; an update by the ask is kept."""
         ledger = self.engine.ledger
         return PendingBatchError(
-            f"{ledger.outstanding} evaluations are still out (tickets {some(ledger.pending)}), and the policy needs about "
-            f"{needed} of their results before it hands out more; tell or fail them before the next ask",
+            f"{ledger.outstanding} evaluations are pending (tickets {some(ledger.pending)}), and the policy needs about "
+            f"{needed} of their results for the next ones; tell or fail them before the next ask",
             needed=needed,
             pending=ledger.outstanding,
         )
 
     def _answered(self, answers: dict[int, float]) -> None:
-        """Record results; once none is out, take them in. If the latter raises, they stay recorded: the next ask does it."""
+        """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
         ledger = self.engine.ledger
         with self.ranks.recording():
-            self._made(ledger.answer, answers, self.recorder.told, answers)
+            self._apply(ledger.answer, answers, self.recorder.told, answers)
         if ledger.complete:
-            self.take_in(by_ask=False)
+            self.update(by_ask=False)
 
-    def _made(self, change: Callable[[W], None], what: W, record: Callable[..., None], *recorded: Any) -> None:
-        """Change the engine and record it, or neither: what raises leaves everything as it was."""
+    def _apply(self, change: Callable[[W], None], value: W, record: Callable[..., None], *recorded: Any) -> None:
+        """Change the engine and record it; an exception reverts both."""
         before = self.engine.mark()
         try:
-            change(what)
+            change(value)
             record(*recorded)
         except BaseException:
             self.engine.back_to(before)

@@ -124,7 +124,7 @@ def test_random_failures_do_not_starve_a_run(name):
     ids=["arms", "box"],
 )
 def test_a_run_without_a_success_recommends_nothing_and_says_so_once(where):
-    with pytest.warns(FailureWarning, match=r"20 of 20 .* nothing, as none has succeeded") as caught:
+    with pytest.warns(FailureWarning, match=r"20 of 20 .* empty, as none has succeeded") as caught:
         result = maximize(lambda X: torch.full((len(X),), torch.nan), budget=40, **where)
     assert len(caught) == 1
     assert caught[0].filename == __file__

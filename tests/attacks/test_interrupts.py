@@ -115,12 +115,12 @@ class AtTheEndOfUpdates(At):
     taken = False
 
     def _line(self, frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_code is Steps.take_in.__code__ and frame.f_locals["by_ask"] and self.left:
+        if event == "line" and frame.f_code is Steps.update.__code__ and frame.f_locals["by_ask"] and self.left:
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             if self.taken and "recording()" in text:
                 self.left = 0
                 self.strike()
-            self.taken |= "engine.take," in text
+            self.taken |= "engine.apply," in text
         return self._line
 
 

@@ -47,7 +47,7 @@ def test_a_folder_that_became_a_file_costs_no_results(tmp_path, temporary, monke
     (saved,) = temporary.rglob("*.jsonl")
     assert done.stderr == (
         f"error: could not write the figure and the history into {out} (File exists); the history is in {saved} instead; "
-        "run again with another --out, or with --storage RUN.db, whose journal keeps everything\n"
+        "run again with another --out, or with --storage RUN.journal, whose journal keeps everything\n"
     )
     assert len(History.load(saved).indices) == 30
 
@@ -77,7 +77,7 @@ def test_a_full_disk_is_said_after_the_summary(tmp_path, temporary, monkeypatch)
     assert "30 on 30 distinct arms" in done.stdout
     assert done.stderr == (
         f"error: could not write the figure and the history into {tmp_path / 'out'} (No space left on device); nor the history "
-        "into a temporary folder (No space left on device); run again with another --out, or with --storage RUN.db, whose "
+        "into a temporary folder (No space left on device); run again with another --out, or with --storage RUN.journal, whose "
         "journal keeps everything\n"
     )
 
@@ -91,7 +91,7 @@ def test_what_could_be_written_is_written(kind, method, lost, left, tmp_path, mo
     assert f"history  {tmp_path / left}\n" in done.stdout
     assert done.stderr == (
         f"error: could not write the {lost} into {tmp_path} (No space left on device); "
-        "run again with another --out, or with --storage RUN.db, whose journal keeps everything\n"
+        "run again with another --out, or with --storage RUN.journal, whose journal keeps everything\n"
     )
 
 

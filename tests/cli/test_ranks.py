@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from sparse_bo.cli import ranks
 from sparse_bo.cli.console import console
+from sparse_bo.cli.launch import device_on_rank, ranks_of_job, spread_over
 from sparse_bo.sharding import Alone, rehearse
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB
 from tests.cli.builders import invoke
@@ -14,7 +14,7 @@ from tests.cli.builders import invoke
 def test_without_a_job_there_is_one_rank(monkeypatch):
     for name in NAMES_OF_A_JOB:
         monkeypatch.delenv(name, raising=False)
-    with ranks.ranks_of_job() as group:
+    with ranks_of_job() as group:
         assert group.size == 1
         assert not console.quiet
 
@@ -22,16 +22,16 @@ def test_without_a_job_there_is_one_rank(monkeypatch):
 def test_a_job_of_one_rank_is_no_job(monkeypatch):
     for name in NAMES_OF_A_JOB:
         monkeypatch.setenv(name, "1")
-    with ranks.ranks_of_job() as group:
+    with ranks_of_job() as group:
         assert isinstance(group, Alone)
 
 
 def test_arms_are_spread_and_boxes_refused():
     arms = torch.rand(9, 2, dtype=torch.float64)
-    assert ranks.spread_over({"arms": arms}, Alone())["arms"] is arms
-    parts = rehearse(3, lambda group: len(ranks.spread_over({"arms": arms}, group)["arms"].part))
+    assert spread_over({"arms": arms}, Alone())["arms"] is arms
+    parts = rehearse(3, lambda group: len(spread_over({"arms": arms}, group)["arms"].part))
     assert parts == [3, 3, 3]
-    (first, _) = rehearse(2, lambda group: ranks.spread_over({"bounds": arms[:2]}, group))
+    (first, _) = rehearse(2, lambda group: spread_over({"bounds": arms[:2]}, group))
     assert isinstance(first, ValueError)
     assert "start it without torchrun" in str(first)
 
@@ -39,9 +39,9 @@ def test_arms_are_spread_and_boxes_refused():
 def test_a_rank_computes_on_the_gpu_of_its_number(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "5")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    devices = rehearse(2, lambda group: ranks.device_on_rank(torch.device("cuda"), group))
+    devices = rehearse(2, lambda group: device_on_rank(torch.device("cuda"), group))
     assert devices == [torch.device("cuda", 1)] * 2
-    assert ranks.device_on_rank(torch.device("cpu"), Alone()) == torch.device("cpu")
+    assert device_on_rank(torch.device("cpu"), Alone()) == torch.device("cpu")
 
 
 def test_started_again_the_command_goes_on_with_its_own_journal_unasked(tmp_path, monkeypatch):

@@ -19,6 +19,11 @@ def test_drawn_arms_are_distinct_and_unseen_as_long_as_there_are_such(a, generat
         assert all(20 <= i < a for i in drawn)
 
 
+def test_many_arms_drawn_from_few_are_distinct(generator):
+    for _ in range(20):
+        assert len(set(line(100).uniform(20, seen=torch.arange(0), generator=generator).tolist())) == 20
+
+
 def test_when_all_arms_are_seen_any_arm_is_drawn(generator):
     drawn = line(5).uniform(200, seen=torch.tensor([0, 1, 2, 4]), generator=generator).tolist()
     assert drawn[0] == 3

@@ -1,5 +1,6 @@
 """Spaces of named parameters: encoding and back, arms or box, feasibility, runs, journals, and what is refused."""
 
+import itertools
 import json
 import math
 import pickle
@@ -82,11 +83,16 @@ def test_combinations_are_numbered_as_itertools_has_them():
     assert points[:3] == [{"n": 0, "kind": "x", "rate": rate} for rate in (0.0, 0.25, 0.5)]
     assert len({tuple(point.values()) for point in points}) == space.count == 75
     assert points[-1] == {"n": 4, "kind": "z", "rate": 1.0}
+    uneven = Space({"n": Int(0, 1), "m": Int(0, 2)})
+    assert uneven.decode(uneven.combination(torch.arange(6))) == [
+        {"n": n, "m": m} for n, m in itertools.product(range(2), range(3))
+    ]
 
 
 def test_few_combinations_become_arms_and_many_a_box():
     assert isinstance(space_domain(SMALL), SpaceArms)
     assert isinstance(space_domain(MIXED), SpaceBox)
+    assert isinstance(space_domain(Space(SMALL, most_arms=75)), SpaceArms)
     assert isinstance(space_domain(Space(SMALL, most_arms=74)), SpaceBox)
     assert space_domain(MIXED).dims == 1 + 1 + 3 + 1
 
@@ -178,7 +184,7 @@ def test_a_resumed_run_takes_its_space_from_the_journal_and_names_what_differs(t
     run = {"policy": RandomSearch(), "storage": tmp_path / "run.db"}
     maximize(few, space=SMALL, feasible=lambda point: point["n"] > 1, budget=2, **run)
     for feasible in (None, lambda point: point["n"] > 0):
-        with pytest.raises(ValueError, match="had another feasible= over these parameters; take another storage="):
+        with pytest.raises(ValueError, match="had another feasible= over these parameters; pass another storage="):
             maximize(few, space=SMALL, feasible=feasible, budget=4, resume=True, **run)
     result = maximize(few, budget=4, resume=True, **run)
     assert len(result.history.parameters) == 4
@@ -276,7 +282,7 @@ def test_workers_get_dictionaries():
             "function failed at .*KeyError",
         ),
         (lambda: AskTell(space=SMALL, feasible=lambda point: None), ValueError, "True or False, got None"),
-        (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "needs space="),
+        (lambda: maximize(few, arms=torch.rand(3, 2), budget=1, call_with="parameters"), ValueError, "with space="),
         (lambda: AskTell(space=MIXED, initial=(OK, [1.0])), TypeError, "to be a list of dictionaries with .*, got dict"),
         (lambda: AskTell(space=MIXED, initial=(iter([OK]), [1.0])), TypeError, "a list of dictionaries with .*iterator"),
         (lambda: AskTell(space=MIXED, initial=(["lr"], [1.0])), TypeError, "got str in row 0"),

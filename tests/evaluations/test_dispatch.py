@@ -391,7 +391,7 @@ def test_resuming_another_run_is_refused(tmp_path):
         run(flaky.smooth, storage=tmp_path / "run.db", resume=True, arms=arms(61))
     with pytest.raises(TypeError, match="expected bounds to be a torch.Tensor"):
         run(flaky.smooth, storage=tmp_path / "run.db", resume=True, arms=None, bounds=[[0.0], [1.0]])
-    with pytest.raises(ValueError, match="resume=True needs storage="):
+    with pytest.raises(ValueError, match="with resume=True, got None"):
         run(flaky.smooth, resume=True)
     assert run(flaky.smooth, storage=tmp_path / "new.db", resume=True, budget=5).state.pulls == 5
 

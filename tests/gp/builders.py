@@ -1,4 +1,4 @@
-"""A small regression problem with repeated pulls, as features and as dense matrices over pulls."""
+"""A small regression problem with repeated pulls, as features and as dense matrices; observations of arms to learn from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
+from sparse_bo.gp.learn import learn_prior
 from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
+from sparse_bo.gp.priors import KnownPrior, Prior
 from tests import oracles
 from tests.oracles import rbf
 
@@ -117,3 +120,37 @@ def regression(
     y = 1.0 + torch.randn(int(counts.sum()), generator=g, dtype=torch.float64).to(dtype=dtype, device=device)
     D = draw(m or n, 2) if external else X[: m or n]
     return Regression(X, torch.cat([T, X[:3]]), D, counts, y, noise, prior_mean, lengthscale, scale)
+
+
+OPEN = Prior(None, None, None)
+
+
+def problem(n: int = 60, noise: float = 0.1, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    arms = torch.rand(200, 2, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 0.5], dtype=torch.float64) - 1.0
+    index = torch.randint(200, (n,), generator=generator)
+    truth = 100.0 + 5.0 * torch.sin(2.0 * arms[:, 0])
+    y = truth[index] + noise * torch.randn(n, generator=generator, dtype=torch.float64)
+    return arms, index, y
+
+
+def hull(arms: Tensor) -> Tensor:
+    return torch.stack([arms.amin(dim=0), arms.amax(dim=0)])
+
+
+def observe(arms: Tensor, index: Tensor, y: Tensor) -> Observations:
+    return add_observations(no_observations(arms), arms, index, y)
+
+
+def learned_from(arms: Tensor, index: Tensor, y: Tensor, given: Prior = OPEN, **kwargs) -> KnownPrior:
+    return learn_prior(given, observe(arms, index, y), hull(arms), generator=torch.Generator().manual_seed(3), **kwargs)
+
+
+def numbers(prior: KnownPrior) -> list[float]:
+    kernel = prior.covar_module
+    return [
+        *kernel.base_kernel.lengthscale.detach().flatten().tolist(),
+        float(kernel.outputscale.detach()),
+        prior.prior_mean,
+        prior.regularization,
+    ]

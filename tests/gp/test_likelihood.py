@@ -1,15 +1,25 @@
-"""Likelihoods over pulls, from counts and sums or summed over rows, against dense normal densities over pulls."""
+"""Likelihoods of repeated observations and of features, against dense normal densities over pulls."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparse_bo.gp.likelihood import merged_evidence
+from sparse_bo.gp.hyperparameters import ADDITIVE, Priors
+from sparse_bo.gp.likelihood import (
+    Scatter,
+    correlation_of,
+    fixed_correlation,
+    log_likelihood,
+    shares_of,
+    stationary_log_likelihood,
+)
 from sparse_bo.gp.woodbury import low_rank_sums, vfe_log_likelihood_from_sums
+from sparse_bo.kernels.additive import pairs
 from tests import oracles
 from tests.gp.builders import Regression, regression
 from tests.oracles import tolerance
@@ -17,9 +27,13 @@ from tests.oracles import tolerance
 RELATIVE = 1e-8
 
 
+def scatter_of(p: Regression) -> Scatter:
+    return Scatter(p.counts, p.scatter, float(p.counts.sum()) - len(p.counts))
+
+
 def _merged(p: Regression) -> Tensor:
-    evidence = merged_evidence(p.k(p.X, p.X), p.counts, p.means, p.scatter, noise=p.noise, prior_mean=p.prior_mean)
-    return p.y.new_tensor(evidence.value)
+    R, noise = fixed_correlation(p.k(p.X, p.X) / p.scale), p.y.new_tensor(p.noise / p.scale)
+    return log_likelihood(R, p.means, noise, mean=p.prior_mean, scale=p.scale, scatter=scatter_of(p)).value
 
 
 def _vfe(p: Regression) -> Tensor:
@@ -88,27 +102,109 @@ def test_data_far_from_zero_do_not_cancel() -> None:
     torch.testing.assert_close(_merged(far), _merged(p), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given mean", "estimated mean"])
-def test_derivatives_of_the_merged_likelihood_are_those_of_autograd(given: bool) -> None:
-    """Of the dense density of all pulls, at the mean that was used: its own derivative vanishes where it was estimated."""
-    p = regression(8, m=None)
-    sd = 1.5
-    K = p.k(p.X, p.X)
-    evidence = merged_evidence(
-        K, p.counts, p.means, p.scatter, noise=p.noise, prior_mean=p.prior_mean if given else None, mean_sd=sd
-    )
-    K, noise = K.requires_grad_(), p.y.new_tensor(p.noise).requires_grad_()
-    mean = p.y.new_tensor(evidence.prior_mean).requires_grad_()
-    dense = K[p.rows][:, p.rows] + noise * torch.eye(len(p.y), dtype=p.y.dtype)
+LOGS = {"rbf": (-0.5, 0.2), "matern52": (-0.5, 0.2), ADDITIVE: (-0.5, 0.2, -1.0, -1.4, 0.3, -0.4)}
+
+
+def dense_correlation(logs: Tensor, X: Tensor, family: str) -> Tensor:
+    """Entry by entry, from GPyTorch's kernels, in the graph of ``logs``."""
+    kernel = RBFKernel() if family == "rbf" else MaternKernel(nu=2.5)
+    kernel.double().lengthscale = 1.0
+    R = kernel(X / logs[:2].exp()).to_dense()
+    if family == ADDITIVE:
+        shares = torch.softmax(torch.cat([logs[4:6], logs.new_zeros(1)]), dim=0)
+        R = shares[2] * R
+        for j in range(2):
+            R = R + shares[j] * torch.exp(-0.5 * ((X[:, j : j + 1] - X[:, j]) / logs[2 + j].exp()).square())
+    return R
+
+
+@pytest.mark.parametrize("modes", [False, True], ids=["given", "at their modes"])
+@pytest.mark.parametrize("family", LOGS)
+def test_value_and_derivatives_are_those_of_the_dense_density_of_all_pulls(family: str, modes: bool) -> None:
+    """By automatic differentiation; those of mean and scale vanish where these are at their modes."""
+    p, priors = regression(8, m=None), Priors(scale_shape=2.0, mean_variance=1.5)
+    logs = torch.tensor(LOGS[family], dtype=torch.float64)
+    R = correlation_of(logs, p.X, family=family, together=pairs(p.X) if family == ADDITIVE else None)
+    noise = torch.tensor(0.1, dtype=torch.float64)
+    given = {"mean": None, "scale": None, "priors": priors} if modes else {"mean": 0.7, "scale": 1.5}
+    found = log_likelihood(R, p.means, noise, scatter=scatter_of(p), **given)
+    variables = [v.clone().requires_grad_() for v in (logs, noise.log(), found.scale.log(), found.mean)]
+    at, log_g, log_s, mean = variables
+    s, every = log_s.exp(), torch.eye(len(p.y), dtype=torch.float64)
+    dense = s * (dense_correlation(at, p.X, family)[p.rows][:, p.rows] + log_g.exp() * every)
     value = torch.distributions.MultivariateNormal(mean.expand_as(p.y), dense).log_prob(p.y)
-    if not given:
-        value = value + torch.distributions.Normal(mean.new_zeros(()), mean.new_tensor(sd)).log_prob(mean)
-    by_K, by_noise, by_mean = torch.autograd.grad(value, (K, noise, mean))
-    assert evidence.value == pytest.approx(float(value.detach()), rel=RELATIVE)
-    torch.testing.assert_close(evidence.by_covariance, 0.5 * (by_K + by_K.mT), rtol=1e-6, atol=1e-6)
-    assert evidence.by_noise == pytest.approx(float(by_noise), rel=1e-6, abs=1e-6)
-    if not given:
-        assert float(by_mean) == pytest.approx(0.0, abs=1e-6)
+    if modes:
+        value = value - priors.scale_shape * (log_s + 1.0 / s) - 0.5 * mean.square() / (s * priors.mean_variance)
+    by_logs, by_noise, by_scale, by_mean = torch.autograd.grad(value, variables)
+    close = {"rtol": 1e-7, "atol": 1e-7}
+    torch.testing.assert_close(found.value, value.detach(), **close)
+    torch.testing.assert_close(found.by_correlation, by_logs, **close)
+    torch.testing.assert_close(found.by_log_noise, by_noise, **close)
+    torch.testing.assert_close(found.by_log_scale, by_scale, **close)
+    torch.testing.assert_close(torch.zeros_like(by_mean) if modes else -found.by_means.sum(), by_mean, **close)
+    if modes:
+        torch.testing.assert_close(by_scale, torch.zeros_like(by_scale), **close)
+
+
+def test_single_observations_need_no_scatter() -> None:
+    p = regression(9, m=None)
+    R, noise = correlation_of(torch.zeros(2, dtype=torch.float64), p.X, family="rbf"), p.y.new_tensor(0.1)
+    one = Scatter(torch.ones_like(p.counts), 0.0, 0.0)
+    plain, merged = (log_likelihood(R, p.means, noise, mean=0.0, scale=1.0, scatter=scatter) for scatter in (None, one))
+    for a, b in zip(plain, merged, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_shares_and_that_of_all_inputs_are_one() -> None:
+    shares, rest = shares_of(torch.tensor([0.3, -2.0], dtype=torch.float64))
+    assert float(shares.sum()) + rest == pytest.approx(1.0)
+    assert (shares / rest).log().tolist() == pytest.approx([0.3, -2.0])
+
+
+def stationary(batch: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(9, 3, generator=g, dtype=torch.float64)
+    lengthscales = 0.3 + torch.rand(*batch, 3, generator=g, dtype=torch.float64)
+    variance = 0.5 + torch.rand(batch, generator=g, dtype=torch.float64)
+    noise = 0.05 + torch.rand(*batch, 9, generator=g, dtype=torch.float64)
+    residuals = torch.randn(*batch, 9, generator=g, dtype=torch.float64)
+    return X, lengthscales, variance, noise, residuals
+
+
+@pytest.mark.parametrize("family", ["rbf", "matern52"])
+def test_noise_may_differ_from_input_to_input(family: str) -> None:
+    X, lengthscales, variance, noise, residuals = stationary()
+    kernel = (RBFKernel(ard_num_dims=3) if family == "rbf" else MaternKernel(nu=2.5, ard_num_dims=3)).double()
+    kernel.lengthscale = lengthscales
+    covariance = variance * kernel(X).to_dense() + noise.diag()
+    expected = torch.distributions.MultivariateNormal(torch.zeros_like(residuals), covariance).log_prob(residuals)
+    value = stationary_log_likelihood(X, lengthscales, variance, noise, residuals, family=family)
+    torch.testing.assert_close(value, expected.detach())
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("family", ["rbf", "matern52"])
+def test_the_gradient_of_a_batch_is_that_of_finite_differences(family: str, batch: tuple[int, ...]) -> None:
+    X, *arguments = stationary(batch)
+    assert torch.autograd.gradcheck(
+        lambda *given: stationary_log_likelihood(X, *given, family=family), [part.requires_grad_() for part in arguments]
+    )
+
+
+def test_arguments_broadcast_over_a_batch_and_over_inputs() -> None:
+    X, _, _, noise, residuals = stationary((2,))
+    one, scale = torch.tensor([0.4], dtype=torch.float64).requires_grad_(), torch.ones((), dtype=torch.float64)
+    value = stationary_log_likelihood(X, one, scale, noise[0, :1], residuals, family="rbf")
+    each = [stationary_log_likelihood(X, one.expand(3), scale, noise[0, :1].expand(9), row, family="rbf") for row in residuals]
+    torch.testing.assert_close(value, torch.stack(each))
+    (gradient,) = torch.autograd.grad(value.sum(), one)
+    assert gradient.shape == (1,)
+
+
+def test_lengthscales_that_are_not_finite_are_an_error() -> None:
+    X, lengthscales, variance, noise, residuals = stationary()
+    with pytest.raises(ValueError, match="finite"):
+        stationary_log_likelihood(X, lengthscales * torch.nan, variance, noise, residuals, family="rbf")
 
 
 def test_a_change_of_units_adds_the_log_of_the_scale() -> None:

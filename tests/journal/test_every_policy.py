@@ -92,8 +92,8 @@ def test_an_interrupted_run_goes_on_as_the_uninterrupted_one(way, domain, name, 
     reference, expected = uninterrupted(domain, name)
     loop, log = started(domain, name, storage=storage), []
     updates = []
-    update = Engine.folded
-    monkeypatch.setattr(Engine, "folded", lambda self: (updates.append(1), update(self))[1])
+    update = Engine.next_update
+    monkeypatch.setattr(Engine, "next_update", lambda self: (updates.append(1), update(self))[1])
     for share in (0.5, 0.7, 0.9) if often else (0.8,):
         while len(log) < int(share * len(expected)):
             step(loop, BUDGET[domain], log)

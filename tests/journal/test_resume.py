@@ -125,11 +125,11 @@ def test_initial_observations_of_another_run_are_refused(where, tmp_path):
     maximize(objective, **domain, **how, initial=(inputs, y), resume=True)
     maximize(objective, **domain, **how, resume=True)
     for initial in ((others, y), (inputs, 2 * y), (inputs[:1], y[:1])):
-        with pytest.raises(ValueError, match=r"run.journal began with other observations, or with none; .* another storage="):
+        with pytest.raises(ValueError, match=r"run.journal has other initial observations, or none; .* another storage="):
             maximize(objective, **domain, **how, initial=initial, resume=True)
     how["storage"] = tmp_path / "other.db"
     maximize(objective, **domain, **how)
-    with pytest.raises(ValueError, match="began with other observations, or with none"):
+    with pytest.raises(ValueError, match="has other initial observations, or none"):
         maximize(objective, **domain, **how, initial=(inputs, y), resume=True)
 
 
@@ -137,7 +137,7 @@ def test_bounds_of_another_dtype_are_another_run(tmp_path):
     bounds, how = torch.tensor([[0.0], [1.0]], dtype=torch.float64), {"budget": 2, "policy": RandomSearch()}
     maximize(lambda X: X.sum(-1), bounds=bounds, **how, storage=tmp_path / "run.journal")
     with pytest.raises(
-        ValueError, match=r"of torch.float64; this call asks for others, of torch.float32; take another storage="
+        ValueError, match=r"of torch.float64; this call asks for others, of torch.float32; pass another storage="
     ):
         maximize(lambda X: X.sum(-1), bounds=bounds.float(), **how, storage=tmp_path / "run.journal", resume=True)
 
@@ -258,7 +258,7 @@ def test_picks_that_come_out_differently_warn_and_the_recorded_ones_stay(tmp_pat
 
     path.write_bytes(rewritten(path.read_bytes(), other_pick))
     before = read_run(path)
-    with pytest.warns(ResumeWarning, match="the recorded ones stay"):
+    with pytest.warns(ResumeWarning, match="the recorded ones are used"):
         loop = AskTell.resume(path)
     assert loop.asked == before.asked
     assert loop.history.indices[: len(before.history.indices)] == before.history.indices

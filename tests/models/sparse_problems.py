@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +16,53 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.models import SparseGP
+from sparse_bo.models import SparseGP, SparseModel, SparseSettings
 
 N, D = 30, 2
+
+_SETTINGS: list[SparseSettings] = [SparseSettings()]
+
+
+def set_sizes(
+    *,
+    joint: dict[str, int] | None = None,
+    learning: dict[str, Any] | None = None,
+    refinement: dict[str, Any] | None = None,
+    dictionary: dict[str, Any] | None = None,
+    sums: dict[str, Any] | None = None,
+) -> None:
+    """Set sizes of the models that :func:`make_sparse` makes from now on; the fixture ``scale`` takes them back."""
+    now = _SETTINGS[0]
+    last = replace(now.learning.refinement, **(refinement or {}))
+    _SETTINGS[0] = SparseSettings(
+        joint=replace(now.joint, **(joint or {})),
+        learning=replace(now.learning, **(learning or {}), refinement=last),
+        dictionary=replace(now.dictionary, **(dictionary or {})),
+        sums=replace(now.sums, **(sums or {})),
+    )
+
+
+def forget_sizes() -> None:
+    _SETTINGS[0] = SparseSettings()
+
+
+def make_sparse(*data: Any, kind: Any = SparseGP, **options: Any) -> Any:
+    """Return a sparse model with the sizes of the test."""
+    return kind(*data, **{"settings": _SETTINGS[0], **options})
+
+
+@contextmanager
+def joint_sizes(model: Any, **sizes: int) -> Iterator[None]:
+    """Evaluate a model, or the sparse members of a list, with other sizes of joint posteriors."""
+    members = [member for member in getattr(model, "models", [model]) if isinstance(member, SparseModel)]
+    before = [member.settings for member in members]
+    for member in members:
+        member.settings = replace(member.settings, joint=replace(member.settings.joint, **sizes))
+    try:
+        yield
+    finally:
+        for member, settings in zip(members, before, strict=True):
+            member.settings = settings
 
 
 def data(*, outputs: int = 1, batch: tuple[int, ...] = (), noise: bool = False, n: int = N, seed: int = 0) -> dict[str, Tensor]:
@@ -46,12 +93,12 @@ CONFIGURATIONS: dict[str, Any] = {
 def pair(configuration: str, **options: Any) -> tuple[SingleTaskGP, SparseGP]:
     """Return both models with the same, not quite default hyper-parameters."""
     exact = SingleTaskGP(**CONFIGURATIONS[configuration]())
-    sparse = SparseGP(**CONFIGURATIONS[configuration](), **options)
+    ours = make_sparse(**CONFIGURATIONS[configuration](), **options)
     with torch.no_grad():
         for parameter in exact.parameters():
             parameter.mul_(0.9)
-    sparse.load_state_dict(exact.state_dict())
-    return exact, sparse
+    ours.load_state_dict(exact.state_dict())
+    return exact, ours
 
 
 def points(*shape: int, seed: int = 1) -> Tensor:

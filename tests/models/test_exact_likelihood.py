@@ -17,8 +17,8 @@ from gpytorch.priors import GammaPrior, LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 
 from sparse_bo import SparseGP
+from sparse_bo.models import LearningSettings
 from sparse_bo.models.exact_likelihood import exact_loss
-from sparse_bo.models.sparse_gp.fitting import COARSE_POINTS, WORTHWHILE
 from sparse_bo.policies.subset.surrogate_models import (
     gaussian_gp,
     gaussian_gp_without_priors,
@@ -170,7 +170,7 @@ OTHERS = {
     "something added to the loss": lambda X, Y: penalised(matern_gp(X, Y)),
     "mean between bounds": bounded_mean,
     "prior of each input": with_prior_of_each_input,
-    "searched coarse to fine": lambda X, Y: SparseGP(*data(WORTHWHILE * COARSE_POINTS)),
+    "searched coarse to fine": lambda X, Y: SparseGP(*data(LearningSettings().coarse_from)),
     "learned from a subset": lambda X, Y: SparseGP(X, Y, fit="subset"),
 }
 

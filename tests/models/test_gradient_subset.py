@@ -9,7 +9,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from sparse_bo import SparseGP, gradient_subset
 from sparse_bo.gp.diversity import gradient_columns, gradients
 from sparse_bo.models.gradient_subset import _kernel_rows
-from sparse_bo.models.sparse_gp.representation import kernel_matrix
+from sparse_bo.models.sparse_gp.prior import kernel_matrix
 
 
 def _data(n=14, d=2, seed=0, device="cpu"):

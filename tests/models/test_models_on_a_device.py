@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
-from sparse_bo.models import VecchiaGP
-from sparse_bo.models.sparse_gp import triangle
-from sparse_bo.models.sparse_gp.shortening import shorten
+from sparse_bo.models import RefinementSettings, VecchiaGP
+from sparse_bo.models.sparse_gp import triangular
+from sparse_bo.models.sparse_gp.refinement import shorten
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
 from tests.builders import unit_box
@@ -58,7 +58,7 @@ def fit(device: torch.device) -> list[Tensor]:
 def shortened(device: torch.device) -> list[Tensor]:
     gp = model(device).train()
     gp.covar_module.lengthscale, gp.likelihood.noise = 0.5, 0.01
-    shorten(gp, size=8)
+    shorten(gp, size=8, generator=torch.Generator().manual_seed(0), settings=RefinementSettings())
     return [gp.covar_module.lengthscale]
 
 
@@ -82,9 +82,9 @@ def large_root(device: torch.device) -> list[Tensor]:
     X, Y = (value.to(device) for value in data().values())
     gp, x = SparseGP(X, Y), points(3, 1).to(device).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
-        patch.setattr(triangle, "LARGE_COLUMNS", 22)
-        patch.setattr(triangle, "RECENT_ROWS", 4)
+        patch.setattr(triangular, "BLOCK", 11)
+        patch.setattr(triangular, "LARGE_COLUMNS", 22)
+        patch.setattr(triangular, "RECENT_ROWS", 4)
         several = [gp.posterior(x).variance, gp.condition_on_observations(x, x[..., :1]).posterior(x).variance]
         baseline = points(5, seed=2).to(device)
         several.append(gp.posterior(torch.cat([baseline.expand(3, 5, 2), x], dim=-2)).distribution.covariance_matrix)

@@ -15,8 +15,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from sparse_bo import SparseGP
 from sparse_bo.errors import RankError
 from sparse_bo.models import ShardedSparseGP
-from sparse_bo.models.sparse_gp import row_sums
 from sparse_bo.sharding import Counted, rehearse
+from tests.models.sparse_problems import make_sparse
 
 AGREES = {"rtol": 1e-10, "atol": 1e-10}
 CUTS = [0, 100, 330, 500]
@@ -66,7 +66,7 @@ def test_the_posterior_is_that_of_one_process(name):
         torch.testing.assert_close(found, expected, **AGREES)
 
 
-def test_many_rows_cost_no_digits(monkeypatch):
+def test_many_rows_cost_no_digits(scale):
     """Beyond ``MANY_ROWS`` sums are whitened together, and the mean loses nothing by it, whatever order the sums are in."""
     many_X = torch.rand(6000, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     many_Y = torch.sin(6.0 * many_X[:, :1]) + many_X[:, 1:2] ** 2
@@ -81,10 +81,10 @@ def test_many_rows_cost_no_digits(monkeypatch):
         some = slice(cuts[group.rank], cuts[group.rank + 1])
         return found(ShardedSparseGP(many_X[some], many_Y[some], group=group, dictionary=many_X[:200]))
 
-    together = found(SparseGP(many_X, many_Y, dictionary=many_X[:200]))
+    together = found(make_sparse(many_X, many_Y, dictionary=many_X[:200]))
     over_ranks = rehearse(3, script)
-    monkeypatch.setattr(row_sums, "MANY_ROWS", 10**6)
-    row_by_row = found(SparseGP(many_X, many_Y, dictionary=many_X[:200]))
+    scale(sums={"together_from": 10**6})
+    row_by_row = found(make_sparse(many_X, many_Y, dictionary=many_X[:200]))
     for each in (together, *over_ranks):
         torch.testing.assert_close(each, row_by_row, rtol=0, atol=1e-12)
 

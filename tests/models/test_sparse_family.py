@@ -13,8 +13,7 @@ from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import row_sums
+from tests.models.sparse_problems import make_sparse
 
 TOLERANCE = 1e-8
 ROWS = torch.tensor([1, 4, 8, 15, 21, 28])
@@ -73,7 +72,7 @@ def pair(case, **own):
     (theirs, ours), options = CASES[case]
     options = {name: value() if name == "input_transform" else value for name, value in options.items() if name != "noise"}
     train = data(noise="known noise" in case, step=0.5 if "fidelit" in case else 1.0)  # a fidelity is at most 1
-    exact, sparse = theirs(**train, **options), ours(**train, **options, **own)
+    exact, sparse = theirs(**train, **options), make_sparse(**train, **options, **own, kind=ours)
     with torch.no_grad():
         for parameter in exact.parameters():
             parameter.mul_(0.9)
@@ -125,9 +124,9 @@ def test_conditioning_and_fantasies_are_the_siblings(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_over_a_dictionary_it_is_the_dense_dtc_posterior(case, monkeypatch):
+def test_over_a_dictionary_it_is_the_dense_dtc_posterior(case, scale):
     """The prior is read off the sibling's ``forward``, the formula is dense; the sweep is chunked."""
-    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 11 * 5 * 8 * len(ROWS))
+    scale(sums={"memory_bytes": 11 * 5 * 8 * len(ROWS)})
     exact, sparse = pair(case, dictionary=ROWS)
     T, n = sparse.transform_inputs(points(5)), 30
     (X,), y, noise = exact.train_inputs, exact.train_targets, exact.likelihood.noise.detach()
@@ -146,8 +145,8 @@ def test_over_a_dictionary_it_is_the_dense_dtc_posterior(case, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fit", ["exact", "subset", "vfe", "dtc"])
-def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximation(case, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 12)
+def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximation(case, fit, scale):
+    scale(learning={"subset": 12})
     exact, sparse = pair(case, dictionary=ROWS, fit=fit)
     for model in (exact, sparse):
         model.train()
@@ -162,7 +161,7 @@ def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximatio
         expected = marginals[0].log_prob(exact.train_targets)
     elif fit == "subset":
         marginals[1].log_prob(sparse.train_targets)
-        rows = sparse._learning[0]
+        rows = sparse.learner.rows(sparse)
         part = normal(torch.zeros(12).double(), noisy[rows][:, rows])
         expected = part.log_prob(residuals[rows]) * 30 / 12
     else:
@@ -177,10 +176,10 @@ def test_every_way_to_learn_is_the_siblings_likelihood_or_its_dense_approximatio
 
 
 @pytest.mark.parametrize("case", ["mixed", "tasks", "fidelity"])
-def test_a_fit_beyond_the_subset_finds_what_predicts(case, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 60)
+def test_a_fit_beyond_the_subset_finds_what_predicts(case, scale):
+    scale(learning={"subset": 60})
     (_, ours), options = CASES[case]
-    model = ours(**data(n=150), **options, max_dictionary=100)
+    model = make_sparse(**data(n=150), **options, max_dictionary=100, kind=ours)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     test = data(n=100, seed=5)
     errors = model.posterior(test["train_X"]).mean - test["train_Y"]
@@ -191,7 +190,7 @@ def test_a_fit_beyond_the_subset_finds_what_predicts(case, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_leave_one_out_is_that_of_refits(case):
     exact, sparse = pair(case, dictionary=ROWS)
-    means, variances, _ = sparse._left_out(True)
+    means, variances, _ = sparse.left_out(True)
     (X,), y = sparse.train_inputs, sparse.train_targets
     noise = exact.likelihood.noise.detach()
     noise = (noise[X[:, 2].long()] if noise.numel() == 3 else noise).expand(30)
@@ -207,7 +206,7 @@ def test_leave_one_out_is_that_of_refits(case):
 @pytest.mark.parametrize("case", CASES)
 def test_leave_one_out_has_a_row_for_each_observation(case):
     _, sparse = pair(case, dictionary=ROWS)
-    means, variances, targets = sparse._left_out(True)
+    means, variances, targets = sparse.left_out(True)
     results, outputs = sparse.leave_one_out(untransform=False), sparse.num_outputs
     for found, expected in (
         (results.posterior.mean, means.unsqueeze(-1)),

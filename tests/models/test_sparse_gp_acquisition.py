@@ -39,7 +39,6 @@ from botorch.utils.multi_objective.box_decompositions import FastNondominatedPar
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import covariance
 from tests.builders import unit_box
 from tests.models.sparse_problems import CONFIGURATIONS, D, pair, points
 
@@ -170,9 +169,9 @@ def value_and_gradient(make, model, X):
 
 
 @pytest.fixture(params=[4096, 10, 3])
-def large(request, monkeypatch):
+def large(request, scale):
     """What counts as many points: nothing here, candidate sets, baselines."""
-    monkeypatch.setattr(covariance, "LARGE_Q", request.param)
+    scale(joint={"dense": request.param})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -203,12 +202,12 @@ def test_gradients_are_those_of_finite_differences(name, options, large):
 
 @pytest.mark.filterwarnings("ignore:.*is made dense:sparse_bo.errors.MemoryWarning")  # weighted sums of a list's outputs
 @pytest.mark.parametrize("name", TWO_OUTPUTS)
-def test_a_list_of_sparse_models_serves_several_objectives(name, monkeypatch):
+def test_a_list_of_sparse_models_serves_several_objectives(name, scale):
     """With the same values whatever counts as many points: nothing here, candidate sets, baselines."""
     make, q = TWO_OUTPUTS[name]
     found = []
     for many in (4096, 10, 3):
-        monkeypatch.setattr(covariance, "LARGE_Q", many)
+        scale(joint={"dense": many})
         models = [pair("plain", dictionary=ROWS)[1], pair("plain", dictionary=ROWS + 1)[1]]
         found.append(value_and_gradient(make, ModelListGP(*models), points(3, q, seed=8))[1:])
     for value, gradient in found[1:]:

@@ -15,11 +15,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import DictionaryWarning
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import leverage_sampling
-from sparse_bo.models.sparse_gp.leverage_sampling import planned_size
-from sparse_bo.models.sparse_gp.selection import warn_if_far
-from tests.models.sparse_problems import D, N, data, pair, points
+from sparse_bo.models import DictionarySettings, SparseGP
+from sparse_bo.models.sparse_gp.dictionary_rule import warn_if_far
+from tests.models.sparse_problems import D, N, data, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 
@@ -50,10 +48,10 @@ def test_wrong_data_raise_what_the_exact_model_raises(case):
 def test_whole_numbers_are_refused_with_what_to_do(dtype):
     X, Y = (torch.randint(0, 9, shape).to(dtype) for shape in ((N, D), (N, 1)))
     with pytest.raises(InputDataError, match=rf"train_X and train_Y of dtype torch.float64, got {dtype}; use .double\(\)"):
-        SparseGP(X, Y)
+        make_sparse(X, Y)
     for train in ((X, Y.double()), (X.double(), Y)):
         with pytest.raises(InputDataError, match="same dtype"):
-            SparseGP(*train)
+            make_sparse(*train)
 
 
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
@@ -120,7 +118,7 @@ WRONG_OPTIONS = {
 def test_wrong_options_are_refused(case):
     options, error, message = WRONG_OPTIONS[case]
     with pytest.raises(error, match=message):
-        SparseGP(**data(), **options)
+        make_sparse(**data(), **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
@@ -149,12 +147,12 @@ def test_one_dimensional_points_are_those_of_one_input():
     torch.testing.assert_close(ours.mean, theirs.mean)
     torch.testing.assert_close(ours.variance, theirs.variance)
     with pytest.raises(ValueError, match=re.escape("use dictionary.unsqueeze(-1)")):
-        SparseGP(x, x.sin(), dictionary=T)
+        make_sparse(x, x.sin(), dictionary=T)
 
 
 def test_numpy_numbers_are_numbers():
-    one = SparseGP(**data(n=200), max_dictionary=np.int64(12), seed=np.int64(3))
-    two = SparseGP(**data(n=200), max_dictionary=12, seed=3)
+    one = make_sparse(**data(n=200), max_dictionary=np.int64(12), seed=np.int64(3))
+    two = make_sparse(**data(n=200), max_dictionary=12, seed=3)
     assert torch.equal(one.posterior(points(2)).mean, two.posterior(points(2)).mean)
 
 
@@ -193,7 +191,7 @@ def test_parameters_that_are_not_finite_raise_what_botorch_can_catch(options):
 @pytest.mark.parametrize("kernel", [lambda: RBFKernel(lengthscale_constraint=None), LinearKernel], ids=["RBF", "rank two"])
 def test_singular_dictionaries_give_finite_numbers(kernel, noise):
     train = data()
-    model = SparseGP(**train, covar_module=kernel(), dictionary=torch.arange(0, N, 2))
+    model = make_sparse(**train, covar_module=kernel(), dictionary=torch.arange(0, N, 2))
     if isinstance(model.covar_module, RBFKernel):
         model.covar_module.lengthscale = 50.0  # numerically constant
     model.likelihood.noise = noise
@@ -211,7 +209,7 @@ def test_no_negative_variance_at_noise_free_data():
     train = data()
     noise = torch.full_like(train["train_Y"], 1e-6)
     for options in ({}, {"dictionary": torch.arange(20)}):
-        model = SparseGP(**train, train_Yvar=noise, **options)
+        model = make_sparse(**train, train_Yvar=noise, **options)
         posterior = model.posterior(train["train_X"])
         assert (posterior.variance >= 0).all()
         assert (posterior.distribution.lazy_covariance_matrix.diagonal() >= 0).all()
@@ -249,30 +247,30 @@ def test_a_sampler_of_points_needs_one_data_set():
         pair("batch", dictionary=FixedSampler(points=points(4)))[1].posterior(points(2, 1))
 
 
-def test_the_default_dictionary_follows_the_cap_and_the_seed(monkeypatch):
-    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 4)
-    monkeypatch.setattr(leverage_sampling, "PILOT_POINTS", 10)
+def test_the_default_dictionary_follows_the_cap_and_the_seed(scale):
+    scale(dictionary={"smallest": 4})
+    scale(dictionary={"pilot": 10})
     rows = {}
     for seed in (0, 0, 1):
-        model = SparseGP(**data(n=200), max_dictionary=12, seed=seed)
+        model = make_sparse(**data(n=200), max_dictionary=12, seed=seed)
         model.posterior(points(1))
         rows.setdefault(seed, []).append(model.prediction_strategy.rows)
     assert 4 <= len(rows[0][0]) <= 12
     assert torch.equal(rows[0][0], rows[0][1])
     assert not torch.equal(rows[0][0], rows[1][0])
-    exact = SparseGP(**data(n=20), max_dictionary=20)
+    exact = make_sparse(**data(n=20), max_dictionary=20)
     exact.posterior(points(1))
     assert len(exact.prediction_strategy.rows) == 20
 
 
-def test_leverage_sampling_prefers_points_far_from_the_others(monkeypatch):
-    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 4)
-    monkeypatch.setattr(leverage_sampling, "PILOT_POINTS", 20)
+def test_leverage_sampling_prefers_points_far_from_the_others(scale):
+    scale(dictionary={"smallest": 4})
+    scale(dictionary={"pilot": 20})
     g = torch.Generator().manual_seed(0)
     crowd = 0.5 + 0.01 * torch.rand(190, D, generator=g, dtype=torch.float64)
     X = torch.cat([crowd, torch.rand(10, D, generator=g, dtype=torch.float64)])
     Y = torch.sin(5 * X).sum(dim=-1, keepdim=True)
-    model = SparseGP(X, Y + 0.1 * torch.randn(200, 1, generator=g, dtype=torch.float64), max_dictionary=40)
+    model = make_sparse(X, Y + 0.1 * torch.randn(200, 1, generator=g, dtype=torch.float64), max_dictionary=40)
     model.covar_module.lengthscale = 0.1
     model.posterior(points(1))
     assert (model.prediction_strategy.rows >= 190).sum() >= 9
@@ -281,7 +279,7 @@ def test_leverage_sampling_prefers_points_far_from_the_others(monkeypatch):
 def test_repeated_inputs_enter_the_default_dictionary_once():
     train = data(n=20)
     repeated = {name: value.repeat(3, 1) for name, value in train.items()}
-    model = SparseGP(**repeated, max_dictionary=25)
+    model = make_sparse(**repeated, max_dictionary=25)
     model.posterior(points(1))
     assert torch.equal(model.prediction_strategy.rows, torch.arange(20))
 
@@ -289,7 +287,7 @@ def test_repeated_inputs_enter_the_default_dictionary_once():
 def test_own_options_pass_through_construct_inputs():
     train = data()
     dataset = SupervisedDataset(train["train_X"], train["train_Y"], feature_names=["a", "b"], outcome_names=["y"])
-    model = SparseGP(**SparseGP.construct_inputs(dataset, dictionary=ROWS, fit="vfe", seed=3))
+    model = make_sparse(**SparseGP.construct_inputs(dataset, dictionary=ROWS, fit="vfe", seed=3))
     assert model.representation().points.shape[-2] == 3
     with pytest.raises(TypeError):
         SparseGP.construct_inputs(train)
@@ -305,16 +303,16 @@ def test_posterior_transforms_are_applied():
 
 def test_the_planned_dictionary_follows_time_and_memory():
     sizes = (10, 4096, 20_000, 100_000, 1_000_000, 10_000_000)
-    assert [planned_size(n, 1) for n in sizes] == [4096, 4096, 2896, 3627, 4096, 1303]
-    assert planned_size(1000, 8) == 4096
-    size = planned_size(1000, 64)
-    assert 32 * 64 * size**2 <= leverage_sampling.PLANNED_BYTES < 32 * 64 * (size + 1) ** 2
-    assert planned_size(10**9, 10**6) == 1
+    assert [DictionarySettings().cap(n, 1) for n in sizes] == [4096, 4096, 2896, 3627, 4096, 1303]
+    assert DictionarySettings().cap(1000, 8) == 4096
+    size = DictionarySettings().cap(1000, 64)
+    assert 32 * 64 * size**2 <= DictionarySettings().memory_bytes < 32 * 64 * (size + 1) ** 2
+    assert DictionarySettings().cap(10**9, 10**6) == 1
 
 
-def test_the_default_dictionary_follows_the_plan(monkeypatch):
-    monkeypatch.setattr(leverage_sampling, "PLANNED_WORK", 200 * 2 * 30**2)
-    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 100)
-    model = SparseGP(**data(n=200, outputs=2))
+def test_the_default_dictionary_follows_the_plan(scale):
+    scale(dictionary={"work": 200 * 2 * 30**2})
+    scale(dictionary={"smallest": 100})
+    model = make_sparse(**data(n=200, outputs=2))
     model.posterior(points(1))
     assert len(model.prediction_strategy.rows) == 30

@@ -10,25 +10,23 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel
 
 from sparse_bo.dictionary import UniformSampler
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import leverage_sampling, row_sums
-from tests.models.sparse_problems import data, points
+from sparse_bo.models import DictionarySettings
+from sparse_bo.models.sparse_gp.leverage_sampling import needed_size, race_winners
+from tests.models.sparse_problems import data, make_sparse, points
 
 N = 300
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 5)
-    monkeypatch.setattr(leverage_sampling, "FIRST_SIZE", 8)
-    monkeypatch.setattr(leverage_sampling, "OVERSAMPLING", 1e6)
+def small(scale):
+    scale(dictionary={"smallest": 5, "first_size": 8, "oversampling": 1e6})
 
 
 def made(lengthscale, noise=0.1, **options):
     g = torch.Generator().manual_seed(0)
     X = torch.rand(N, 2, generator=g, dtype=torch.float64)
     Y = torch.sin(5 * X.sum(dim=-1, keepdim=True)) + 0.1 * torch.randn(N, 1, generator=g, dtype=torch.float64)
-    model = SparseGP(X, Y, **options)
+    model = make_sparse(X, Y, **options)
     model.covar_module.lengthscale = lengthscale
     model.likelihood.noise = noise
     return model
@@ -79,7 +77,8 @@ def test_more_data_need_more_points():
     kernel = made(0.4).covar_module
     X = torch.rand(60, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     noise = torch.full((60,), 0.1, dtype=torch.float64)
-    sizes = [leverage_sampling.needed_size(kernel, X, X, noise, n=n).size for n in (60, 6000, 600_000)]
+    small = DictionarySettings(smallest=5, first_size=8)
+    sizes = [needed_size(kernel, X, X, noise, n=n, settings=small).size for n in (60, 6000, 600_000)]
     assert sizes[0] < sizes[1] < sizes[2]
 
 
@@ -95,13 +94,11 @@ def test_repr_and_log_say_what_is_left(caplog):
     assert "unexplained" not in repr(made(0.4, dictionary=torch.arange(7)))
 
 
-def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
+def test_sums_whitened_at_the_end_are_those_of_whitened_rows(scale):
     T = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = []
     for allowed, many in ((0.0, N), (0.0, 0), (1e9, 0)):  # as few rows are summed; then the two ways of many
-        monkeypatch.setattr(row_sums, "WHITENED_ONCE", allowed)
-        monkeypatch.setattr(row_sums, "MANY_ROWS", many)
-        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 2**13)  # several blocks
+        scale(sums={"largest_error": allowed, "together_from": many, "memory_bytes": 2**13})  # several blocks
         with torch.no_grad():
             posterior = made(0.2, dictionary=torch.arange(30)).posterior(T)
             found.append((posterior.mean, posterior.variance))
@@ -110,16 +107,15 @@ def test_sums_whitened_at_the_end_are_those_of_whitened_rows(monkeypatch):
     assert not torch.equal(found[1][0], found[2][0])  # two ways
 
 
-def test_round_off_of_sums_whitened_at_the_end_leaves_a_posterior(monkeypatch):
+def test_round_off_of_sums_whitened_at_the_end_leaves_a_posterior(scale):
     """It made eigenvalues of a sum of squares negative, in directions of which the data say nothing: there was no root."""
     generator = torch.Generator().manual_seed(1)
     X = torch.rand(1200, 2, generator=generator, dtype=torch.float64)
     Y = torch.sin(3.0 * X).sum(dim=-1, keepdim=True)
     found = []
     for allowed in (0.0, 1.0):
-        monkeypatch.setattr(row_sums, "WHITENED_ONCE", allowed)
-        monkeypatch.setattr(row_sums, "MANY_ROWS", 0)
-        model = SparseGP(X, Y, covar_module=MaternKernel(nu=2.5), dictionary=torch.arange(250))
+        scale(sums={"largest_error": allowed, "together_from": 0})
+        model = make_sparse(X, Y, covar_module=MaternKernel(nu=2.5), dictionary=torch.arange(250))
         model.covar_module.lengthscale, model.likelihood.noise = 0.5, 0.1
         model.eval()
         with torch.no_grad():
@@ -134,7 +130,7 @@ def test_a_model_whose_data_was_taken_away_is_its_prior(dictionary):
     """As an exact GP is; its dictionary is empty."""
     given = data(n=12)
     X, Y = given["train_X"], given["train_Y"]
-    found, expected = SparseGP(X, Y, dictionary=dictionary), SingleTaskGP(X, Y)
+    found, expected = make_sparse(X, Y, dictionary=dictionary), SingleTaskGP(X, Y)
     for model in (found, expected):
         model.set_train_data(X[:0], Y[:0].squeeze(-1), strict=False)
         model.eval()
@@ -144,10 +140,11 @@ def test_a_model_whose_data_was_taken_away_is_its_prior(dictionary):
         found.calibrated()
 
 
-def test_of_equal_races_the_first_inputs_win(monkeypatch):
-    monkeypatch.setattr(leverage_sampling, "SMALLEST_DICTIONARY", 60)
-    monkeypatch.setattr(leverage_sampling, "race_weights", lambda leverages: torch.full_like(leverages, 5e-324))  # all are −∞
-    assert made(0.05, max_dictionary=60).dictionary.indices.tolist() == list(range(60))
+def test_of_equal_races_the_first_inputs_win():
+    """Weights that vanish make many races −∞."""
+    races = torch.full((500,), -torch.inf, dtype=torch.float64)
+    races[[7, 300]] = torch.tensor([-2.0, -1.0], dtype=torch.float64)
+    assert race_winners(races, 5).tolist() == [300, 7, 0, 1, 2]
 
 
 def unchanged(model):
@@ -159,12 +156,12 @@ def unchanged(model):
 def test_repeats_count_once_however_outputs_hold_their_inputs(options, converted):
     X = points(40).repeat(4, 1)
     Y = torch.stack([torch.sin(20 * X).sum(dim=-1), torch.cos(20 * X).sum(dim=-1)], dim=-1)
-    model = converted(SparseGP(X, Y, input_transform=Normalize(2), max_dictionary=40, **options))
+    model = converted(make_sparse(X, Y, input_transform=Normalize(2), max_dictionary=40, **options))
     model.covar_module.lengthscale = 0.1
     assert model.dictionary.points.shape == (40, 2)
     assert len(torch.unique(model.dictionary.points, dim=0)) == 40
 
 
 def test_the_points_of_a_batch_of_several_outputs_are_one_set_per_batch_element():
-    model = SparseGP(**data(batch=(3,), outputs=2), dictionary=torch.arange(4))
+    model = make_sparse(**data(batch=(3,), outputs=2), dictionary=torch.arange(4))
     assert model.dictionary.points.shape == (3, 4, 2)

@@ -6,15 +6,15 @@ import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import fitting
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import neighbourhoods as points
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.leverage_sampling import planned_size
+from sparse_bo.models import DictionarySettings, LearningSettings, RefinementSettings
+from sparse_bo.models.sparse_gp.prior import stationary_parts
+from sparse_bo.models.sparse_gp.refinement import euclidean, kernel_distances, last_groups
+from sparse_bo.models.sparse_gp.training import TrainingCovariance
+from tests.models.sparse_problems import make_sparse
 
 N = 80
 
@@ -42,77 +42,75 @@ def fitted(model, **options):
 def likelihoods(monkeypatch, model):
     """Return how many points each likelihood of a fit was of."""
     sizes = []
-    of_points = sparse_gp.TrainingCovariance.log_likelihood
+    of_points = TrainingCovariance.log_likelihood
     monkeypatch.setattr(
-        sparse_gp.TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(self.rows.numel()), of_points(self, r))[1]
+        TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(self.rows.numel()), of_points(self, r))[1]
     )
     fitted(model)
     return sizes
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(fitting, "COARSE_POINTS", 20)
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 60)
+def small(scale):
+    scale(learning={"coarse": 20, "coarse_from": 40})
+    scale(learning={"subset": 60})
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("fit", ["exact", "subset"])
 def test_the_optimum_is_that_of_botorchs_search(fit, outputs):
     X, Y = data(outputs)
-    ours = fitted(SparseGP(X, Y, fit=fit))
-    theirs = fitted(SparseGP(X, Y, fit=fit), optimizer=fit_gpytorch_mll_scipy)
-    worth = fitting.GAIN / 60 if fit == "subset" else 1e-6
+    ours = fitted(make_sparse(X, Y, fit=fit))
+    theirs = fitted(make_sparse(X, Y, fit=fit), optimizer=fit_gpytorch_mll_scipy)
+    worth = LearningSettings().gain / 60 if fit == "subset" else 1e-6
     assert objective(ours) >= objective(theirs) - 2 * outputs * worth
 
 
 def test_learning_exactly_ends_where_single_task_gp_does():
     X, Y = data()
-    ours, theirs = fitted(SparseGP(X, Y, fit="exact")), fitted(SingleTaskGP(X, Y))
+    ours, theirs = fitted(make_sparse(X, Y, fit="exact")), fitted(SingleTaskGP(X, Y))
     with torch.no_grad():
         torch.testing.assert_close(ours.posterior(X[:9]).mean, theirs.posterior(X[:9]).mean, atol=3e-3, rtol=0)
     assert objective(ours) >= objective(theirs) - 1e-6
 
 
 def test_few_likelihoods_are_of_all_points(monkeypatch):
-    sizes = likelihoods(monkeypatch, SparseGP(*data(), fit="subset"))
+    sizes = likelihoods(monkeypatch, make_sparse(*data(), fit="subset"))
     assert set(sizes) == {20, 60}
     assert sizes.count(60) <= 15
     sizes.clear()
-    fitted(SparseGP(*data(), fit="subset"), optimizer=fit_gpytorch_mll_scipy)
+    fitted(make_sparse(*data(), fit="subset"), optimizer=fit_gpytorch_mll_scipy)
     assert set(sizes) == {60}
 
 
-def test_the_last_steps_are_taken_on_neighbourhoods(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
-    monkeypatch.setattr(points, "WORK_SHARE", 1.0)
-    monkeypatch.setattr(points, "NEIGHBOURHOODS", (1, 4))
-    monkeypatch.setattr(points, "PARTS", 2)
+def test_the_last_steps_are_taken_on_neighbourhoods(monkeypatch, scale):
+    scale(learning={"subset": 40})
+    scale(refinement={"work": 1.0})
+    scale(refinement={"least": 1, "most": 4})
+    scale(refinement={"parts": 2})
     X, Y = data()
-    model = SparseGP(X, Y, max_dictionary=59)
+    model = make_sparse(X, Y, max_dictionary=59)
     sizes = likelihoods(monkeypatch, model)
     assert set(sizes) == {20, 40, (2 + 4) * 20}
     assert sizes[-1] == 120
     assert sizes.count(120) <= 10
-    again = fitted(SparseGP(X, Y, max_dictionary=59))
+    again = fitted(make_sparse(X, Y, max_dictionary=59))
     for ours, same in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, same)
-    whole = SparseGP(X, Y, fit="exact")
+    whole = make_sparse(X, Y, fit="exact")
     best = objective(fitted(whole))
     whole.load_state_dict(model.state_dict())
     assert objective(whole) >= best - 0.1
 
 
-def test_neighbourhoods_see_what_random_points_take_for_noise():
+def test_neighbourhoods_see_what_random_points_take_for_noise(scale):
     g = torch.Generator().manual_seed(1)
     X = torch.rand(3000, 1, generator=g, dtype=torch.float64)
     Y = torch.sin(80 * X) + torch.sin(4 * X) + 0.1 * torch.randn(3000, 1, generator=g, dtype=torch.float64)
     found = []
     for share in (1.0, 0.0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(points, "WORK_SHARE", share)
-            patch.setattr(points, "NEIGHBOURHOODS", (1, 30))
-            model = fitted(SparseGP(X, Y, max_dictionary=1000))
+        scale(refinement={"work": 0.2 * share})
+        model = fitted(make_sparse(X, Y, max_dictionary=1000))
         found.append(float(model.likelihood.noise.detach() * model.outcome_transform.stdvs.square()) ** 0.5)
     assert found[0] == pytest.approx(0.1, rel=0.2)
     assert found[1] > 0.5
@@ -121,27 +119,27 @@ def test_neighbourhoods_see_what_random_points_take_for_noise():
 @pytest.mark.parametrize(
     "model",
     [
-        lambda X, Y: SparseGP(X, Y, max_dictionary=5),
-        lambda X, Y: SparseGP(X, Y, dictionary=torch.arange(5)),
+        lambda X, Y: make_sparse(X, Y, max_dictionary=5),
+        lambda X, Y: make_sparse(X, Y, dictionary=torch.arange(5)),
     ],
     ids=["small", "given"],
 )
-def test_no_more_points_than_the_posterior_is_worth(model, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
-    monkeypatch.setattr(points, "WORK_SHARE", 1.0)
+def test_no_more_points_than_the_posterior_is_worth(model, monkeypatch, scale):
+    scale(learning={"subset": 40})
+    scale(refinement={"work": 1.0})
     assert set(likelihoods(monkeypatch, model(*data()))) == {20, 40}
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_kernels_without_a_closed_form_learn_from_neighbourhoods_too(outputs, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 40)
-    monkeypatch.setattr(points, "WORK_SHARE", 2.0 * outputs)
-    monkeypatch.setattr(points, "NEIGHBOURHOODS", (1, 4))
-    monkeypatch.setattr(points, "PARTS", 2)
+def test_kernels_without_a_closed_form_learn_from_neighbourhoods_too(outputs, monkeypatch, scale):
+    scale(learning={"subset": 40})
+    scale(refinement={"work": 2.0 * outputs})
+    scale(refinement={"least": 1, "most": 4})
+    scale(refinement={"parts": 2})
     X, Y = data(outputs=outputs)
     batch = torch.Size([outputs] if outputs > 1 else [])
     kernel = ScaleKernel(RQKernel(batch_shape=batch), batch_shape=batch).double()
-    sizes = likelihoods(monkeypatch, SparseGP(X, Y, covar_module=kernel, max_dictionary=59))
+    sizes = likelihoods(monkeypatch, make_sparse(X, Y, covar_module=kernel, max_dictionary=59))
     assert set(sizes) == {20, 40, (2 + 4) * 20}
     assert sizes[-1] == 120
 
@@ -150,10 +148,10 @@ def test_neighbours_by_a_kernel_are_those_by_its_lengthscales():
     X = torch.rand(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kernel = RQKernel(ard_num_dims=2).double()
     kernel.lengthscale = torch.tensor([[0.1, 3.0]], dtype=torch.float64)
-    far = points.by_kernel(kernel)(X, X[7])
+    far = kernel_distances(kernel)(X, X[7])
     assert not far.requires_grad
     Z = X / kernel.lengthscale.detach()
-    assert torch.equal(far.argsort(), points.euclidean(Z, Z[7]).argsort())
+    assert torch.equal(far.argsort(), euclidean(Z, Z[7]).argsort())
 
 
 def test_distances_by_a_kernel_are_variances_of_differences_whatever_its_diagonal():
@@ -162,19 +160,20 @@ def test_distances_by_a_kernel_are_variances_of_differences_whatever_its_diagona
     K = kernel(X).to_dense().detach()
     contrast = torch.eye(20, dtype=torch.float64) - torch.eye(20, dtype=torch.float64)[7]
     exact = (contrast @ K @ contrast.T).diagonal()  # of f(x) - f(x_7)
-    torch.testing.assert_close(points.by_kernel(kernel)(X, X[7]) + K[7, 7], exact)
+    torch.testing.assert_close(kernel_distances(kernel)(X, X[7]) + K[7, 7], exact)
 
 
 def test_points_of_the_last_steps_follow_the_work():
     generator = torch.Generator().manual_seed(0)
     X, rows = torch.rand(8_000, 3, generator=generator, dtype=torch.float64), torch.arange(1040)
-    sizes = {n: planned_size(n, 1) for n in (4_096, 8_000)} | {5_000: 1_000}
-    exact, some, many = (points.last_groups(rows, X[:n], sizes[n], batch=1, generator=generator) for n in (4_096, 5_000, 8_000))
+    sizes = {n: DictionarySettings().cap(n, 1) for n in (4_096, 8_000)} | {5_000: 1_000}
+    options = {"generator": generator, "settings": RefinementSettings()}
+    exact, some, many = (last_groups(rows, X[:n], sizes[n], batch=1, **options) for n in (4_096, 5_000, 8_000))
     assert exact is None
     assert some.shape == (4 + 52, 260)
     assert many.shape == (4 + 248, 260)
     assert torch.equal(many[:4].flatten().sort().values, rows)
-    assert points.last_groups(rows, X[:5_000], 1_000, batch=2, generator=generator) is None  # half of the work for each
+    assert last_groups(rows, X[:5_000], 1_000, batch=2, **options) is None  # half of the work for each
     assert all(int(part.amax() - part.amin()) > 1000 for part in many[:4])  # of rows 0 to 1,039
     for group in many[4:6]:  # a ball: nothing outside is nearer to its centre than all of it
         spread = torch.cdist(X[group], X[group]).amax(dim=-1)
@@ -182,26 +181,26 @@ def test_points_of_the_last_steps_follow_the_work():
         assert float(spread.min()) < 0.5 * float(torch.cdist(X[:200], X[:200]).amax())
 
 
-def test_neighbourhoods_are_no_denser_than_the_dictionary_can_tell(monkeypatch):
-    monkeypatch.setattr(points, "WORK_SHARE", 1e9)
+def test_neighbourhoods_are_no_denser_than_the_dictionary_can_tell():
+    settings = RefinementSettings(work=1e9)
     Z, rows = torch.linspace(0, 1, 2000, dtype=torch.float64).unsqueeze(-1), torch.arange(0, 2000, 50)
     widths = []
     for m in (1999, 20):
-        groups = points.last_groups(rows, Z, m, batch=1, generator=torch.Generator().manual_seed(0))
+        groups = last_groups(rows, Z, m, batch=1, generator=torch.Generator().manual_seed(0), settings=settings)
         widths.append(float((Z[groups[4:]].amax(dim=1) - Z[groups[4:]].amin(dim=1)).median()))
     assert widths[0] == pytest.approx(10 / 2000, rel=0.15)
     assert widths[1] == pytest.approx(10 / (8 * 20), rel=0.25)
-    assert points.last_groups(rows, Z, 1, batch=1, generator=torch.Generator()) is None
+    assert last_groups(rows, Z, 1, batch=1, generator=torch.Generator(), settings=settings) is None
 
 
 @pytest.mark.parametrize("kernel", [RBFKernel, RQKernel])
 def test_groups_are_the_sum_of_their_likelihoods(kernel):
     X, Y = data(outputs=2)
-    model = SparseGP(X, Y, covar_module=kernel(batch_shape=torch.Size([2]), ard_num_dims=2).double())
+    model = make_sparse(X, Y, covar_module=kernel(batch_shape=torch.Size([2]), ard_num_dims=2).double())
     groups = torch.arange(60).reshape(3, 20)
     found, gradients = [], []
     for stage in (groups, *groups):
-        with model._learning_from(stage):
+        with model.learner.learning_from(stage):
             noisy = model.likelihood(model(*model.train_inputs), *model.train_inputs)
             found.append(noisy.log_prob(model.train_targets))
             gradients.append(torch.autograd.grad(found[-1].sum(), model.covar_module.raw_lengthscale)[0])
@@ -209,10 +208,9 @@ def test_groups_are_the_sum_of_their_likelihoods(kernel):
     torch.testing.assert_close(gradients[0], sum(gradients[1:]) / 3)
 
 
-def test_few_data_are_searched_once(monkeypatch):
-    monkeypatch.setattr(fitting, "COARSE_POINTS", 50)
-    monkeypatch.setattr(fitting, "descend", lambda *args, **kwargs: pytest.fail("there is no first search"))
-    fitted(SparseGP(*data(), fit="exact"))
+def test_few_data_are_searched_once(monkeypatch, scale):
+    scale(learning={"coarse": 50, "coarse_from": 100})
+    assert set(likelihoods(monkeypatch, make_sparse(*data(), fit="subset"))) == {60}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +223,7 @@ def test_few_data_are_searched_once(monkeypatch):
 )
 def test_any_kernel_is_learned_the_same_way(kernel, known):
     X, Y = data()
-    model = SparseGP(X, Y, covar_module=kernel().double(), fit="subset")
+    model = make_sparse(X, Y, covar_module=kernel().double(), fit="subset")
     assert (stationary_parts(model.covar_module) is not None) == known
     before = objective(model)
     assert objective(fitted(model)) > before + 0.1
@@ -234,29 +232,28 @@ def test_any_kernel_is_learned_the_same_way(kernel, known):
 def test_users_optimizers_and_options_are_obeyed():
     X, Y = data()
     steps = []
-    model = SparseGP(X, Y, fit="exact")
+    model = make_sparse(X, Y, fit="exact")
     counted = {"callback": lambda parameters, result: steps.append(result.step), "options": {"maxiter": 3}}
     fitted(model, optimizer_kwargs=counted)
     assert steps == [1, 2, 3]
-    few = fitted(SparseGP(X, Y, fit="subset"), optimizer_kwargs={"options": {"maxiter": 1}})
-    assert objective(few) < objective(fitted(SparseGP(X, Y, fit="subset"))) - 1e-3
-    adam = fitted(SparseGP(X, Y, fit="subset"), optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 2})
+    few = fitted(make_sparse(X, Y, fit="subset"), optimizer_kwargs={"options": {"maxiter": 1}})
+    assert objective(few) < objective(fitted(make_sparse(X, Y, fit="subset"))) - 1e-3
+    adam = fitted(make_sparse(X, Y, fit="subset"), optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 2})
     assert objective(adam) < objective(few)
 
 
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # BoTorch advises against float32
 def test_a_fit_in_single_precision_ends():
     X, Y = data()
-    model = SparseGP(X.float(), Y.float(), fit="subset")
+    model = make_sparse(X.float(), Y.float(), fit="subset")
     before = objective(model)
     assert objective(fitted(model)) > before
 
 
 def test_fitting_leaves_the_training_prior_as_it_was():
-    model = fitted(SparseGP(*data(), fit="exact"))
+    model = fitted(make_sparse(*data(), fit="exact"))
     model.train()
-    assert model(*model.train_inputs).covariance_matrix.shape == (N, N)
-    assert model._stage is None
+    assert type(model(*model.train_inputs)) is MultivariateNormal
 
 
 def test_memory_mapped_data_are_learned_from(tmp_path):
@@ -264,6 +261,6 @@ def test_memory_mapped_data_are_learned_from(tmp_path):
     for name, part in (("X", X), ("Y", Y)):
         np.save(tmp_path / f"{name}.npy", part.numpy())
     mapped = [torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")) for name in "XY"]
-    ours, theirs = fitted(SparseGP(*mapped, max_dictionary=30)), fitted(SparseGP(X, Y, max_dictionary=30))
+    ours, theirs = fitted(make_sparse(*mapped, max_dictionary=30)), fitted(make_sparse(X, Y, max_dictionary=30))
     with torch.no_grad():
         assert torch.equal(ours.posterior(X[:9]).variance, theirs.posterior(X[:9]).variance)

@@ -1,5 +1,7 @@
 """A subclass with its own ``forward`` learns from it and predicts from it, as a subclass of SingleTaskGP does."""
 
+from functools import partial
+
 import pytest
 import torch
 from botorch.acquisition import qKnowledgeGradient
@@ -18,9 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator import to_linear_operator
 
 from sparse_bo import SparseGP, optimize_batch
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import prior
-from tests.models.sparse_problems import D, data, points
+from tests.models.sparse_problems import D, data, make_sparse, points
 
 TOLERANCE = 1e-8
 ROWS = torch.arange(0, 30, 4)
@@ -84,7 +84,9 @@ def pair(kind, train="plain", **own):
     models = []
     for base, extra in ((SingleTaskGP, {}), (SparseGP, own)):
         made = {name: make() for name, make in transform.items()}
-        models.append(KINDS[kind](base)(**data(**options), **made, **extra))
+        kind_of = KINDS[kind](base)
+        model = kind_of if base is SingleTaskGP else partial(make_sparse, kind=kind_of)
+        models.append(model(**data(**options), **made, **extra))
     exact, sparse = models
     with torch.no_grad():
         for parameter in exact.parameters():
@@ -103,8 +105,7 @@ def agree(one, two, tolerance=TOLERANCE):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("train", TRAINS)
 @pytest.mark.parametrize("shape", [(0,), (3,), (4, 1), (2, 3, 2)], ids=str)
-def test_posterior_is_that_of_the_exact_subclass(kind, train, shape, monkeypatch):
-    monkeypatch.setattr(prior, "BLOCK", 2)
+def test_posterior_is_that_of_the_exact_subclass(kind, train, shape):
     exact, sparse = pair(kind, train)
     T = 3.0 * points(*shape)  # also far from the data, where the prior alone speaks
     if shape == (0,):
@@ -146,8 +147,8 @@ def test_over_a_dictionary_it_is_the_dense_dtc_posterior(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fit", ["subset", "vfe", "dtc"])
-def test_learning_follows_and_its_gradients_reach_every_parameter(kind, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 12)
+def test_learning_follows_and_its_gradients_reach_every_parameter(kind, fit, scale):
+    scale(learning={"subset": 12})
     exact, sparse = pair(kind, "normalized", dictionary=ROWS, fit=fit)
     exact.train()
     sparse.train()
@@ -158,7 +159,7 @@ def test_learning_follows_and_its_gradients_reach_every_parameter(kind, fit, mon
     noise = exact.likelihood.noise * torch.eye(len(K), dtype=torch.float64)
     normal = torch.distributions.MultivariateNormal
     if fit == "subset":
-        rows = sparse._learning[0]
+        rows = sparse.learner.rows(sparse)
         expected = normal(torch.zeros(12).double(), (K + noise)[rows][:, rows]).log_prob(residuals[rows]) * 30 / 12
     else:
         Q = K[:, ROWS] @ torch.linalg.inv(K[ROWS][:, ROWS]) @ K[ROWS]
@@ -173,9 +174,9 @@ def test_learning_follows_and_its_gradients_reach_every_parameter(kind, fit, mon
     assert sparse.training
 
 
-def test_a_fitted_deep_kernel_predicts_what_it_has_learned(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 60)
-    model = deep(SparseGP)(**data(n=200), max_dictionary=100)
+def test_a_fitted_deep_kernel_predicts_what_it_has_learned(scale):
+    scale(learning={"subset": 60})
+    model = make_sparse(**data(n=200), max_dictionary=100, kind=deep(SparseGP))
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": {"maxiter": 40}})
     test = data(n=100, seed=3)
     rmse = (model.posterior(test["train_X"]).mean - test["train_Y"]).square().mean().sqrt()
@@ -221,7 +222,7 @@ def test_paths_are_refused_with_a_reason():
         draw_matheron_paths(pair("deep kernel")[1], torch.Size([2]))
 
 
-@pytest.mark.parametrize("name", prior.UNASKED)
+@pytest.mark.parametrize("name", ["_get_train_prior_distribution", "_get_test_prior_mean_and_covariances"])
 def test_an_own_way_to_predict_that_nothing_would_call_is_refused(name):
     def own(self, *args, **kwargs):
         raise AssertionError("never called")

@@ -16,11 +16,8 @@ from sparse_bo.gp.woodbury import (
     sum_blocks,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import row_sums
-from sparse_bo.models.sparse_gp.representation import kernel_block, kernel_matrix
-from tests.models.sparse_problems import CONFIGURATIONS, N, data, log_density, noise_of, pair
+from sparse_bo.models.sparse_gp.prior import kernel_block, kernel_matrix
+from tests.models.sparse_problems import CONFIGURATIONS, N, data, log_density, make_sparse, noise_of, pair
 
 ROWS = torch.tensor([2, 11, 25])
 TOLERANCE = 1e-9
@@ -60,11 +57,11 @@ def test_bound_is_below_the_exact_likelihood():
 
 
 @pytest.mark.parametrize("configuration", ["plain", "known noise"])
-def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuration, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 10)
+def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuration, scale):
+    scale(learning={"subset": 10})
     _, model = pair(configuration, fit="subset")
     value = likelihood(model)
-    rows, _ = model._learning
+    rows = model.learner.rows(model)
     assert len(rows) == 10
     K, residuals, noise = parts(model)
     expected = log_density((K + noise)[rows][:, rows], residuals[rows]) * (N / 10)
@@ -73,8 +70,8 @@ def test_subset_likelihood_is_the_exact_one_of_the_subset_scaled_up(configuratio
 
 @pytest.mark.parametrize("fit", ["subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "warped inputs", "Matern", "two outputs"])
-def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 10)
+def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, fit, scale):
+    scale(learning={"subset": 10})
     _, model = pair(configuration, dictionary=ROWS, fit=fit)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     mll.train()
@@ -100,10 +97,10 @@ def test_gradient_of_the_objective_is_that_of_finite_differences(configuration, 
 
 
 @pytest.mark.parametrize("fit", ["vfe", "dtc"])
-def test_blocks_change_neither_likelihood_nor_gradient(fit, monkeypatch):
+def test_blocks_change_neither_likelihood_nor_gradient(fit, scale):
     values = []
     for memory in (2**28, 4000):
-        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", memory)
+        scale(sums={"memory_bytes": memory})
         _, model = pair("known noise", dictionary=ROWS, fit=fit)
         value = likelihood(model)
         values.append((value.detach(), torch.autograd.grad(value, [model.covar_module.raw_lengthscale])[0]))
@@ -143,9 +140,9 @@ def test_sums_over_blocks_are_the_sums_over_all_rows():
 @pytest.mark.filterwarnings("ignore:.*terminated with status:botorch.exceptions.OptimizationWarning")
 @pytest.mark.parametrize("fit", ["exact", "subset", "vfe", "dtc"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "batch", "two outputs", "warped inputs"])
-def test_every_strategy_fits_every_kind_of_model(configuration, fit, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    monkeypatch.setattr(sparse_gp, "LEARNING_DICTIONARY", 12)
+def test_every_strategy_fits_every_kind_of_model(configuration, fit, scale):
+    scale(learning={"subset": 20})
+    scale(learning={"dictionary": 12})
     _, model = pair(configuration, fit=fit)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": {"maxiter": 5}})
@@ -153,26 +150,26 @@ def test_every_strategy_fits_every_kind_of_model(configuration, fit, monkeypatch
     assert torch.isfinite(model.posterior(model.train_inputs[0][..., :2, :]).mean).all()
 
 
-def test_models_in_a_list_are_fitted_together(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
+def test_models_in_a_list_are_fitted_together(scale):
+    scale(learning={"subset": 20})
     models = ModelListGP(pair("plain", fit="subset")[1], pair("known noise", fit="vfe", dictionary=ROWS)[1])
     fit_gpytorch_mll(SumMarginalLogLikelihood(models.likelihood, models))
 
 
-def test_the_same_seed_learns_the_same(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 15)
+def test_the_same_seed_learns_the_same(scale):
+    scale(learning={"subset": 15})
     fitted = []
     for seed in (1, 1, 2):
-        model = SparseGP(**data(), fit="subset", seed=seed)
+        model = make_sparse(**data(), fit="subset", seed=seed)
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         fitted.append(model.covar_module.lengthscale.detach())
     assert torch.equal(fitted[0], fitted[1])
     assert not torch.equal(fitted[0], fitted[2])
 
 
-def test_learning_does_not_touch_the_global_generator(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 15)
-    model = SparseGP(**data(), fit="subset")
+def test_learning_does_not_touch_the_global_generator(scale):
+    scale(learning={"subset": 15})
+    model = make_sparse(**data(), fit="subset")
     state = torch.get_rng_state()
     likelihood(model)
     model.posterior(model.train_inputs[0][:1])
@@ -247,11 +244,11 @@ def test_a_block_may_be_written_into(kernel):
     assert torch.equal(kernel_matrix(kernel, X, X), before)
 
 
-def test_a_constant_kernel_sums_many_rows(monkeypatch):
+def test_a_constant_kernel_sums_many_rows(scale):
     X = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     Y = X[:, :1] + 1.0
     means = []
     for many in (1000, 10):
-        monkeypatch.setattr(row_sums, "MANY_ROWS", many)
-        means.append(SparseGP(X, Y, covar_module=ConstantKernel().double(), max_dictionary=12).eval().posterior(X).mean)
+        scale(sums={"together_from": many})
+        means.append(make_sparse(X, Y, covar_module=ConstantKernel().double(), max_dictionary=12).eval().posterior(X).mean)
     torch.testing.assert_close(*means)

@@ -1,17 +1,13 @@
 """Leave-one-out in closed form against refits without each row, and BoTorch's own call, which gives the same."""
 
-import botorch.cross_validation
 import pytest
 import torch
 from botorch.cross_validation import efficient_loo_cv, loo_cv
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import Log
 
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import model as sparse_gp
 from sparse_bo.models.sparse_gp import row_sums
-from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, noise_of, pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, make_sparse, noise_of, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 TOLERANCE = 1e-8
@@ -43,9 +39,9 @@ def refits(model, points_of_dictionary):
     "configuration", ["plain", "known noise", "normalized inputs", "warped inputs", "raw outcomes", "Matern"]
 )
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
-def test_sparse_predictions_are_those_of_refits_without_each_row(configuration, chunked, monkeypatch):
+def test_sparse_predictions_are_those_of_refits_without_each_row(configuration, chunked, scale):
     if chunked:
-        monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 7 * 5 * 8 * len(ROWS))
+        scale(sums={"memory_bytes": 7 * 5 * 8 * len(ROWS)})
     model = pair(configuration, dictionary=ROWS)[1]
     results = model.leave_one_out(observation_noise=False, untransform=False)
     means, variances = refits(model, model.train_inputs[0][ROWS])
@@ -84,12 +80,12 @@ def test_batches_and_outputs_are_those_of_their_elements(configuration):
     model = pair(configuration, dictionary=ROWS)[1]
     results = loo_cv(model, untransform=False)
     assert results.posterior.mean.shape == (*model.batch_shape, N, 1, model.num_outputs)
-    means, variances, _ = model._left_out(True)
+    means, variances, _ = model.left_out(True)
     (X,), y = model.train_inputs, model.train_targets
     noise = model.likelihood.noise.expand(y.shape)
     for index in torch.cartesian_prod(*(torch.arange(size) for size in y.shape[:-1])).reshape(-1, y.dim() - 1).tolist():
         at = tuple(index)
-        one = SparseGP(X[at], y[at].unsqueeze(-1), noise[at].unsqueeze(-1), outcome_transform=None, dictionary=ROWS)
+        one = make_sparse(X[at], y[at].unsqueeze(-1), noise[at].unsqueeze(-1), outcome_transform=None, dictionary=ROWS)
         one.covar_module.raw_lengthscale.data.copy_(model.covar_module.raw_lengthscale[at])
         one.mean_module.raw_constant.data.copy_(model.mean_module.raw_constant[at])
         alone = one.leave_one_out()
@@ -102,8 +98,8 @@ def test_batches_and_outputs_are_those_of_their_elements(configuration):
 @pytest.mark.parametrize("fit", ["subset", "vfe", "dtc"])
 def test_a_model_left_in_training_mode_answers_as_in_evaluation_mode(fit):
     one, two = (pair("normalized inputs", dictionary=ROWS, fit=fit)[1] for _ in range(2))
-    after = loo_cv(one.train()).posterior
-    before = efficient_loo_cv(two.eval()).posterior
+    after = one.train().leave_one_out().posterior
+    before = two.eval().leave_one_out().posterior
     torch.testing.assert_close(after.mean, before.mean)
     torch.testing.assert_close(after.variance, before.variance)
 
@@ -113,7 +109,7 @@ def test_units_are_those_of_the_data_or_of_the_transform():
     train["train_Y"] = train["train_Y"].exp() + 1.0
     for transform in (None, Log()):
         options = {} if transform is None else {"outcome_transform": transform}
-        model = SparseGP(**train, dictionary=ROWS, **options)
+        model = make_sparse(**train, dictionary=ROWS, **options)
         results = model.leave_one_out()
         torch.testing.assert_close(results.observed_Y.squeeze(-2), train["train_Y"])
         inner = model.leave_one_out(untransform=False)
@@ -132,9 +128,9 @@ def test_a_fantasy_model_leaves_out_data_and_fantasies():
 
 
 def test_float32_is_near_float64():
-    wide = SparseGP(**data(), dictionary=ROWS)
+    wide = make_sparse(**data(), dictionary=ROWS)
     with pytest.warns(match="float"):
-        narrow = SparseGP(**{name: value.float() for name, value in data().items()}, dictionary=ROWS)
+        narrow = make_sparse(**{name: value.float() for name, value in data().items()}, dictionary=ROWS)
     narrow.load_state_dict(wide.state_dict())
     one, two = (model.leave_one_out().posterior for model in (wide, narrow))
     assert two.mean.dtype == torch.float32
@@ -144,13 +140,15 @@ def test_float32_is_near_float64():
 
 def test_one_observation_is_predicted_by_the_prior():
     with pytest.warns(match="not standardized"):
-        model = SparseGP(torch.rand(1, D, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64), outcome_transform=None)
+        model = make_sparse(
+            torch.rand(1, D, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64), outcome_transform=None
+        )
     results = model.leave_one_out(observation_noise=False)
     torch.testing.assert_close(results.posterior.mean, model.mean_module(points(1)).detach().reshape(1, 1, 1))
     torch.testing.assert_close(results.posterior.variance, torch.ones(1, 1, 1, dtype=torch.float64))
 
 
-def test_the_work_is_that_of_one_posterior_and_no_matrix_of_the_data_is_made(monkeypatch):
+def test_the_work_is_that_of_one_posterior_and_no_matrix_of_the_data_is_made(monkeypatch, scale):
     """Neither ``n x n`` nor ``n x m`` tensors: no kernel block is larger than the chunk allows."""
     sizes = []
     kernel_matrix = row_sums.kernel_matrix
@@ -160,9 +158,8 @@ def test_the_work_is_that_of_one_posterior_and_no_matrix_of_the_data_is_made(mon
         return kernel_matrix(kernel, X, Y)
 
     monkeypatch.setattr(row_sums, "kernel_matrix", watched)
-    monkeypatch.setattr("sparse_bo.models.sparse_gp.cross_validation.kernel_matrix", watched)
-    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", 20 * 5 * 8 * 8)
-    model = SparseGP(**data(n=200), dictionary=torch.arange(8))
+    scale(sums={"memory_bytes": 20 * 5 * 8 * 8})
+    model = make_sparse(**data(n=200), dictionary=torch.arange(8))
     model.posterior(points(1))
     sizes.clear()
     model.leave_one_out()
@@ -170,14 +167,9 @@ def test_the_work_is_that_of_one_posterior_and_no_matrix_of_the_data_is_made(mon
     assert sum(sizes) == 8 * 8 + 2 * 200 * 8
 
 
-def test_other_models_are_left_to_botorch_and_a_refusal_is_left_where_it_is_not_asked(monkeypatch):
-    answering = botorch.cross_validation._compute_loo_predictions
-    theirs = answering.__wrapped__
-    exact = SingleTaskGP(**data()).eval()
-    one, two = answering(exact), theirs(exact)
-    torch.testing.assert_close(one[0], two[0])
-    sparse_gp.answer_for_sparse_models(sparse_gp.DictionaryPosterior)  # a second import of the package
-    assert botorch.cross_validation._compute_loo_predictions is answering
-    monkeypatch.setattr(botorch.cross_validation, "_compute_loo_predictions", theirs)
-    with pytest.raises(UnsupportedError, match="leave_one_out"):
-        loo_cv(SparseGP(**data(), dictionary=ROWS).eval())
+@pytest.mark.parametrize("training", [True, False])
+def test_botorchs_own_call_says_what_to_use_instead(training):
+    model = make_sparse(**data(), dictionary=ROWS, fit="subset").train(training)
+    for call in (loo_cv, efficient_loo_cv):
+        with pytest.raises(UnsupportedError, match="use model.leave_one_out"):
+            call(model)

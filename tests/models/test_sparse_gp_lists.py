@@ -8,7 +8,6 @@ import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import ModelListGP
-from botorch.models.gpytorch import ModelListGPyTorchModel
 from botorch.models.transforms import Log
 from botorch.posteriors import PosteriorList
 from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
@@ -16,48 +15,33 @@ from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.utils.low_rank import extract_batch_covar
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import covariance, pivots
-from sparse_bo.models.sparse_gp.joint import JointPosterior
-from sparse_bo.models.sparse_gp.lists import StackedRoot, answer_in_lists
-from tests.models.sparse_problems import data, dense_log_prob, pair, points
+from sparse_bo.models import SparseModelListGP
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.lists import StackedRoot
+from tests.models.sparse_problems import data, dense_log_prob, joint_sizes, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 Q = 23
 SHAPE = torch.Size([5])
 
 
-@pytest.fixture
-def many(monkeypatch):
-    """More than eight points are many; all of them are pivots, so that everything is exact."""
-    monkeypatch.setattr(covariance, "LARGE_Q", 8)
-
-
-@pytest.fixture
-def nothing_dense(monkeypatch):
-    """More than eight points are many, and more than seven are never made dense."""
-    monkeypatch.setattr(covariance, "LARGE_Q", 8)
-    monkeypatch.setattr(covariance, "DENSE_ROWS", 7)
-
-
 def members(configuration="plain"):
     return [pair(configuration, dictionary=rows)[1] for rows in (ROWS, ROWS + 1, ROWS[:2])]
 
 
-def by_dense_values(models, X, monkeypatch, sampler, **options):
-    with monkeypatch.context() as patch:
-        patch.setattr(covariance, "LARGE_Q", 4096)
+def by_dense_values(models, X, sampler, **options):
+    with joint_sizes(models, dense=4096):
         posterior = models.posterior(X, **options)
         return posterior.mean, posterior.variance, sampler(posterior)
 
 
 @pytest.mark.parametrize("shape", [(Q,), (2, 3, Q)], ids=str)
 @pytest.mark.parametrize("exact_member", [False, True])
-def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_member, many, monkeypatch):
-    models = ModelListGP(*members(), *([pair("plain")[0]] if exact_member else []))
+def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_member, many):
+    models = SparseModelListGP(*members(), *([pair("plain")[0]] if exact_member else []))
     lazy = models.posterior(points(*shape), observation_noise=True).distribution
-    monkeypatch.setattr(covariance, "LARGE_Q", 4096)
-    dense = models.posterior(points(*shape), observation_noise=True).distribution
+    with joint_sizes(models, dense=4096):
+        dense = models.posterior(points(*shape), observation_noise=True).distribution
     away = torch.rand(dense.mean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = dense.mean.detach() + 0.1 * away
     torch.testing.assert_close(lazy.log_prob(values), dense_log_prob(dense, values), rtol=0, atol=1e-9)
@@ -69,14 +53,12 @@ def test_log_densities_and_entropies_are_those_of_the_dense_path(shape, exact_me
 @pytest.mark.parametrize(
     ("configuration", "shape"), [("plain", (Q,)), ("plain", (3, Q)), ("batch", (Q,)), ("known noise", (2, 3, Q))]
 )
-def test_samples_are_those_of_the_dense_covariance(
-    sampler, observation_noise, configuration, shape, nothing_dense, monkeypatch
-):
-    models, X, options = ModelListGP(*members(configuration)), points(*shape), {"observation_noise": observation_noise}
+def test_samples_are_those_of_the_dense_covariance(sampler, observation_noise, configuration, shape, nothing_dense):
+    models, X, options = SparseModelListGP(*members(configuration)), points(*shape), {"observation_noise": observation_noise}
     sampler = sampler(SHAPE, seed=0)
     posterior = models.posterior(X, **options)
     found = posterior.mean, posterior.variance, sampler(posterior)
-    expected = by_dense_values(models, X, monkeypatch, sampler, **options)
+    expected = by_dense_values(models, X, sampler, **options)
     for value, dense in zip(found, expected, strict=True):
         torch.testing.assert_close(value, dense, rtol=0, atol=1e-8)
 
@@ -84,19 +66,18 @@ def test_samples_are_those_of_the_dense_covariance(
 def test_samples_without_base_samples_have_the_shape_and_spread_of_the_posterior(nothing_dense):
     with torch.random.fork_rng():
         torch.manual_seed(0)  # rsample draws from torch's own generator
-        posterior = ModelListGP(*members()).posterior(points(Q))
+        posterior = SparseModelListGP(*members()).posterior(points(Q))
         samples = posterior.rsample(torch.Size([2000])).detach()
     assert samples.shape == (2000, Q, 3)
     # Monte Carlo error of an sd from 2,000 samples: 1.6 % per standard error, of 69 the largest
     torch.testing.assert_close(samples.std(dim=0), posterior.variance.detach().sqrt(), rtol=0.07, atol=0)
 
 
-def test_each_output_has_its_own_models_law(nothing_dense, monkeypatch):
+def test_each_output_has_its_own_models_law(nothing_dense, scale):
     """Also where pivots are few, so that laws are approximate."""
-    monkeypatch.setattr(pivots, "PIVOTS", 6)
-    monkeypatch.setattr(pivots, "BLOCK", 5)
+    scale(joint={"pivots": 6, "block": 5})
     models = members()
-    posterior = ModelListGP(*models).posterior(points(Q))
+    posterior = SparseModelListGP(*models).posterior(points(Q))
     base = torch.randn(*SHAPE, Q, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     samples = posterior.rsample_from_base_samples(SHAPE, base)
     for output, model in enumerate(models):
@@ -106,7 +87,7 @@ def test_each_output_has_its_own_models_law(nothing_dense, monkeypatch):
 
 def test_a_member_may_have_several_outputs(nothing_dense):
     models = [pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1]]
-    posterior = ModelListGP(*models).posterior(points(Q + 1))
+    posterior = SparseModelListGP(*models).posterior(points(Q + 1))
     base = torch.randn(*SHAPE, Q + 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     samples = posterior.rsample_from_base_samples(SHAPE, base)
     for model, outputs in zip(models, (slice(0, 2), slice(2, 3)), strict=True):
@@ -117,15 +98,15 @@ def test_a_member_may_have_several_outputs(nothing_dense):
         torch.testing.assert_close(samples[..., outputs], expected, rtol=0, atol=1e-9)
 
 
-def test_a_member_may_be_exact(many, monkeypatch):
+def test_a_member_may_be_exact(many):
     exact, sparse = pair("plain", dictionary=ROWS)
-    models, sampler = ModelListGP(exact, sparse), SobolQMCNormalSampler(SHAPE, seed=0)
-    expected = by_dense_values(models, points(Q), monkeypatch, sampler)[2]
+    models, sampler = SparseModelListGP(exact, sparse), SobolQMCNormalSampler(SHAPE, seed=0)
+    expected = by_dense_values(models, points(Q), sampler)[2]
     torch.testing.assert_close(sampler(models.posterior(points(Q))), expected, rtol=0, atol=1e-8)
 
 
 def test_a_root_solves_what_it_multiplies(nothing_dense):
-    covar = extract_batch_covar(ModelListGP(*members()).posterior(points(Q)).distribution)
+    covar = extract_batch_covar(SparseModelListGP(*members()).posterior(points(Q)).distribution)
     root = covar.root_decomposition().root.to_dense()
     assert isinstance(root, StackedRoot)
     base = torch.randn(4, 3, Q, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -133,7 +114,7 @@ def test_a_root_solves_what_it_multiplies(nothing_dense):
 
 
 def test_gradients_reach_the_points(nothing_dense):
-    models, X = ModelListGP(*members()), points(Q).requires_grad_()
+    models, X = SparseModelListGP(*members()), points(Q).requires_grad_()
     base = torch.randn(2, Q, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def total(inputs):
@@ -149,7 +130,7 @@ def test_gradients_reach_the_points(nothing_dense):
 def test_paths_go_member_by_member(nothing_dense):
     with torch.random.fork_rng():
         torch.manual_seed(0)  # BoTorch's prior paths draw from torch's own generator
-        paths = draw_matheron_paths(ModelListGP(*members()), torch.Size([4]))
+        paths = draw_matheron_paths(SparseModelListGP(*members()), torch.Size([4]))
     assert [values.shape for values in paths(points(Q))] == [(4, Q)] * 3
 
 
@@ -157,7 +138,7 @@ def test_paths_go_member_by_member(nothing_dense):
 def test_outputs_that_only_samples_can_untransform_stay_a_list(nothing_dense):
     train = data()
     train["train_Y"] = train["train_Y"].exp()
-    models = ModelListGP(*[SparseGP(**train, outcome_transform=Log(), dictionary=ROWS) for _ in range(2)])
+    models = SparseModelListGP(*[make_sparse(**train, outcome_transform=Log(), dictionary=ROWS) for _ in range(2)])
     posterior = models.posterior(points(Q))
     assert isinstance(posterior, PosteriorList)
     assert posterior.rsample(SHAPE).shape == (5, Q, 2)
@@ -173,38 +154,36 @@ WEIGHTED = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=tor
     ("configuration", "shape"), [("plain", (Q,)), ("plain", (3, Q)), ("raw outcomes", (Q,)), ("known noise", (2, 3, Q))]
 )
 def test_a_weighted_sum_of_members_is_that_of_the_dense_covariances(
-    sampler, observation_noise, configuration, shape, nothing_dense, monkeypatch
+    sampler, observation_noise, configuration, shape, nothing_dense
 ):
-    models, X = ModelListGP(*members(configuration)), points(*shape)
+    models, X = SparseModelListGP(*members(configuration)), points(*shape)
     options = {"observation_noise": observation_noise, "posterior_transform": WEIGHTED}
     sampler = sampler(SHAPE, seed=0)
     posterior = models.posterior(X, **options)
-    assert isinstance(posterior.distribution.lazy_covariance_matrix, covariance.JointCovariance)
+    assert isinstance(posterior.distribution.lazy_covariance_matrix, JointCovariance)
     found = posterior.mean, posterior.variance, sampler(posterior)
-    expected = by_dense_values(models, X, monkeypatch, sampler, **options)
+    expected = by_dense_values(models, X, sampler, **options)
     for value, dense in zip(found, expected, strict=True):
         torch.testing.assert_close(value, dense, rtol=0, atol=1e-7)
 
 
-def test_a_weighted_sum_of_many_has_exact_variances_and_pivots(nothing_dense, monkeypatch):
-    monkeypatch.setattr(pivots, "PIVOTS", 6)
-    monkeypatch.setattr(pivots, "BLOCK", 5)
-    models, X = ModelListGP(*members()), points(Q)
+def test_a_weighted_sum_of_many_has_exact_variances_and_pivots(nothing_dense, scale):
+    scale(joint={"pivots": 6, "block": 5})
+    models, X = SparseModelListGP(*members()), points(Q)
     operator = models.posterior(X, posterior_transform=WEIGHTED).distribution.lazy_covariance_matrix
     root = operator.root_decomposition().root.matmul(torch.eye(Q, dtype=torch.float64)).detach()
     law = root @ root.mT
-    members_own = [
-        model.posterior(X).distribution.lazy_covariance_matrix._block(slice(None), slice(None)) for model in models.models
-    ]
+    with joint_sizes(models, dense=4096):
+        members_own = [model.posterior(X).distribution.covariance_matrix for model in models.models]
     C = sum(weight**2 * own for weight, own in zip(WEIGHTED.weights, members_own, strict=True)).detach()
     torch.testing.assert_close(law.diagonal(), C.diagonal(), rtol=0, atol=1e-8)
-    chosen = operator._root.parts.order[:6]
+    chosen = operator.root_decomposition().root.parts.order[:6]
     torch.testing.assert_close(law[chosen], C[chosen], rtol=0, atol=1e-8)
 
 
 def test_gradients_of_a_weighted_sum_reach_the_points(nothing_dense):
     models, base = (
-        ModelListGP(*members()),
+        SparseModelListGP(*members()),
         torch.randn(2, Q, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
     )
 
@@ -220,19 +199,19 @@ def test_gradients_of_a_weighted_sum_reach_the_points(nothing_dense):
     torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-4, atol=1e-6)
 
 
-def test_members_with_inputs_of_their_own_are_added(many, monkeypatch):
+def test_members_with_inputs_of_their_own_are_added(many):
     """Input transforms give each member other points."""
     plain, normalized = pair("plain", dictionary=ROWS)[1], pair("normalized inputs", dictionary=ROWS)[1]
     transform = ScalarizedPosteriorTransform(torch.tensor([0.5, 2.0], dtype=torch.float64))
-    models, sampler = ModelListGP(plain, normalized), SobolQMCNormalSampler(SHAPE, seed=0)
-    expected = by_dense_values(models, points(Q), monkeypatch, sampler, posterior_transform=transform)
+    models, sampler = SparseModelListGP(plain, normalized), SobolQMCNormalSampler(SHAPE, seed=0)
+    expected = by_dense_values(models, points(Q), sampler, posterior_transform=transform)
     posterior = models.posterior(points(Q), posterior_transform=transform)
     torch.testing.assert_close(sampler(posterior), expected[2], rtol=0, atol=1e-7)
 
 
 def test_what_is_no_sum_of_sparse_members_is_made_dense_and_says_so(many):
     weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-    models = ModelListGP(pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1])
+    models = SparseModelListGP(pair("two outputs", dictionary=ROWS)[1], pair("plain", dictionary=ROWS)[1])
     posterior = models.posterior(points(Q), posterior_transform=weighted)
     torch.testing.assert_close(posterior.mean.squeeze(-1), models.posterior(points(Q)).mean @ weighted.weights)
     torch.testing.assert_close(posterior.variance.squeeze(-1), models.posterior(points(Q)).variance @ weighted.weights.square())
@@ -240,24 +219,28 @@ def test_what_is_no_sum_of_sparse_members_is_made_dense_and_says_so(many):
         assert posterior.rsample(SHAPE).shape == (5, Q, 1)
 
 
-def test_a_sum_with_a_dense_member_asks_each_member_once(many, monkeypatch):
-    asked, original = [], JointPosterior.posterior
-    monkeypatch.setattr(JointPosterior, "posterior", lambda self, *a, **k: asked.append(1) or original(self, *a, **k))
+def test_a_sum_with_a_dense_member_is_right(many):
     weighted = ScalarizedPosteriorTransform(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    ModelListGP(pair("plain", dictionary=ROWS)[1], pair("plain")[0]).posterior(points(Q), posterior_transform=weighted)
-    assert len(asked) == 1
+    models = SparseModelListGP(pair("plain", dictionary=ROWS)[1], pair("plain")[0])
+    found, (one, other) = models.posterior(points(Q), posterior_transform=weighted), models.models
+    mean = one.posterior(points(Q)).mean - 2.0 * other.posterior(points(Q)).mean
+    torch.testing.assert_close(found.mean, mean)
+
+
+def test_botorchs_own_list_says_what_to_use_instead(many):
+    own = ModelListGP(*members())
+    assert own.posterior(points(Q)).mean.shape == (Q, 3)
+    with pytest.warns(MemoryWarning, match="use SparseModelListGP"):
+        assert own.posterior(points(Q)).rsample(SHAPE).shape == (5, Q, 3)
 
 
 def test_copies_and_few_points_are_left_to_botorch(many):
-    models = ModelListGP(*members())
+    models = SparseModelListGP(*members())
     for other in (copy.deepcopy(models), pickle.loads(pickle.dumps(models))):
         torch.testing.assert_close(other.posterior(points(Q)).variance, models.posterior(points(Q)).variance)
     few = models.posterior(points(3)).distribution.lazy_covariance_matrix
     assert not isinstance(few.root_decomposition().root, StackedRoot)
-    before = ModelListGPyTorchModel.posterior
-    answer_in_lists()
-    assert ModelListGPyTorchModel.posterior is before
-    exact = ModelListGP(pair("plain")[0], pair("plain")[0])
+    exact = SparseModelListGP(pair("plain")[0], pair("plain")[0])
     assert exact.posterior(points(Q)).rsample(SHAPE).shape == (5, Q, 2)
 
 
@@ -265,7 +248,7 @@ def test_an_acquisition_function_keeps_its_root_of_the_baseline(nothing_dense):
     """BoTorch's defaults: the stack is what it solves with for new points."""
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     acquisition = qLogNoisyExpectedImprovement(
-        ModelListGP(*members()), points(Q), objective=lambda Y, X=None: Y @ weights, prune_baseline=False
+        SparseModelListGP(*members()), points(Q), objective=lambda Y, X=None: Y @ weights, prune_baseline=False
     )
     assert isinstance(acquisition._baseline_L, StackedRoot)
     values = acquisition(points(2, 1, seed=8))

@@ -7,21 +7,21 @@ import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator
 
-from sparse_bo.models.sparse_gp import process, representation, triangle
-from sparse_bo.models.sparse_gp.deferred import DeferredCovariance
-from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, times_turned_root, turned
+from sparse_bo.models.sparse_gp import posterior as posteriors
+from sparse_bo.models.sparse_gp import process, representation, triangular
+from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
+from sparse_bo.models.sparse_gp.triangular import Products, Recent, TimesRoot, by_columns, times_root_transpose
 from tests.models.sparse_problems import pair, points
 
 
 @pytest.fixture
 def large(monkeypatch):
     """A root of two blocks of columns and a rest is large."""
-    monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 11)
-    monkeypatch.setattr(triangle, "LARGE_COLUMNS", 22)
-    monkeypatch.setattr(triangle, "CACHED_COLUMNS", 4)
+    monkeypatch.setattr(triangular, "BLOCK", 11)
+    monkeypatch.setattr(triangular, "LARGE_COLUMNS", 22)
 
 
-def triangular(*batch, m=27, dtype=torch.float64):
+def upper(*batch, m=27, dtype=torch.float64):
     return torch.randn(*batch, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).triu().to(dtype)
 
 
@@ -39,7 +39,7 @@ def dense_products(K, R, q):
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
-    R, K = turned(triangular(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
+    R, K = by_columns(upper(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
     found, expected = Products.apply(K, R, q, Recent()), dense_products(K, R, q)
     weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(2)).to(part) for part in expected]
     totals = [sum((p * w).sum() for p, w in zip(parts, weights, strict=True)) for parts in (found, expected)]
@@ -49,12 +49,12 @@ def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
         torch.testing.assert_close(one, other, **tolerance)
     h = TimesRoot.apply(K, R, Recent())
     torch.testing.assert_close(h, K @ R, **tolerance)
-    torch.testing.assert_close(times_turned_root(h, R), expected[1], **tolerance)
+    torch.testing.assert_close(times_root_transpose(h, R), expected[1], **tolerance)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_can_be_differentiated_twice_and_mapped(batch, large):
-    R, K = turned(triangular(*batch)), covariances(*batch, rows=2)
+    R, K = by_columns(upper(*batch)), covariances(*batch, rows=2)
     for q in (1, 2):
         assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
         assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
@@ -78,19 +78,19 @@ def test_variances_of_many_points_are_added_up_without_the_columns(configuration
     with torch.no_grad():
         X = points(6, 1) if configuration != "batch" else points(3, 1, 1)
         expected = model.posterior(X).variance
-        monkeypatch.setattr(triangle, "RECENT_ROWS", 2)
-        monkeypatch.setattr(triangle, "times_root", lambda *_: pytest.fail("the columns are not needed"))
+        monkeypatch.setattr(triangular, "RECENT_ROWS", 2)
+        monkeypatch.setattr(triangular, "times_root", lambda *_: pytest.fail("the columns are not needed"))
         torch.testing.assert_close(model.posterior(X).variance, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("rows", [2, 7])
 def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, large, monkeypatch):
-    monkeypatch.setattr(triangle, "FEW_ROWS", 4)  # two rows: value and gradient together
+    monkeypatch.setattr(triangular, "FEW_ROWS", 4)  # two rows: value and gradient together
     model = pair("plain")[1]
     multiplied = []
-    for name in ("_both", "times_root"):
-        whole = getattr(triangle, name)
-        monkeypatch.setattr(triangle, name, lambda K, R, w=whole: multiplied.append(len(K)) or w(K, R))
+    for name in ("_one_pass", "times_root"):
+        whole = getattr(triangular, name)
+        monkeypatch.setattr(triangular, name, lambda K, R, w=whole: multiplied.append(len(K)) or w(K, R))
     X = points(rows, 1, seed=5).requires_grad_()
     first, second = model.posterior(X).variance, model.posterior(X, observation_noise=True).variance
     once = torch.autograd.grad(first.sum(), X)[0]
@@ -106,7 +106,7 @@ def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, lar
     copied = copy.deepcopy(model)
     assert torch.equal(copied.posterior(X).variance, first)
     assert multiplied == [rows] * 3
-    monkeypatch.setattr(triangle, "RECENT_ROWS", 1)
+    monkeypatch.setattr(triangular, "RECENT_ROWS", 1)
     assert torch.equal(model.posterior(X).variance, first)
     assert multiplied == [rows] * 4
 
@@ -119,7 +119,7 @@ def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fant
     assert model.representation().triangular
     found = []
     for few in (0, 256):
-        monkeypatch.setattr(triangle, "FEW_ROWS", few)
+        monkeypatch.setattr(triangular, "FEW_ROWS", few)
         X = points(3, q, seed=8) if configuration != "batch" else points(3, 1, q, seed=8)
         X.requires_grad_()
         now = model
@@ -146,10 +146,10 @@ def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fan
     whole = process.Base.lifted
     monkeypatch.setattr(process.Base, "lifted", lambda self, root: lifted.append(root) or whole(self, root))
     for few in (0, 256):
-        monkeypatch.setattr(triangle, "FEW_ROWS", few)
+        monkeypatch.setattr(triangular, "FEW_ROWS", few)
         X = points(4, 2, seed=8).requires_grad_()
         posterior = model.posterior(torch.cat([baseline.expand(4, 5, 2), X], dim=-2))
-        assert model.prediction_strategy.kept.base.rows == 5
+        assert model.prediction_strategy.baseline.base.rows == 5
         operator = posterior.distribution.lazy_covariance_matrix
         operator = operator if model.num_outputs == 1 else operator.base_linear_op
         entries = operator[..., 5:, :].to_dense()
@@ -167,7 +167,7 @@ def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, monkey
     assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X).few
     with torch.no_grad():
         assert not form.project(kernel, X).few
-    monkeypatch.setattr(triangle, "FEW_ROWS", 3)
+    monkeypatch.setattr(triangular, "FEW_ROWS", 3)
     assert not form.project(kernel, X).few
 
 
@@ -249,11 +249,9 @@ def test_a_covariance_on_demand_is_a_dense_operator_to_all_who_look_closer():
 
 
 def test_many_marginals_do_not_hold_their_covariances_with_the_dictionary(monkeypatch):
-    from sparse_bo.models.sparse_gp import joint
-
     model = pair("plain")[1]
     expected = model.posterior(points(5, 1)).variance
-    monkeypatch.setattr(joint, "HELD_BYTES", 100)
+    monkeypatch.setattr(posteriors, "LARGEST_CACHED", 200)
     posterior = model.posterior(points(5, 1))
     assert not isinstance(posterior.distribution.lazy_covariance_matrix, DeferredCovariance)
     assert torch.equal(posterior.variance, expected)

@@ -20,8 +20,7 @@ from sparse_bo.dictionary import (
 )
 from sparse_bo.dictionary.gram import whitened_gram
 from sparse_bo.errors import SamplerError
-from sparse_bo.models import SparseGP
-from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, noise_of, pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, make_sparse, noise_of, pair, points
 
 SAMPLERS = [
     LeverageSampler(),
@@ -50,7 +49,7 @@ class Spy:
 
 def shown(model_data, **options):
     spy = Spy()
-    model = SparseGP(**model_data, dictionary=spy, **options).eval()
+    model = make_sparse(**model_data, dictionary=spy, **options).eval()
     model.posterior(points(1))
     return model, spy.seen
 
@@ -92,7 +91,7 @@ def test_inputs_are_the_users_and_the_kernel_takes_transformed_ones():
 def test_means_and_leverages_are_those_of_the_posterior():
     """A pilot of all points is the exact GP's posterior."""
     model, seen = shown(data())
-    exact = SparseGP(**data())
+    exact = make_sparse(**data())
     exact.load_state_dict(model.state_dict())
     exact.eval()
     mvn = exact(model.train_inputs[0])
@@ -117,7 +116,7 @@ def test_a_batch_is_averaged_and_bounds_each_member(configuration):
     """λ_max of each member's N^{-1/2}(K − Q)N^{-1/2} is at most the number of members times the average's."""
     model, seen = shown(CONFIGURATIONS[configuration]())
     X = model.train_inputs[0]
-    noise = model._noise(X, model.train_targets.shape).detach()
+    noise = model.noise_at(X, model.train_targets.shape).detach()
     K = model.covar_module(X, X).to_dense().detach()
     members = K.reshape(-1, N, N).shape[0]
     levels = noise.mean(dim=-1)
@@ -147,14 +146,14 @@ def test_the_residual_of_a_models_dictionary_can_be_bounded(generator):
 
 
 def test_a_dictionary_beyond_the_cap_is_cut():
-    model = SparseGP(**data(), dictionary=GreedyVarianceSampler(size=20), max_dictionary=5)
+    model = make_sparse(**data(), dictionary=GreedyVarianceSampler(size=20), max_dictionary=5)
     model.eval()
     model.posterior(points(1))
     assert len(model.prediction_strategy.rows) == 5
 
 
 def test_learning_on_a_samplers_dictionary_works():
-    model = SparseGP(**data(), dictionary=IPASampler(size=10), fit="vfe")
+    model = make_sparse(**data(), dictionary=IPASampler(size=10), fit="vfe")
     model.train()
     loss = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
     assert bool(torch.isfinite(loss))

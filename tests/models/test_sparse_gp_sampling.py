@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from gpytorch.kernels import RBFKernel
 from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.models.sparse_gp import covariance, dictionary_law, joint, pathwise, process, triangle
-from sparse_bo.models.sparse_gp import model as sparse_model
+from sparse_bo.models.sparse_gp import pathwise, triangular
+from sparse_bo.models.sparse_gp.calibration import scaled_copy
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
-from sparse_bo.models.sparse_gp.representation import kernel_matrix
-from tests.models.sparse_problems import CONFIGURATIONS, pair, points
+from sparse_bo.models.sparse_gp.prior import kernel_matrix
+from tests.models.sparse_problems import CONFIGURATIONS, data, joint_sizes, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 SAMPLES = 20_000
@@ -51,7 +50,7 @@ def test_joint_samples_have_the_moments_of_the_posterior():
 @pytest.mark.parametrize("options", [{}, {"dictionary": ROWS}], ids=["exact", "sparse"])
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "normalized inputs"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
-def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fantasy):
+def testobjective_weights_paths_give_exactly_the_posterior(configuration, options, fantasy):
     """In expectation over prior values and noise, by linear algebra: no Monte Carlo error."""
     model = pair(configuration, **options)[1]
     model.posterior(points(1))
@@ -74,15 +73,14 @@ def test_weights_of_paths_give_exactly_the_posterior(configuration, options, fan
     ).shape == (5, *form.alpha.shape)
 
 
-def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkeypatch):
+def test_matheronobjective_weights_a_large_triangle_are_those_of_whole_products(monkeypatch):
     form = pair("two outputs", dictionary=None)[1].eval().representation()
     assert form.triangular
     K = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     K = (K @ K.mT).requires_grad_()
     whole = pathwise._between_roots(form, K)
-    monkeypatch.setattr(triangle, "TRIANGLE_COLUMNS", 7)
-    monkeypatch.setattr(triangle, "LARGE_COLUMNS", 14)
-    assert len(triangle.root_columns(30)) == 5
+    monkeypatch.setattr(triangular, "LARGE_COLUMNS", 14)
+    assert len(triangular.blocks(30, 7)) == 5
     parts = pathwise._between_roots(form, K)
     torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
     weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -95,7 +93,7 @@ def test_matheron_weights_of_a_large_triangle_are_those_of_whole_products(monkey
 def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration, monkeypatch):
     model = pair(configuration)[1]
     form, kernel = model.representation(), model.covar_module
-    noise = model._data_noise(model.train_inputs[0], model.train_targets.shape)
+    noise = model.data_noise(model.train_inputs[0], model.train_targets.shape)
     normal = torch.randn(4, *form.alpha.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = sparse_spread(form, lambda: kernel_matrix(kernel, form.points, form.points))(normal)
     torch.testing.assert_close(exact_spread(form, noise)(normal), expected, rtol=1e-7, atol=1e-7)
@@ -121,13 +119,12 @@ def test_batched_points_of_a_path_are_evaluated_as_gpytorch_would(configuration)
 )
 def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(configuration, monkeypatch):
     """The spread is linear in its normal numbers: what they are multiplied with shows its covariance."""
-    monkeypatch.setattr(dictionary_law, "BLOCK", 2)
     model = pair(configuration if configuration in CONFIGURATIONS else "plain", dictionary=ROWS)[1].eval()
     model.posterior(points(1))
     model = model.float() if configuration == "float32" else model
-    model = model._scaled_by(torch.tensor(0.3), model._cache()) if configuration == "calibrated" else model
+    model = scaled_copy(model, model.cache(), torch.tensor(0.3)) if configuration == "calibrated" else model
     form, kernel = model.representation(), model.covar_module
-    R, law = form.root, form.law
+    R, law = form.root, form.at_dictionary
     K, eye = kernel_matrix(kernel, form.points, form.points), torch.eye(len(ROWS), dtype=R.dtype).expand_as(R)
     tolerance = {"rtol": 0, "atol": 1e-3 if R.dtype == torch.float32 else 1e-9}
     torch.testing.assert_close(law.prior(eye), K, **tolerance)
@@ -135,9 +132,9 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     torch.testing.assert_close(drawn @ drawn.mT, K - K @ R @ R.mT @ K, **tolerance)
     unit = eye.movedim(-1, 0)  # vector by vector, as if they were draws
     monkeypatch.setattr(torch, "randn", lambda shape, **_: torch.zeros(shape, dtype=R.dtype))
-    first = pathwise.spread_of_law(form, law)(unit).movedim(0, -1)
+    first = pathwise.spread_at_dictionary(form, law)(unit).movedim(0, -1)
     monkeypatch.setattr(torch, "randn", lambda shape, **_: unit.reshape(shape))
-    second = pathwise.spread_of_law(form, law)(torch.zeros_like(unit)).movedim(0, -1)
+    second = pathwise.spread_at_dictionary(form, law)(torch.zeros_like(unit)).movedim(0, -1)
     spread = first @ first.mT + second @ second.mT
     torch.testing.assert_close(spread, eye - R.mT @ K @ R, **tolerance)
     monkeypatch.undo()
@@ -150,26 +147,22 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     assert torch.equal(paths[0], paths[2])
 
 
-def test_further_paths_of_a_posterior_use_what_the_first_computed(monkeypatch):
-    plain = sparse_model.representation_of
-    monkeypatch.setattr(sparse_model, "representation_of", lambda *parts: replace(plain(*parts), law=None))
-    model = pair("plain", dictionary=ROWS)[1]
+def test_further_paths_of_a_grown_posterior_use_what_the_first_computed(monkeypatch):
+    """It has a root and no factors of a fit."""
+    train = data()
+    first = make_sparse(train["train_X"][:-2], train["train_Y"][:-2], dictionary=ROWS)
+    first = make_sparse(train["train_X"][:-1], train["train_Y"][:-1], previous=first)  # learns what it takes to grow
+    first.posterior(points(1))
+    model = make_sparse(**train, previous=first)
     drawn, made = [], []
-    whole = pathwise._factor
-    monkeypatch.setattr(pathwise, "_factor", lambda form, K: made.append(K.requires_grad) or whole(form, K))
+    whole = pathwise.safe_cholesky
+    monkeypatch.setattr(pathwise, "safe_cholesky", lambda A: made.append(A.requires_grad) or whole(A))
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         drawn.append(draw_matheron_paths(model, torch.Size([2]))(points(3)))
     assert made == [False]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
-    model.covar_module.lengthscale = 0.3
-    draw_matheron_paths(model, torch.Size([2]))
-    assert len(made) == 2
-    monkeypatch.setattr(triangle, "KEPT_BYTES", 1)
-    for extra in (1, 2):
-        draw_matheron_paths(copy.deepcopy(model), torch.Size([2]))
-        assert len(made) == 2 + extra
 
 
 def test_matheron_weights_have_the_moments_of_the_formula():
@@ -207,22 +200,19 @@ def test_another_update_strategy_is_refused():
 
 
 @pytest.fixture
-def many(monkeypatch):
+def many(scale):
     """Everything beyond eight points counts as many, in chunks of three."""
-    monkeypatch.setattr(covariance, "LARGE_Q", 8)
-    for module in (process, covariance, joint):
-        monkeypatch.setattr(module, "CHUNK", 3)
+    scale(joint={"dense": 8, "chunk": 3})
 
 
 @pytest.mark.parametrize("configuration", ["plain", "raw outcomes", "normalized inputs", "known noise", "two outputs", "batch"])
 @pytest.mark.parametrize("observation_noise", [False, True])
 @pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized:botorch.exceptions.InputDataWarning")
-def test_posterior_of_many_points_is_the_dense_one(configuration, observation_noise, many, monkeypatch):
+def test_posterior_of_many_points_is_the_dense_one(configuration, observation_noise, many):
     model = pair(configuration, dictionary=ROWS)[1]
     lazy = model.posterior(points(10), observation_noise=observation_noise)
-    monkeypatch.setattr(covariance, "LARGE_Q", 100)
-    dense = model.posterior(points(10), observation_noise=observation_noise)
-    monkeypatch.setattr(covariance, "LARGE_Q", 8)
+    with joint_sizes(model, dense=100):
+        dense = model.posterior(points(10), observation_noise=observation_noise)
     operator, expected = lazy.distribution.lazy_covariance_matrix, dense.distribution.covariance_matrix
     if model.num_outputs > 1:
         operator = operator.base_linear_op
@@ -257,12 +247,13 @@ def test_samples_of_many_points_of_a_fantasy(many):
     torch.testing.assert_close(covariance, posterior.distribution.covariance_matrix.detach(), rtol=0, atol=0.05)
 
 
-def test_a_dense_covariance_of_many_points_warns_and_of_too_many_is_refused(many, monkeypatch):
+def test_a_dense_covariance_of_many_points_warns_and_of_too_many_is_refused(many, scale):
     operator = pair("plain", dictionary=ROWS)[1].posterior(points(10)).distribution.lazy_covariance_matrix
     with pytest.warns(MemoryWarning, match="made dense"):
         operator.to_dense()
-    monkeypatch.setattr(covariance, "DENSE_ROWS", 9)
-    with pytest.raises(UnsupportedError, match="several outputs"):
+    scale(joint={"largest_dense": 9})
+    operator = pair("plain", dictionary=ROWS)[1].posterior(points(10)).distribution.lazy_covariance_matrix
+    with pytest.raises(UnsupportedError, match="SparseModelListGP"):
         operator.to_dense()
     assert operator.zero_mean_mvn_samples(2).shape == (2, 10)
 

@@ -15,13 +15,11 @@ from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import prior_mode
 
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from sparse_bo.models.sparse_gp import row_sums
-from sparse_bo.models.sparse_gp.representation import kernel_matrix, representation_of
+from sparse_bo.models.sparse_gp.prior import kernel_matrix
+from sparse_bo.models.sparse_gp.representation import dtc_representation
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc
 from sparse_bo.models.sparse_gp.state import Appended
-from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, noise_of, pair, points
+from tests.models.sparse_problems import CONFIGURATIONS, D, data, dense_dtc, make_sparse, noise_of, pair, points
 
 pytestmark = pytest.mark.filterwarnings(
     # Some data here are deliberately not standardised ("raw outcomes"), as users' data may be.
@@ -78,9 +76,9 @@ def test_a_point_does_not_feel_its_companions(configuration):
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 4000])
-def test_posterior_does_not_depend_on_the_chunk(chunk_bytes, monkeypatch):
+def test_posterior_does_not_depend_on_the_chunk(chunk_bytes, scale):
     expected = sparse().posterior(points(4))
-    monkeypatch.setattr(row_sums, "DEFAULT_MEMORY_BYTES", chunk_bytes)
+    scale(sums={"memory_bytes": chunk_bytes})
     posterior = sparse().posterior(points(4))
     torch.testing.assert_close(posterior.mean, expected.mean)
     torch.testing.assert_close(posterior.variance, expected.variance)
@@ -258,10 +256,10 @@ def test_to_another_precision_and_back():
 def test_float32_posterior_is_close_to_the_float64_one():
     options = {"outcome_transform": None, "dictionary": torch.arange(0, 30, 2)}
     train = data()
-    wide = SparseGP(**train, **options)
+    wide = make_sparse(**train, **options)
     # BoTorch warns about single precision at construction, as for SingleTaskGP.
     with pytest.warns(InputDataWarning, match="double"):
-        narrow = SparseGP(**{name: value.float() for name, value in train.items()}, **options)
+        narrow = make_sparse(**{name: value.float() for name, value in train.items()}, **options)
     for T in (points(1), points(3), points(4, 2)):
         one, two = wide.posterior(T), narrow.posterior(T.float())
         torch.testing.assert_close(two.mean.double(), one.mean, rtol=0, atol=1e-2)
@@ -287,7 +285,7 @@ def test_batched_data_equal_their_elements():
     both = sparse("batch")
     train = data(batch=(2,))
     for element in range(2):
-        one = SparseGP(train["train_X"][element], train["train_Y"][element], dictionary=ROWS)
+        one = make_sparse(train["train_X"][element], train["train_Y"][element], dictionary=ROWS)
         one.covar_module.raw_lengthscale.data.copy_(both.covar_module.raw_lengthscale[element])
         one.mean_module.raw_constant.data.copy_(both.mean_module.raw_constant[element])
         one.likelihood.noise_covar.raw_noise.data.copy_(both.likelihood.noise_covar.raw_noise[element])
@@ -305,14 +303,14 @@ def test_batched_data_equal_their_elements():
 def test_repeated_inputs_do_not_break_the_dictionary():
     train = data()
     twice = {name: value.repeat(2, 1) for name, value in train.items()}
-    model = SparseGP(**twice, dictionary=torch.arange(40))
+    model = make_sparse(**twice, dictionary=torch.arange(40))
     posterior = model.posterior(points(3))
     assert torch.isfinite(posterior.mean).all()
     assert (posterior.variance > 0).all()
 
 
-def test_fitting_then_predicting_uses_the_new_parameters(monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
+def test_fitting_then_predicting_uses_the_new_parameters(scale):
+    scale(learning={"subset": 20})
     model = sparse(fit="subset")
     before = model.posterior(points(2)).mean.detach()
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -321,7 +319,7 @@ def test_fitting_then_predicting_uses_the_new_parameters(monkeypatch):
     (X,), y = model.train_inputs, model.train_targets
     noise = model.likelihood.noise.expand(30)
     state = fit_dtc(model.covar_module, X[ROWS], X, residuals=y - model.mean_module(X), noise=noise)
-    fresh = representation_of(state, X[ROWS])
+    fresh = dtc_representation(state, X[ROWS])
     torch.testing.assert_close(model.representation().alpha, fresh.alpha.detach())
 
 
@@ -354,7 +352,7 @@ def test_variances_of_small_noise_are_theirs_and_joint_ones_are_covariances():
     Y = torch.sin(4 * X.sum(dim=-1, keepdim=True))
     rows, noise = torch.arange(60), 1e-6
     options = {"outcome_transform": None, "covar_module": MaternKernel(nu=2.5)}
-    model = SparseGP(X, Y, torch.full_like(Y, noise), dictionary=rows, **options)
+    model = make_sparse(X, Y, torch.full_like(Y, noise), dictionary=rows, **options)
     k = lambda A, B: model.covar_module(A, B).to_dense().detach()  # noqa: E731
     P = torch.linalg.inv(torch.linalg.cholesky(k(X[rows], X[rows])))
     T = points(50)
@@ -369,7 +367,7 @@ def test_variances_of_small_noise_are_theirs_and_joint_ones_are_covariances():
 
 @pytest.mark.parametrize("rows", [None, torch.arange(8)], ids=["exact", "sparse"])
 def test_a_graph_of_parameters_is_that_of_its_call(rows):
-    model = SparseGP(**data(), dictionary=rows)
+    model = make_sparse(**data(), dictionary=rows)
     with settings.propagate_grads(True):
         through = model.posterior(points(3)).mean.sum()
     for _ in range(2):  # the graph of the first call is not walked twice
@@ -383,7 +381,7 @@ def test_a_graph_of_parameters_is_that_of_its_call(rows):
 
 
 def test_a_fantasy_copies_no_inputs_of_the_data():
-    model = SparseGP(**CONFIGURATIONS["normalized inputs"]())
+    model = make_sparse(**CONFIGURATIONS["normalized inputs"]())
     model.posterior(points(2))
     fantasy = model.get_fantasy_model(points(2), points(2)[:, 0])
     assert fantasy.__dict__["_stored_originals"] is model.__dict__["_stored_originals"]

@@ -8,10 +8,7 @@ from botorch.exceptions.errors import UnsupportedError
 
 from sparse_bo import SparseMixedGP
 from sparse_bo.dictionary import UniformSampler
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import leverage_sampling, sparsity
-from sparse_bo.models.sparse_gp import model as sparse_gp
-from tests.models.sparse_problems import N, data, noise_of, pair, points
+from tests.models.sparse_problems import N, data, make_sparse, noise_of, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
 
@@ -82,12 +79,11 @@ def line(model):
     return repr(model).splitlines()[1].strip()
 
 
-def test_the_repr_says_what_is_known_and_computes_nothing(monkeypatch):
+def test_the_repr_says_what_is_known_and_computes_nothing(scale):
     model = pair("plain", dictionary=ROWS)[1]
-    monkeypatch.setattr(type(model), "_computed", lambda *_: pytest.fail("repr computed a posterior"))
     assert line(model) == "n=30, m chosen at the next posterior, learns by fit='exact', not certified"
     assert "RBFKernel" in repr(model)
-    monkeypatch.undo()
+    assert model.prediction_strategy is None
     model.posterior(points(1))
     assert line(model) == "n=30, m=3, learns by fit='exact', not certified"
     factor = model.certify().factor
@@ -99,43 +95,39 @@ def test_the_repr_says_what_is_known_and_computes_nothing(monkeypatch):
     assert line(whole) == "n=30, m=30, learns by fit='vfe', exact"
     fantasy = whole.condition_on_observations(points(2), torch.ones(2, 1, dtype=torch.float64))
     assert line(fantasy) == "n=32, m=32, learns by fit='vfe', exact"
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    assert "fit='subset'" in line(whole.__class__(**data()))
+    scale(learning={"subset": 20})
+    assert "fit='subset'" in line(make_sparse(**data()))
 
 
 def test_a_model_without_data_says_so():
-    model = SparseGP(**data())
+    model = make_sparse(**data())
     model.train_inputs = None
     assert line(model) == "no data"
 
 
 @pytest.fixture
 def log(caplog):
-    sparsity.say_once.cache_clear()
     caplog.set_level(logging.INFO, logger="sparse_bo")
-    yield caplog
-    sparsity.say_once.cache_clear()
+    return caplog
 
 
-def test_a_default_that_is_crossed_is_logged_once(log, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    monkeypatch.setattr(leverage_sampling, "MAX_DICTIONARY", 25)
-    for n in (20, 22, 24):
-        SparseGP(**data(n=n))
-    assert [record.message.split(":")[0] for record in log.records] == ["SparseGP has more than 20 training points"]
-    SparseGP(**data(n=30))
-    assert [record.message.split(":")[0] for record in log.records][1:] == ["SparseGP has more than 25 training points"]
-    SparseGP(**data(n=30))
+def test_a_default_that_is_crossed_is_logged_once(log, scale):
+    scale(learning={"subset": 19}, dictionary={"largest": 26})  # sizes that no other test has: once per process and text
+    for n in (19, 22, 24):
+        make_sparse(**data(n=n))
+    assert [record.message.split(":")[0] for record in log.records] == ["SparseGP has more than 19 training points"]
+    make_sparse(**data(n=30))
+    assert [record.message.split(":")[0] for record in log.records][1:] == ["SparseGP has more than 26 training points"]
+    make_sparse(**data(n=30))
     assert len(log.records) == 2
     assert 'fit="exact"' in log.records[0].message
     assert "model.certify()" in log.records[1].message
-    SparseMixedGP(**data(n=30), cat_dims=[1])
+    make_sparse(**data(n=30), cat_dims=[1], kind=SparseMixedGP)
     assert len(log.records) == 4  # another kind of model is another surprise
 
 
-def test_what_the_user_has_chosen_is_not_logged(log, monkeypatch):
-    monkeypatch.setattr(sparse_gp, "SUBSET_POINTS", 20)
-    monkeypatch.setattr(leverage_sampling, "MAX_DICTIONARY", 25)
-    SparseGP(**data(), fit="vfe", max_dictionary=10)
-    SparseGP(**data(), fit="subset", dictionary=UniformSampler(size=5))
+def test_what_the_user_has_chosen_is_not_logged(log, scale):
+    scale(learning={"subset": 20}, dictionary={"largest": 25})
+    make_sparse(**data(), fit="vfe", max_dictionary=10)
+    make_sparse(**data(), fit="subset", dictionary=UniformSampler(size=5))
     assert not log.records

@@ -89,7 +89,7 @@ def test_a_batch_that_fails_whole_changes_nothing_but_the_round():
 def test_ask_while_a_full_batch_is_out_says_what_is_missing():
     loop, batch = loop_with_a_batch()
     with pytest.raises(
-        PendingBatchError, match=rf"{len(batch)} evaluations are still out.* needs about \d+ .*tell or fail"
+        PendingBatchError, match=rf"{len(batch)} evaluations are pending.* needs about \d+ .*tell or fail"
     ) as caught:
         loop.ask()
     assert caught.value.pending == len(batch)
@@ -124,7 +124,7 @@ def test_too_many_tickets_or_values_are_an_error_and_nothing_is_recorded():
         loop.tell(batch.tickets, [math.inf] * len(batch))
     assert loop.pending == batch.tickets
     loop.tell(batch.tickets, f(batch.X))
-    with pytest.raises(TicketError, match="no tickets are out; ask first"):
+    with pytest.raises(TicketError, match="no tickets are pending; ask first"):
         loop.tell(batch.tickets[:1], [0.0])
 
 

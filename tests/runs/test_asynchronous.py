@@ -156,7 +156,7 @@ def test_how_many_results_are_needed_is_enough_here():
 def test_bkb_keeps_one_evaluation_out_and_says_so():
     loop = started(BKB(covar_module=rbf_kernel(), regularization=0.02))
     loop.ask(8)
-    with pytest.raises(PendingBatchError, match="1 evaluations are still out.*needs about 1 of"):
+    with pytest.raises(PendingBatchError, match="1 evaluations are pending.*needs about 1 of"):
         loop.ask(8)
 
 

@@ -126,7 +126,7 @@ def test_the_choice_is_logged_recorded_and_survives_a_resume(tmp_path, caplog):
     assert again.state.pulls == 16
 
 
-def test_nothing_is_said_of_a_policy_that_is_given(caplog):
+def test_nothing_is_predictions_of_a_policy_that_is_given(caplog):
     with caplog.at_level(logging.INFO, logger="sparse_bo.runs.ask_tell"):
         loop = AskTell(bounds=unit_box(), policy=RandomSearch(), goal="cumulative")
     assert "why" not in loop.about

@@ -29,7 +29,7 @@ def scenario(group, where: str):
     except ValueError as error:
         found["seeds"] = str(error)
     if group.rank == 3:
-        folded, rounds = Engine.folded, []
+        folded, rounds = Engine.next_update, []
 
         def killed_in_round_8(engine):
             rounds.append(engine)
@@ -37,7 +37,7 @@ def scenario(group, where: str):
                 killed()
             return folded(engine)
 
-        Engine.folded = killed_in_round_8  # of this process alone
+        Engine.next_update = killed_in_round_8  # of this process alone
     start = time.monotonic()
     try:
         maximize(

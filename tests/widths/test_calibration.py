@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell
-from sparse_bo.gp.learning import scaled_rbf
+from sparse_bo.gp.priors import scaled_kernel
 from sparse_bo.policies.bandits.arm_mechanism import BATCH_SHARE
 from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, StandardisedErrors
@@ -136,7 +136,7 @@ def test_the_width_grows_with_the_logarithm_of_the_pulls() -> None:
 
 def test_a_batch_with_a_learned_prior_adds_at_most_a_share_of_the_pulls() -> None:
     arms = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    given = scaled_rbf(torch.tensor([0.3, 0.3], dtype=torch.float64), 1.0)
+    given = scaled_kernel("rbf", torch.tensor([0.3, 0.3], dtype=torch.float64), 1.0)
     sizes = {}
     for name, policy in (
         ("learned", BBKB()),

@@ -1,12 +1,12 @@
-"""The joint posterior covariance of many points, or of few after rows that a whole batch shares: never built unless asked.
+"""The joint posterior covariance of many points, computed only when asked for.
 
-``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) is known for every pair
-of points, at O(m r) each; what cannot be had for many is its root, O(q³). Up to :data:`LARGE_Q` rows the root is the Cholesky
-factor; beyond, it is that of :mod:`sparse_bo.models.sparse_gp.factor`, exact on variances, at pivots and inside blocks.
+``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`) costs O(m r) for a pair
+of points; its Cholesky factor costs O(q³). Up to ``JointSettings.dense`` rows the root is that factor. Beyond, it is a
+:class:`~sparse_bo.models.sparse_gp.joint_root.JointRoot`, exact on variances, at pivots and inside blocks.
 
-Rows after a *base* (rows whose part in all this has been computed before) are joined to the law of the base: exact among
-themselves and with the base's pivots, and with other base rows what the pivots explain. A base of at most :data:`LARGE_Q` rows
-has only pivots: then everything is exact.
+Rows after a *base* (a baseline that all elements of a batch share) are exact among themselves and with the base's pivots; with
+other rows of the base they correlate as the pivots explain. A base of at most ``JointSettings.dense`` rows has only pivots, so
+everything is exact.
 """
 
 from __future__ import annotations
@@ -23,35 +23,30 @@ from torch import Tensor
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.factor import JointRoot, Root
-from sparse_bo.models.sparse_gp.pivots import Partition, partition
-from sparse_bo.models.sparse_gp.process import (
-    AnyProcess,
-    Base,
-    Entries,
-    between,
-    joint_parts,
-    shared_product,
-    solved_rows,
-)
-
-LARGE_Q = 4096
-"""Up to so many rows a joint covariance is made dense (BoTorch factorises densely up to the same size)."""
-
-CHUNK = 4096
-"""Rows that are multiplied at a time; the columns of all rows are projected for each such chunk."""
-
-DENSE_ROWS = 10_000
-"""Beyond so many rows no dense matrix is made at all."""
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings, Partition, Root, check_lower, partition, solved_rows
+from sparse_bo.models.sparse_gp.process import AnyProcess, Base, Entries, between, joint_parts, shared_product
 
 View = Callable[[Tensor, int], Tensor]
 """A change of batch dimensions: takes a tensor and the number of its trailing dimensions."""
 
 
 class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """``S (C(X, X) + N) S`` of a posterior covariance ``C``, diagonal noise ``N`` and diagonal scale ``S``, never built.
+    """``S (C(X, X) + N) S`` of a posterior covariance ``C``, diagonal noise ``N`` and diagonal scale ``S``, without the matrix.
 
     Its diagonal costs O(q m r) and O(chunk · m) memory.
+
+    Args:
+        X: ``batch_shape x q x d`` points, transformed; the first are those of ``base``.
+        process: The posterior.
+        mean: ``… x q`` posterior means of the process, without outcome transform.
+        settings: Sizes.
+        base: Leading rows that were computed before.
+        noise: ``… x q`` variances added to the diagonal.
+        scale: ``… x q`` factors of the values.
+        summed: Whether the values are summed over the last batch dimension, that of the outputs.
+        view: A change of batch dimensions, applied last.
+        graph: Whether gradients go through the root; BoTorch takes roots of tensors without gradients.
+        keep: Called with the base that a root of all rows makes of them.
     """
 
     def __init__(
@@ -60,6 +55,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         *,
         process: AnyProcess,
         mean: Tensor,
+        settings: JointSettings,
         base: Base | None = None,
         noise: Tensor | None = None,
         scale: Tensor | None = None,
@@ -68,25 +64,16 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         graph: bool = True,
         keep: Callable[[Base], None] | None = None,
     ) -> None:
-        """Hold references; nothing is computed.
-
-        Args:
-            X: ``batch_shape x q x d`` points, transformed; it begins with those of ``base``.
-            process: The posterior.
-            mean: ``… x q`` posterior means of the process, without outcome transform.
-            base: Rows that have been computed before.
-            noise: ``… x q`` variances that are added to the diagonal.
-            scale: ``… x q`` factors of the values.
-            summed: Whether the values are summed over the last batch dimension, that of the outputs.
-            view: A change of batch dimensions, made last.
-            graph: Whether gradients go through the root; BoTorch takes roots of what it computed without gradients.
-            keep: Is given the base that a root of all rows makes of them.
-        """
-        options = {"process": process, "mean": mean, "base": base, "noise": noise, "scale": scale}
+        options = {"process": process, "mean": mean, "settings": settings, "base": base, "noise": noise, "scale": scale}
         super().__init__(X, **options, summed=summed, view=view, graph=graph, keep=keep)
-        self.X, self.process, self.mean, self.base = X, process, mean, base
+        self.X, self.process, self.mean, self.settings, self.base = X, process, mean, settings, base
         self.noise, self.scale, self.summed, self.view, self.graph, self.keep = noise, scale, summed, view, graph, keep
         self._root: JointRoot | None = None
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether there are too many rows for a dense matrix."""
+        return bool(self.shape[-1] > self.settings.dense)
 
     # --- other covariances of the same process -----------------------------------------------------------------------------
 
@@ -152,7 +139,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return batch + torch.Size([q, q])
 
     def _finished(self, tensor: Tensor, trailing: int) -> Tensor:
-        """Return a quantity of the outputs' values as one of this operator's."""
+        """Sum a quantity over outputs if the values are summed, and apply the view."""
         tensor = tensor.expand(*self._inner_batch(), *tensor.shape[tensor.dim() - trailing :])
         tensor = tensor.sum(dim=-1 - trailing) if self.summed else tensor
         return tensor if self.view is None else self.view(tensor, trailing)
@@ -194,7 +181,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if all(isinstance(index, slice) and index == every for index in (row_index, col_index)):
             return chosen
         base, slices = self.base, isinstance(row_index, slice) and isinstance(col_index, slice)
-        if base is not None and slices and col_index == every and (base.parts is None or self._law_of_base()):
+        if base is not None and slices and col_index == every and (base.parts is None or self._base_has_root()):
             start, stop, step = row_index.indices(self.X.shape[-2])
             if start >= base.rows and step == 1:
                 return to_linear_operator(chosen._after(slice(start, stop)))
@@ -238,12 +225,12 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     # --- roots and samples ----------------------------------------------------------------------------------------------------
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a root: the Cholesky factor of at most :data:`LARGE_Q` rows, a :class:`JointRoot` of more. Kept.
+        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached.
 
         Raises:
             NotPSDError: If a block of the covariance is not finite or not positive semi-definite.
         """
-        if self.shape[-1] <= LARGE_Q:
+        if not self.is_lazy:
             return to_linear_operator(self.to_dense()).root_decomposition(*args, **kwargs)
         if self._root is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.graph):
@@ -251,21 +238,20 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return Root(self._root)
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return a lower root, as :meth:`root_decomposition`; what else a Cholesky factor can do only up to :data:`LARGE_Q`.
+        """Return the root of :meth:`root_decomposition`, which of many rows only multiplies and solves.
 
         Raises:
-            UnsupportedError: For an upper factor of more than :data:`LARGE_Q` rows.
+            UnsupportedError: For an upper factor of many rows.
         """
-        if self.shape[-1] <= LARGE_Q:
+        if not self.is_lazy:
             return to_linear_operator(self.to_dense()).cholesky(upper=upper)
-        if upper:
-            raise UnsupportedError(f"the root of the joint covariance of {self.shape[-1]} points is a lower factor")
+        check_lower(upper=upper)
         root: LinearOperator = self.root_decomposition().root
         return root
 
     def _made_root(self) -> JointRoot:
         tail = None
-        if self.base is not None and self._law_of_base() and self.noise is None:
+        if self.base is not None and self._base_has_root() and self.noise is None:
             assert self.base.parts is not None
             parts, tail = self.base.parts, self._appended()
         else:
@@ -286,19 +272,19 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return JointRoot(parts.map(self._finished), tail=finished, scale=scale)
 
     def _weights(self) -> Tensor:
-        """Return by what each output is multiplied before they are summed, ``… m`` (the same for all rows)."""
+        """Return the weights of the outputs in their sum, ``… m`` (the same for all rows)."""
         assert self.scale is not None
         return self.scale[..., 0].reshape(-1, self.scale.shape[-2])[0]
 
-    def _law_of_base(self) -> bool:
-        """Return whether the base's root is one of these values."""
+    def _base_has_root(self) -> bool:
+        """Return whether the base has a root of these values (of outputs, or of their sum)."""
         base = self.base
         return base is not None and base.parts is not None and (base.weights is not None) == self.summed
 
     def _partition(self) -> Partition:
         with torch.no_grad():
             mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
-            return partition(self.X, mean, prior=self.process.prior)
+            return partition(self.X, mean, prior=self.process.prior, settings=self.settings)
 
     def _full(self, values: Tensor | None) -> Any:
         """Return noise or scale with one entry per row."""
@@ -313,8 +299,8 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
             return None
         entries = self._tail(slice(s, self.X.shape[-2]))
         coefficients = solved_rows(self.base.parts.pivots, entries[..., self.base.pivots])
-        left = entries[..., s:] - coefficients @ coefficients.mT
-        return coefficients, self.base.parts.root_of_rest(left)
+        remainder = entries[..., s:] - coefficients @ coefficients.mT
+        return coefficients, self.base.parts.root_of_rest(remainder)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Return joint samples less their mean, ``num_samples x batch_shape x q``, from torch's CPU generator."""
@@ -332,7 +318,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        slices = row_slices(self.X.shape[-2], chunk=CHUNK)
+        slices = row_slices(self.X.shape[-2], chunk=4 * self.settings.chunk)
         product = torch.cat([self._block(rows, slice(None)) @ columns for rows in slices], dim=-2)
         return product.squeeze(-1) if rhs.dim() == 1 else product
 
@@ -340,22 +326,22 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).
 
         Raises:
-            UnsupportedError: For more than :data:`DENSE_ROWS` rows.
+            UnsupportedError: For more than ``JointSettings.largest_dense`` rows.
 
         Warns:
-            MemoryWarning: For more than :data:`LARGE_Q` rows.
+            MemoryWarning: For more than ``JointSettings.dense`` rows.
         """
         q = self.shape[-1]
-        if q > DENSE_ROWS:
+        if q > self.settings.largest_dense:
             raise UnsupportedError(
-                f"a dense joint covariance of {q} points is not made (more than {DENSE_ROWS}), and mean, variance and samples "
-                "need none; take one SparseGP of several outputs for a weighted sum of a list's, or fewer points, or "
-                "X.unsqueeze(-2) for marginals"
+                f"expected at most {self.settings.largest_dense} points for a dense joint covariance, got {q}; mean, variance "
+                "and samples need none: use SparseModelListGP in place of ModelListGP, fewer points, or X.unsqueeze(-2) for "
+                "marginals"
             )
-        if q > LARGE_Q:
+        if self.is_lazy:
             warnings.warn(
-                f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes: "
-                "something other than mean, variance and samples was asked of it",
+                f"the joint covariance of {q} points is made dense, {self.shape.numel() * self.X.element_size():,} bytes; "
+                "mean, variance and samples need none: use SparseModelListGP in place of ModelListGP",
                 MemoryWarning,
                 stacklevel=2,
             )

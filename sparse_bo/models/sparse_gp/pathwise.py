@@ -4,8 +4,8 @@ Notation: ``(D, α, R)`` as in :mod:`sparse_bo.models.sparse_gp.representation`,
 
     f(·) + k(·, D) [α − R (Rᵀ (f − μ₀)(D) + ζ)],      ζ ~ N(0, I − RᵀKR)
 
-has mean ``μ₀ + k(·, D)ᵀα`` and covariance ``k − k_Dᵀ R Rᵀ k_D``: exactly the posterior's, up to the features that stand for
-``f`` (Wilson et al. 2020, with the pseudo-data of the dictionary in place of the data). O(m + features) per point.
+has mean ``μ₀ + k(·, D)ᵀα`` and covariance ``k − k_Dᵀ R Rᵀ k_D``: exactly the posterior's, up to the random features of ``f``
+(Wilson et al. 2020, with the pseudo-data of the dictionary in place of the data). O(m + features) per point.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from botorch.utils.context_managers import delattr_ctx
 from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw
-from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.representation import Representation, cross_covariance, kernel_matrix
-from sparse_bo.models.sparse_gp.triangle import is_large, root_columns
+from sparse_bo.models.sparse_gp.prior import ForwardKernel, cross_covariance, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import Representation
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, blocks, is_large
 
 
 class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types
@@ -76,7 +75,7 @@ def exact_spread(representation: Representation, noise: Tensor) -> Spread:
     return lambda normal: _times(representation.root.mT, noise.clamp_min(0.0).sqrt() * normal)
 
 
-def spread_of_law(representation: Representation, law: DictionaryLaw) -> Spread:
+def spread_at_dictionary(representation: Representation, posterior: PosteriorAtDictionary) -> Spread:
     """Return ``ζ = ξ − Rᵀ (K R ξ + c)`` with ``c`` a draw of the posterior at the dictionary less its mean. O(m²).
 
     ``c ~ N(0, K − K R Rᵀ K)`` independent of ``ξ``, so with ``M = RᵀKR`` the covariance is ``(I − M)² + M (I − M) = I − M``.
@@ -84,7 +83,7 @@ def spread_of_law(representation: Representation, law: DictionaryLaw) -> Spread:
 
     Args:
         representation: The posterior, without extension.
-        law: What it is at its dictionary.
+        posterior: The same at its dictionary.
     """
     R = representation.root
 
@@ -92,14 +91,14 @@ def spread_of_law(representation: Representation, law: DictionaryLaw) -> Spread:
         further = torch.randn(normal.shape, dtype=R.dtype, device="cpu").to(R.device)
         several = normal.shape[: normal.dim() + 1 - R.dim()].numel()
         first, second = (part.reshape(several, *R.shape[:-1]).movedim(0, -1) for part in (normal, further))
-        values = law.prior(R @ first) + law.sample(second)  # batch_shape x m x several
+        values = posterior.prior(R @ first) + posterior.sample(second)  # batch_shape x m x several
         return normal - (R.mT @ values).movedim(-1, 0).reshape(normal.shape)
 
     return spread
 
 
 def sparse_spread(representation: Representation, K: Callable[[], Tensor]) -> Spread:
-    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``, of a posterior that is known by its root alone (conditioned, grown).
+    """Return ``ζ`` by the Cholesky factor of ``I − RᵀKR``, for a conditioned or grown posterior.
 
     O(m³) the first time for a posterior, then O(m²).
 
@@ -124,9 +123,9 @@ def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 def _factor(representation: Representation, K: Tensor) -> Tensor:
     """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
-    left = -_between_roots(representation, K)
-    left.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return safe_cholesky(left).factor
+    remainder = -_between_roots(representation, K)
+    remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return safe_cholesky(remainder).factor
 
 
 def _between_roots(representation: Representation, K: Tensor) -> Tensor:
@@ -136,9 +135,9 @@ def _between_roots(representation: Representation, K: Tensor) -> Tensor:
     if not representation.triangular or not is_large(R):
         return R.mT @ (K @ R)
     whole = R.new_empty(*R.shape[:-2], r, r)
-    for part in root_columns(r):
+    for part in blocks(r):
         right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
-        for i in root_columns(part.stop):
+        for i in blocks(part.stop):
             block = R[..., : i.stop, i].mT @ right[..., : i.stop, :]
             whole[..., i, part], whole[..., part, i] = block, block.mT
     return whole
@@ -163,7 +162,7 @@ def draw_paths(
     Raises:
         UnsupportedError: If the prior is that of a ``forward`` that is more than ``mean_module`` and ``covar_module``.
     """
-    if isinstance(getattr(model, "prior_kernel", None), ForwardKernel):
+    if isinstance(model.prior_kernel, ForwardKernel):
         raise UnsupportedError(
             f"random features stand for a kernel, and the prior of {type(model).__name__} is that of its forward; "
             "sample from model.posterior(X) instead of paths"
@@ -172,8 +171,8 @@ def draw_paths(
     with delattr_ctx(model, "outcome_transform"):
         prior_paths = prior_sampler(model=model, sample_shape=sample_shape)
     prior_values = prior_paths.forward(points) - model.mean_module(points)
-    if noise is None and representation.law is not None:
-        spread = spread_of_law(representation, representation.law)
+    if noise is None and representation.at_dictionary is not None:
+        spread = spread_at_dictionary(representation, representation.at_dictionary)
     elif noise is None:
         spread = sparse_spread(representation, lambda: kernel_matrix(model.covar_module, points, points))
     else:
@@ -207,6 +206,6 @@ def draw_matheron_path(
 
 def _noise_if_exact(model: Any) -> Tensor | None:
     """Return the noise variances of the rows, ``batch_shape x n``, if all are in the dictionary and nothing else is."""
-    cache = model._cache()
-    exact = model._is_exact(cache) and cache.representation.extension is None
-    return model._data_noise(model.train_inputs[0], model.train_targets.shape).detach() if exact else None
+    cache = model.cache()
+    exact = cache.representation.extension is None and cache.holds_all(model.train_targets.shape[-1])
+    return model.data_noise(model.train_inputs[0], model.train_targets.shape).detach() if exact else None

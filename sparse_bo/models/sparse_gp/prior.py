@@ -1,35 +1,96 @@
-"""The prior that a model's own ``forward`` defines, as a kernel and a mean: what a subclass overrides is what predicts.
+"""The prior covariance of a sparse model: a GPyTorch kernel, or the covariance that a subclass's own ``forward`` defines.
 
-``forward`` maps points to a joint prior ``N(μ₀(X), k(X, X))``. The kernel between two sets is read off ``forward`` of both
-together, where GPyTorch's lazy covariances evaluate the asked-for block alone; a covariance that is built whole costs
-``(q + m)²`` per block of rows instead of ``q m``.
+A subclass may override ``forward``, which maps points to a joint prior ``N(μ₀(X), k(X, X))``. :class:`ForwardKernel` reads the
+kernel between two sets from ``forward`` of both together; GPyTorch's lazy covariances evaluate the requested block alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import gpytorch
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.kernels.categorical import CategoricalKernel
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from sparse_bo.kernels import differentiable_cross
+from sparse_bo.kernels.structure import untouched
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.shapes import broadcast_shapes
 
-UNASKED = ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances")
-"""GPyTorch's methods that make priors for an exact GP's prediction; a posterior over a dictionary never calls them."""
 
-BLOCK = 2048
-"""Rows that ``forward`` sees at a time beside the dictionary: bounds what a covariance costs that is built whole."""
+class ForwardKernel:
+    """The prior covariance and mean of a model with its own ``forward``, with the interface of a kernel.
+
+    Args:
+        model: The model.
+        like: Tensor of the dtype that ``forward`` needs (networks need one); ``None``: any dtype.
+    """
+
+    def __init__(self, model: Any, *, like: Tensor | None = None) -> None:
+        self.model, self.like = model, like
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the covariance."""
+        return torch.Size(getattr(self.model, "_aug_batch_shape", self.model.batch_shape))
+
+    def matrix(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Return ``k(X, Y)``, ``batch_shape x q x m``, with gradients."""
+        if X is Y:
+            return self._prior(X).lazy_covariance_matrix.to_dense()
+        return torch.cat([self._block(part, Y) for part in _row_blocks(X)], dim=-2)
+
+    def _block(self, X: Tensor, Y: Tensor) -> Tensor:
+        shape, q = broadcast_shapes(X.shape[:-2], Y.shape[:-2]), X.shape[-2]
+        both = torch.cat([self._cast(part).expand(shape + part.shape[-2:]) for part in (X, Y)], dim=-2)
+        return self._prior(both).lazy_covariance_matrix[..., :q, q:].to_dense()
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Return ``k(x, x)``, ``batch_shape x q``, with gradients."""
+        parts = [self._prior(part).lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1) for part in _row_blocks(X)]
+        return torch.cat(parts, dim=-1)
+
+    def mean(self, X: Tensor) -> Tensor:
+        """Return ``μ₀(x)``, ``batch_shape x q``, with gradients."""
+        return torch.cat([self._prior(part).mean for part in _row_blocks(X)], dim=-1)
+
+    def _cast(self, X: Tensor) -> Tensor:
+        return X if self.like is None else X.to(self.like)
+
+    def _prior(self, X: Tensor) -> MultivariateNormal:
+        """Return ``forward`` at transformed points, ``… x q x d``.
+
+        Raises:
+            UnsupportedError: If ``forward`` returns no ``MultivariateNormal``, or a covariance tensor that PyTorch cannot
+                factorise.
+        """
+        X, name = self._cast(X), type(self.model).__name__
+        try:
+            with _evaluation(self.model):
+                prior = self.model.forward(X.view_as(X))  # a view: forward refuses the training inputs themselves
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it without saying so
+            raise UnsupportedError(
+                f"{name}.forward makes a MultivariateNormal of a plain tensor, which PyTorch factorises at once; wrap the "
+                "covariance: MultivariateNormal(mean, linear_operator.to_linear_operator(covariance))"
+            ) from error
+        if not isinstance(prior, MultivariateNormal):
+            raise UnsupportedError(
+                f"expected {name}.forward to return a gpytorch MultivariateNormal, got {type(prior).__name__}; "
+                "return MultivariateNormal(mean, covariance)"
+            )
+        return prior
 
 
 @contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Let ``model.forward`` take transformed inputs, as in evaluation mode, without touching its modules or its data."""
+def _evaluation(model: Any) -> Iterator[None]:
+    """Put ``forward`` in evaluation mode (transformed inputs), without a change of its modules or its data."""
     training = model.training
     model.__dict__["training"] = False
     try:
@@ -38,13 +99,18 @@ def evaluating(model: Any) -> Iterator[None]:
         model.__dict__["training"] = training
 
 
+def _row_blocks(X: Tensor) -> list[Tensor]:
+    """Split ``… x q x d`` into blocks of 2,048 rows: a covariance that is built whole costs ``(q + m)²`` numbers."""
+    return [X[..., rows, :] for rows in row_slices(X.shape[-2], chunk=2048)] or [X]
+
+
 def check_overrides(model_class: type) -> None:
-    """Refuse a subclass whose own way to predict would be passed over in silence.
+    """Refuse a subclass that overrides a prediction method of GPyTorch that a sparse posterior never calls.
 
     Raises:
-        UnsupportedError: If it overrides a method of :data:`UNASKED`.
+        UnsupportedError: If there is such a method.
     """
-    for name in UNASKED:
+    for name in ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances"):
         if getattr(model_class, name, None) is not getattr(ExactGP, name, None):
             raise UnsupportedError(
                 f"{model_class.__name__} overrides {name}, which a sparse model's posterior never calls, so predictions would "
@@ -52,74 +118,109 @@ def check_overrides(model_class: type) -> None:
             )
 
 
-def forward(model: Any, X: Tensor) -> MultivariateNormal:
-    """Return the prior of ``model`` at transformed points ``X`` (``… x q x d``).
+PriorKernel: TypeAlias = Kernel | ForwardKernel
 
-    Raises:
-        UnsupportedError: If the model's ``forward`` returns no ``MultivariateNormal``, or a covariance as a tensor that
-            PyTorch cannot factorise (one of repeated points, such as the dictionary beside the data it is of).
+
+def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)``, ``batch_shape x q x m``, as a dense tensor with gradients. O(q m d)."""
+    if isinstance(kernel, ForwardKernel):
+        return kernel.matrix(X, Y)
+    if X.device.type != "cpu":
+        # A few launches where GPyTorch makes dozens; on the CPU the last digits would differ from GPyTorch's.
+        K = differentiable_cross(kernel, X, Y)
+        if K is not None:
+            return K
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        return kernel(X, Y).to_dense()
+
+
+def kernel_block(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)`` as :func:`kernel_matrix` to the last digit but faster on the CPU; the caller may write into it."""
+    K = None if isinstance(kernel, ForwardKernel) else differentiable_cross(kernel, X, Y)
+    return kernel_matrix(kernel, X, Y).clone() if K is None else K
+
+
+def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
+    """Return ``k(x, x)``, ``batch_shape x q``, with gradients. O(q d)."""
+    if isinstance(kernel, ForwardKernel):
+        return kernel.diagonal(X)
+    # GPyTorch takes the diagonals of a batch for a matrix where batch and points are as many, and points have no batch.
+    X = X[(None,) * max(len(kernel.batch_shape) + 2 - X.dim(), 0)]
+    chunk = 128  # BoTorch's CategoricalKernel builds a whole matrix to return its diagonal
+    if X.shape[-2] > chunk and any(isinstance(part, CategoricalKernel) for part in kernel.modules()):
+        return torch.cat([kernel(X[..., rows, :], diag=True) for rows in row_slices(X.shape[-2], chunk=chunk)], dim=-1)
+    return kernel(X, diag=True)
+
+
+def folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, torch.Size]:
+    """Return ``k(X, Y)`` with the batch dimensions that ``Y`` lacks moved into the rows of ``X``.
+
+    One large product against a shared matrix is many times faster than a batch of small ones.
+
+    Args:
+        kernel: The prior covariance.
+        X: ``lead x batch_shape x q x d``.
+        Y: ``batch_shape x m x d``.
+
+    Returns:
+        ``batch_shape x (lead · q) x m``, and the shape ``lead x q`` of its rows.
     """
-    try:
-        with evaluating(model):
-            prior = model.forward(X.view_as(X))  # a view: the training inputs themselves ask for leave-one-out
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # torch exports it without saying so
-        raise UnsupportedError(
-            f"{type(model).__name__}.forward makes a MultivariateNormal of a plain tensor, which PyTorch factorises at once; "
-            "wrap the covariance: MultivariateNormal(mean, linear_operator.to_linear_operator(covariance))"
-        ) from error
-    if not isinstance(prior, MultivariateNormal):
-        raise UnsupportedError(
-            f"expected {type(model).__name__}.forward to return a gpytorch MultivariateNormal, got {type(prior).__name__}; "
-            "return MultivariateNormal(mean, covariance)"
-        )
-    return prior
+    dims = max(Y.dim() - 2, len(kernel.batch_shape))
+    extra = max(X.dim() - 2 - dims, 0)
+    rows = X.shape[:extra] + X.shape[-2:-1]
+    if extra:
+        moved = X.movedim(tuple(range(extra)), tuple(range(X.dim() - 2 - extra, X.dim() - 2)))
+        X = moved.reshape(*X.shape[extra:-2], rows.numel(), X.shape[-1])
+    return kernel_matrix(kernel, X, Y), rows
 
 
-class ForwardKernel:
-    """The prior covariance of a model whose ``forward`` is its own, in the place of a kernel."""
-
-    def __init__(self, model: Any, *, like: Tensor | None = None) -> None:
-        """Hold the model; nothing is computed.
-
-        Args:
-            model: The model.
-            like: Tensor of the dtype that ``forward`` needs its inputs in; ``None``: it takes any (GPyTorch's kernels do,
-                networks do not).
-        """
-        self.model, self.like = model, like
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Batch shape of the covariance."""
-        return torch.Size(getattr(self.model, "_aug_batch_shape", self.model.batch_shape))
-
-    def _cast(self, X: Tensor) -> Tensor:
-        return X if self.like is None else X.to(self.like)
-
-    def matrix(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Return ``k(X, Y)``, ``batch_shape x q x m``, with gradients."""
-        if X is Y:
-            return forward(self.model, self._cast(X)).lazy_covariance_matrix.to_dense()
-        blocks = [self._block(X[..., rows, :], Y) for rows in _blocks(X)]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-2)
-
-    def _block(self, X: Tensor, Y: Tensor) -> Tensor:
-        shape, q = broadcast_shapes(X.shape[:-2], Y.shape[:-2]), X.shape[-2]
-        parts = [self._cast(part).expand(shape + part.shape[-2:]) for part in (X, Y)]
-        joint = forward(self.model, torch.cat(parts, dim=-2)).lazy_covariance_matrix
-        return joint[..., :q, q:].to_dense()
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        """Return ``k(x, x)``, ``batch_shape x q``, with gradients."""
-        parts = [self._cast(X[..., rows, :]) for rows in _blocks(X)]
-        variances = [forward(self.model, part).lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1) for part in parts]
-        return variances[0] if len(variances) == 1 else torch.cat(variances, dim=-1)
-
-    def mean(self, X: Tensor) -> Tensor:
-        """Return ``μ₀(x)``, ``batch_shape x q``, with gradients."""
-        means = [forward(self.model, self._cast(X[..., rows, :])).mean for rows in _blocks(X)]
-        return means[0] if len(means) == 1 else torch.cat(means, dim=-1)
+def unfolded(A: Tensor, rows: torch.Size) -> Tensor:
+    """Return ``lead x batch_shape x q x r`` of ``batch_shape x (lead · q) x r``: undo :func:`folded_kernel`."""
+    extra, inner = len(rows) - 1, A.dim() - 2
+    if not extra:
+        return A
+    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
+    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))
 
 
-def _blocks(X: Tensor) -> list[slice]:
-    return list(row_slices(X.shape[-2], chunk=BLOCK)) or [slice(0, 0)]
+def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
+    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, by one folded product. O(q m d)."""
+    return unfolded(*folded_kernel(kernel, X, Y))
+
+
+class StationaryParts(NamedTuple):
+    """``variance · correlation(‖(x − y)/lengthscales‖)``, in the graph of the kernel's parameters."""
+
+    name: str
+    """A key of :data:`sparse_bo.kernels.stationary.RADIAL`."""
+    lengthscales: Tensor
+    """``batch_shape x d``, or ``batch_shape x 1``."""
+    variance: Tensor
+    """``batch_shape``."""
+
+
+def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
+    """Return the parts of a kernel whose likelihood has a closed-form gradient; ``None`` for any other. O(d).
+
+    These are unmodified RBF and Matérn-5/2 kernels over all columns, and these scaled.
+    """
+    inner: Any = kernel
+    scale = None
+    if type(inner) is ScaleKernel:
+        if not _unmodified(inner):
+            return None
+        inner, scale = inner.base_kernel, inner.outputscale
+    if type(inner) is RBFKernel:
+        name = "rbf"
+    elif type(inner) is MaternKernel and inner.nu == 2.5:
+        name = "matern52"
+    else:
+        return None
+    if not _unmodified(inner):
+        return None
+    lengthscales = inner.lengthscale.squeeze(-2)
+    return StationaryParts(name, lengthscales, lengthscales.new_ones(()) if scale is None else scale)
+
+
+def _unmodified(kernel: RBFKernel | MaternKernel | ScaleKernel) -> bool:
+    return kernel.active_dims is None and untouched(kernel)

@@ -1,7 +1,7 @@
-"""A posterior process at given points: covariances between them, and the root of many of them, in blocks.
+"""A posterior process at given points: its covariances, and the root of the covariance of many points.
 
-``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`); the columns ``h`` and
-``g`` cost O(m r) per point, and the root is that of :mod:`sparse_bo.models.sparse_gp.factor`.
+``C(x, x') = k(x, x') − h(x)ᵀh(x') − g(x)ᵀg(x')`` (see :mod:`sparse_bo.models.sparse_gp.representation`). The columns ``h`` and
+``g`` cost O(m r) per point. The root is that of :mod:`sparse_bo.models.sparse_gp.joint_root`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.factor import ROUNDED, SAFE, JointRoot, Parts, root_of
-from sparse_bo.models.sparse_gp.pivots import Partition
-from sparse_bo.models.sparse_gp.representation import PriorKernel, Representation, kernel_diagonal, kernel_matrix
-from sparse_bo.models.sparse_gp.triangle import times_turned_root
-
-CHUNK = 1024
-"""Points projected at a time: with 4,096 dictionary points, 100 MB; more are slower, they wait for memory that is new."""
-
-FEW_PIVOTS = 4
-"""With at most one pivot for so many columns of the root, covariances with pivots are made from ``R h`` of the pivots."""
+from sparse_bo.models.sparse_gp.joint_root import Partition, Parts, remainder_floor, root_of, solved_rows
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.representation import Representation
+from sparse_bo.models.sparse_gp.triangular import times_root_transpose
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +26,8 @@ class Process:
 
     kernel: PriorKernel
     posterior: Representation
+    chunk: int = 1024
+    """Rows projected at a time."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -47,9 +43,9 @@ class Process:
         return self.posterior.project(self.kernel, X).columns
 
     def variance(self, X: Tensor) -> Tensor:
-        """Return the variances at ``X``, ``batch_shape x q``, at least 0. O(q m r), :data:`CHUNK` rows at a time."""
+        """Return the variances at ``X``, ``batch_shape x q``, at least 0. O(q m r)."""
         parts = []
-        for rows in row_slices(X.shape[-2], chunk=CHUNK):
+        for rows in row_slices(X.shape[-2], chunk=self.chunk):
             x = X[..., rows, :]
             parts.append(self.posterior.project(self.kernel, x).variance(kernel_diagonal(self.kernel, x)))
         return torch.cat(parts, dim=-1)
@@ -57,7 +53,7 @@ class Process:
     def after(self, X: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """Return the covariances of ``X`` among themselves and with the base's pivots. O(q m r + q p (d + r))."""
         projection, pivots = self.posterior.project(self.kernel, X), base.X[base.pivots]
-        if projection.few and FEW_PIVOTS * len(pivots) <= self.posterior.root.shape[-1]:
+        if projection.few and 4 * len(pivots) <= self.posterior.root.shape[-1]:  # by ``R h`` of few pivots
             own, cross = projection.less_explained(self.prior(X, X)), self.prior(X, pivots)
             cross = cross - projection.times(base.lifted(self.posterior.root))
             return own, _less_explained(cross, projection.columns_after, base.columns[1:])
@@ -71,19 +67,24 @@ class Term:
 
     process: Process
     inputs: slice
-    """The columns of the joined inputs that are its own."""
+    """Its columns of the joined inputs."""
     factor: Tensor
-    """``… x 1``: by what its values are multiplied."""
+    """``… x 1``: weight of its values."""
 
 
 @dataclass(frozen=True, eq=False)
 class SumOfProcesses:
-    """``Σ factor · f`` of independent processes with inputs, kernels and dictionaries of their own: a :class:`Process` too.
+    """``Σ factor · f`` of independent processes with separate inputs, kernels and dictionaries; see :class:`Process`.
 
     Points are the terms' inputs side by side, ``… x q x Σ d``; columns are those of all terms.
     """
 
     terms: tuple[Term, ...]
+
+    @property
+    def chunk(self) -> int:
+        """See :class:`Process`."""
+        return self.terms[0].process.chunk
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -133,7 +134,7 @@ def _less_explained(block: Tensor, columns: tuple[Tensor, ...], others: tuple[Te
 
 
 def shared_product(A: Tensor, B: Tensor) -> Tensor:
-    """Return ``A @ B``; where ``A`` has more batch dimensions than ``B``, as one product and not many."""
+    """Return ``A @ B`` as one product where ``A`` has more batch dimensions than ``B``."""
     extra = A.dim() - B.dim()
     if extra <= 0 or A.shape[extra:-2] != B.shape[:-2]:
         return A @ B
@@ -145,10 +146,10 @@ def shared_product(A: Tensor, B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """Rows that posteriors begin with, computed once."""
+    """The baseline of a joint posterior: leading rows that all batch elements share, computed once."""
 
     X: Tensor
-    """``s x d``, transformed, outside the graph."""
+    """``s x d``, transformed, without gradients."""
     mean: Tensor
     """``aug_batch_shape x s``: the posterior mean."""
     columns: tuple[Tensor, ...]
@@ -156,11 +157,11 @@ class Base:
     parts: Parts | None = None
     """The root, if there are more rows than pivots."""
     weights: Tensor | None = None
-    """``… m``: the root is that of the outputs' sum with these weights."""
+    """``… m``: the root is that of the weighted sum of outputs."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.X.shape[-2]
 
     @property
@@ -175,14 +176,14 @@ class Base:
         known: Tensor | None = vars(self).get("_lifted")
         if known is None:
             with torch.no_grad():
-                known = times_turned_root(self.columns[0], root)
+                known = times_root_transpose(self.columns[0], root)
             vars(self)["_lifted"] = known
         return known
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Entries of a covariance by row numbers; of noise, scale and the sum over outputs only what the root is to have."""
+    """Entries of a covariance by row numbers, with noise, scale and the sum over outputs."""
 
     process: AnyProcess
     X: Tensor
@@ -195,7 +196,7 @@ class Entries:
         return self.process.columns(self.X[..., rows, :])
 
     def between(self, rows: Tensor, others: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
-        """Return the entries of ``rows`` and ``others`` (disjoint, or the same object), given their columns."""
+        """Return the entries of ``rows`` and ``others`` (disjoint, or the same object) from their columns."""
         block = between(self.process, self.X[..., rows, :], self.X[..., others, :], left, right)
         if self.noise is not None and rows is others:
             block = block + torch.diag_embed(self.noise[..., rows])
@@ -204,14 +205,12 @@ class Entries:
         return block.sum(dim=-3) if self.summed else block
 
     def floor(self, rows: Tensor, root: Tensor, columns: tuple[Tensor, ...]) -> float:
-        """Return what is added to variances that ``rows``, of this root and these columns, leave of others."""
+        """Return the floor of variances that ``rows``, with this root and these columns, leave of others."""
         with torch.no_grad():
             variances = root.square().sum(dim=-1)
             explained = _total([column.square().sum(dim=-1) for column in columns])
             explained = explained if self.scale is None else explained * self.scale[..., rows].square()
-            prior = variances + (explained.sum(dim=-2) if self.summed else explained)
-            eps = torch.finfo(root.dtype).eps
-            return float(torch.maximum(max(SAFE, 16.0 * eps) * variances.amax(), ROUNDED * eps * prior.amax()))
+            return remainder_floor(variances, variances + (explained.sum(dim=-2) if self.summed else explained))
 
 
 def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tensor, ...]]:
@@ -228,17 +227,17 @@ def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tenso
     top, rest = chosen.order[:p], chosen.order[p:]
     columns = entries.columns(top)
     pivots = root_of(entries.between(top, top, columns, columns))
-    bare = Parts(chosen.order, pivots, pivots[..., :0, :], pivots[..., None, :0, :0], entries.floor(top, pivots, columns))
+    bare = Parts.of_pivots(chosen.order, pivots, entries.floor(top, pivots, columns))
     explained, blocks = [], []
-    for group in row_slices(len(rest), chunk=max(CHUNK // size, 1) * size):
+    for group in row_slices(len(rest), chunk=max(entries.process.chunk // size, 1) * size):
         here = entries.columns(rest[group])
-        cross = entries.between(rest[group], top, here, columns)
+        cross = entries.between(rest[group], top, here, columns)  # … x group x p
         A = solved_rows(pivots, cross)
         explained.append(A)
         for part in row_slices(cross.shape[-2], chunk=size):
             rows, own = rest[group][part], tuple(column[..., part, :] for column in here)
-            left = entries.between(rows, rows, own, own) - A[..., part, :] @ A[..., part, :].mT
-            blocks.append(_filled(bare.root_of_rest(left), size))
+            remainder = entries.between(rows, rows, own, own) - A[..., part, :] @ A[..., part, :].mT
+            blocks.append(_filled(bare.root_of_rest(remainder), size))
     if not blocks:
         return bare, columns
     return replace(bare, others=torch.cat(explained, dim=-2), blocks=torch.stack(blocks, dim=-3)), columns
@@ -251,10 +250,3 @@ def _filled(block: Tensor, size: int) -> Tensor:
         return block
     padded = torch.nn.functional.pad(block, (0, missing, 0, missing))
     return padded + torch.diag_embed(torch.cat([block.new_zeros(block.shape[-1]), block.new_ones(missing)]))
-
-
-def solved_rows(triangle: Tensor, rows: Tensor) -> Tensor:
-    """Return ``rows L⁻ᵀ`` of ``… x t x p`` rows and ``batch_shape x p x p`` ``L``, without copying ``L``."""
-    every = torch.arange(triangle.shape[-1], device=triangle.device)
-    parts = Parts(every, triangle, triangle[..., :0, :], triangle[..., None, :0, :0])
-    return JointRoot(parts).solve_triangular(rows.mT).mT

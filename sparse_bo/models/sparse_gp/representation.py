@@ -9,7 +9,7 @@ Conditioning the *process* on e further points ``F`` (algorithms §1, Schur comp
 
     mean'(x) = mean(x) + γᵀ g(x),     C'(x, x') = C(x, x') − g(x)ᵀ g(x')
 
-which is ``D' = [D; F]`` without copying ``R`` for every batch element. It is exact, and closed under repetition.
+This is ``D' = [D; F]`` without a copy of ``R`` for every batch element. It is exact, and closed under repetition.
 """
 
 from __future__ import annotations
@@ -17,99 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
-import gpytorch
 import torch
-from botorch.models.kernels.categorical import CategoricalKernel
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.kernels import differentiable_cross
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
-from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp import triangle
-from sparse_bo.models.sparse_gp.dictionary_law import DictionaryLaw, dictionary_law
-from sparse_bo.models.sparse_gp.prior import ForwardKernel
-from sparse_bo.models.sparse_gp.triangle import Products, Recent, TimesRoot, is_large, times_root, times_turned_root, turned
-
-PriorKernel: TypeAlias = Kernel | ForwardKernel
-"""A prior covariance: a GPyTorch kernel, or what a model's own ``forward`` says."""
-
-CATEGORICAL_ROWS = 128
-"""BoTorch's ``CategoricalKernel`` builds a whole matrix to return its diagonal; so many rows at a time keep it linear."""
-
-
-def kernel_matrix(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
-    """Return ``k(X, Y)``, ``batch_shape x q x m``, as a plain tensor with gradients. O(q m d)."""
-    if isinstance(kernel, ForwardKernel):
-        return kernel.matrix(X, Y)
-    if X.device.type != "cpu":
-        # A few launches where GPyTorch makes dozens; on the CPU it is faster too, but other in the last digit.
-        K = differentiable_cross(kernel, X, Y)
-        if K is not None:
-            return K
-    with gpytorch.settings.lazily_evaluate_kernels(False):
-        return kernel(X, Y).to_dense()
-
-
-def kernel_block(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
-    """Return what :func:`kernel_matrix` does but for the last digit, on the CPU in a fraction of the time. O(q m d).
-
-    It may be written into: what a kernel returns itself may be kept by it, or be one number expanded, and is copied.
-    """
-    K = None if isinstance(kernel, ForwardKernel) else differentiable_cross(kernel, X, Y)
-    return kernel_matrix(kernel, X, Y).clone() if K is None else K
-
-
-def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
-    """Return ``k(x, x)``, ``batch_shape x q``, with gradients. O(q d)."""
-    if isinstance(kernel, ForwardKernel):
-        return kernel.diagonal(X)
-    # GPyTorch takes the diagonals of a batch for a matrix where batch and points are as many, and points have no batch.
-    X = X[(None,) * max(len(kernel.batch_shape) + 2 - X.dim(), 0)]
-    if X.shape[-2] > CATEGORICAL_ROWS and any(isinstance(part, CategoricalKernel) for part in kernel.modules()):
-        parts = [kernel(X[..., rows, :], diag=True) for rows in row_slices(X.shape[-2], chunk=CATEGORICAL_ROWS)]
-        return torch.cat(parts, dim=-1)
-    return kernel(X, diag=True)
-
-
-def _fold(A: Tensor, dims: int) -> tuple[Tensor, torch.Size]:
-    """Move all but the last ``dims`` batch dimensions of ``A`` (``… x q x d``) into its rows.
-
-    One large product against a shared matrix is many times faster than a batch of small ones.
-
-    Returns:
-        The tensor, ``batch_shape x (lead · q) x d``, and what its rows were: ``lead x q``.
-    """
-    extra = max(A.dim() - 2 - dims, 0)
-    rows = A.shape[:extra] + A.shape[-2:-1]
-    if not extra:
-        return A, rows
-    moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
-    return moved.reshape(*A.shape[extra:-2], rows.numel(), A.shape[-1]), rows
-
-
-def _unfold(A: Tensor, rows: torch.Size) -> Tensor:
-    """Undo :func:`_fold`: ``batch_shape x (lead · q) x r`` becomes ``lead x batch_shape x q x r``."""
-    extra, inner = len(rows) - 1, A.dim() - 2
-    if not extra:
-        return A
-    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
-    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))
-
-
-def _folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, torch.Size]:
-    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, folded, and what its rows were."""
-    folded, rows = _fold(X, max(Y.dim() - 2, len(kernel.batch_shape)))
-    return kernel_matrix(kernel, folded, Y), rows
-
-
-def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
-    """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, from one matrix of points. O(q m d)."""
-    return _unfold(*_folded_kernel(kernel, X, Y))
+from sparse_bo.models.sparse_gp import triangular
+from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix, unfolded
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, Recent, TimesRoot, is_large
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +36,7 @@ class Extension:
     points: Tensor
     """``batch_shape x e x d``, transformed."""
     lifted: Tensor
-    """``batch_shape x m x e``: ``R h`` at the points, so that ``h(x)ᵀ h(F) = k_D(x)ᵀ R h(F)`` costs O(m) per point."""
+    """``batch_shape x m x e``: ``R h`` at the points; ``h(x)ᵀ h(F) = k_D(x)ᵀ R h(F)`` then costs O(m) per point."""
     root: Tensor
     """``batch_shape x e x e`` lower triangular ``L``."""
     weights: Tensor
@@ -128,7 +45,7 @@ class Extension:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """What the posterior knows at some points: ``covariance = k − h hᵀ − g gᵀ``. Each part is computed when it is asked for."""
+    """The posterior at some points: ``covariance = k − h hᵀ − g gᵀ``. Each part is computed when it is asked for."""
 
     posterior: Representation
     K: Tensor
@@ -140,8 +57,8 @@ class Projection:
 
     @cached_property
     def mean(self) -> Tensor:
-        """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m), without what variances need."""
-        mean = _unfold(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
+        """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m)."""
+        mean = unfolded(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
         extension, g = self.posterior.extension, self._gain
         return mean if extension is None or g is None else mean + (g @ extension.weights.unsqueeze(-1)).squeeze(-1)
 
@@ -150,22 +67,27 @@ class Projection:
         """``batch_shape x q x r`` each: ``h`` and, after conditioning, ``g``. O(q m r)."""
         return (self._h, *self.columns_after)
 
+    @property
+    def columns_after(self) -> tuple[Tensor, ...]:
+        """``g``, if the process was conditioned."""
+        return () if self._gain is None else (self._gain,)
+
     @cached_property
     def lifted(self) -> Tensor:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
         if self.few:
-            return _unfold(self._products[1], self.rows)
+            return unfolded(self._products[1], self.rows)
         root, h = self.posterior.root, self._folded_h
-        plain = not (self.posterior.triangular and is_large(root))
-        return _unfold(h @ root.mT if plain else times_turned_root(h, root), self.rows)
+        dense = not (self.posterior.triangular and is_large(root))
+        return unfolded(h @ root.mT if dense else triangular.times_root_transpose(h, root), self.rows)
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
         if self.few:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
         elif self._many:
-            squares = triangle.squares(self.K, self.posterior.root).unsqueeze(-1)
-            prior_variance = prior_variance - _unfold(squares, self.rows).squeeze(-1)
+            squares = triangular.squares(self.K, self.posterior.root).unsqueeze(-1)
+            prior_variance = prior_variance - unfolded(squares, self.rows).squeeze(-1)
         else:
             prior_variance = prior_variance - self._h.square().sum(dim=-1)
         if self._gain is not None:
@@ -185,26 +107,21 @@ class Projection:
 
     def times(self, lifted: Tensor) -> Tensor:
         """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
-        return torch.einsum("...qm,...pm->...qp", _unfold(self.K, self.rows), lifted)
-
-    @property
-    def columns_after(self) -> tuple[Tensor, ...]:
-        """``g``, if the process was conditioned."""
-        return () if self._gain is None else (self._gain,)
+        return torch.einsum("...qm,...pm->...qp", unfolded(self.K, self.rows), lifted)
 
     @cached_property
     def few(self) -> bool:
-        """Whether value and gradient are made together, which pays while they wait for memory."""
+        """Whether value and gradient are computed in one pass: few points, with gradients, and a large triangular root."""
         K, root = self.K, self.posterior.root
         graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
-        fits = 0 < K.shape[-2] <= triangle.FEW_ROWS and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
+        fits = 0 < K.shape[-2] <= triangular.FEW_ROWS and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
         return graph and fits and self.posterior.triangular and is_large(root)
 
     @property
     def _many(self) -> bool:
-        """Whether variances are added up without holding ``h``: no graph needs it, and it would not be kept."""
+        """Whether variances are summed without ``h`` in memory: no graph needs it, and it would not be cached."""
         graph = torch.is_grad_enabled() and (self.K.requires_grad or self.posterior.root.requires_grad)
-        many = self.K.shape[-2] > triangle.RECENT_ROWS and "_folded_h" not in vars(self)
+        many = self.K.shape[-2] > triangular.RECENT_ROWS and "_folded_h" not in vars(self)
         return many and not graph and self.posterior.triangular and is_large(self.posterior.root)
 
     @cached_property
@@ -217,7 +134,7 @@ class Projection:
         """``h hᵀ``, ``batch_shape x q x q``, of few points."""
         E = self._products[0]  # batch_shape x lead x q x q
         rows = torch.Size([*self.rows[:-1], self.rows[-1] ** 2])
-        E_rows = _unfold(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
+        E_rows = unfolded(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
         return E_rows.reshape(*E_rows.shape[:-1], *E.shape[-2:])
 
     @cached_property
@@ -226,13 +143,13 @@ class Projection:
         if not (self.posterior.triangular and is_large(root)):
             return self.K @ root
         if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
-            return times_root(self.K, root)
+            return triangular.times_root(self.K, root)
         product: Tensor = TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
         return product
 
     @cached_property
     def _h(self) -> Tensor:
-        return _unfold(self._folded_h, self.rows)
+        return unfolded(self._folded_h, self.rows)
 
     @cached_property
     def _gain(self) -> Tensor | None:
@@ -241,7 +158,7 @@ class Projection:
         if extension is None or self.cross is None:
             return None
         # A product would copy one for every batch element of the other.
-        known = torch.einsum("...qm,...me->...qe", _unfold(self.K, self.rows), extension.lifted)
+        known = torch.einsum("...qm,...me->...qe", unfolded(self.K, self.rows), extension.lifted)
         return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
 
 
@@ -257,11 +174,16 @@ class Representation:
     """``batch_shape x m x r``, ``R``."""
     extension: Extension | None = None
     triangular: bool = False
-    """Whether ``R`` is upper triangular: then half of it need not be read."""
-    law: DictionaryLaw | None = None
-    """Of the process at ``D`` before it was conditioned, where a fit has it."""
+    """Whether ``R`` is upper triangular."""
+    at_dictionary: PosteriorAtDictionary | None = None
+    """Of the process before it was conditioned, where a fit provides it."""
     recent: Recent = field(default_factory=Recent)
-    """The last products with a large triangular root; a posterior that was conditioned has the same."""
+    """The last products with a large triangular root; shared with conditioned posteriors."""
+
+    def __post_init__(self) -> None:
+        """Store a large triangular root by columns, as products read it."""
+        if self.triangular and is_large(self.root):
+            object.__setattr__(self, "root", triangular.by_columns(self.root))
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -270,28 +192,23 @@ class Representation:
         return base if self.extension is None else broadcast_shapes(base, self.extension.weights.shape[:-1])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Representation:
-        """Return the representation with ``function`` applied to every tensor."""
+        """Return a copy with ``function`` applied to every tensor."""
         extension = self.extension
         if extension is not None:
             parts = (extension.points, extension.lifted, extension.root, extension.weights)
             extension = Extension(*map(function, parts))
-        law = None if self.law is None else self.law.map(function)
+        at_dictionary = None if self.at_dictionary is None else self.at_dictionary.map(function)
         base = (function(self.points), function(self.alpha), function(self.root))
-        return Representation(*base, extension, self.triangular, law)
-
-    def __post_init__(self) -> None:
-        """Turn a large triangular root: products read it by columns."""
-        if self.triangular and is_large(self.root):
-            object.__setattr__(self, "root", turned(self.root))
+        return Representation(*base, extension, self.triangular, at_dictionary)
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
-        """Project points on the posterior: O(q m (d + e)), and what is asked of it O(q m r); independent of n.
+        """Return the posterior at ``… x q x d`` transformed points. O(q m (d + e)), O(q m r) for variances; independent of n.
 
         Args:
             kernel: The prior covariance ``k``.
-            X: ``… x q x d``, transformed; its batch dimensions broadcast against ``batch_shape``.
+            X: Its batch dimensions broadcast against ``batch_shape``.
         """
-        K, rows = _folded_kernel(kernel, X, self.points)
+        K, rows = folded_kernel(kernel, X, self.points)
         cross = None if self.extension is None else cross_covariance(kernel, X, self.extension.points)
         return Projection(self, K, rows, cross)
 
@@ -308,13 +225,13 @@ class Representation:
             ValueError: If the covariance of the new observations is not finite or not positive semi-definite.
         """
         projection = self.project(kernel, X)
-        covariance = projection.covariance(kernel_matrix(kernel, X, X)) + torch.diag_embed(noise)
+        covariance = projection.covariance(kernel_matrix(kernel, X, X)) + torch.diag_embed(noise)  # … x q x q
         root = safe_cholesky(covariance).factor
         surprise = (residuals - projection.mean).unsqueeze(-1)
         weights = torch.linalg.solve_triangular(root, surprise, upper=False).squeeze(-1)
         batch_shape = broadcast_shapes(root.shape[:-2], X.shape[:-2])
-        lifted = _to_batch(projection.lifted.mT, batch_shape)
-        new = Extension(_to_batch(X, batch_shape), lifted, _to_batch(root, batch_shape), weights)
+        lifted = _expanded(projection.lifted.mT, batch_shape)  # … x m x q
+        new = Extension(_expanded(X, batch_shape), lifted, _expanded(root, batch_shape), weights)
         if self.extension is None:
             return replace(self, extension=new)
         return replace(self, extension=_joined(self.extension, new, projection.columns[1]))
@@ -325,46 +242,35 @@ class Representation:
             return self
         extension = self.extension
         batch_shape = broadcast_shapes(extension.root.shape[:-2], extension.weights.shape[:-1], self.root.shape[:-2])
-        root = _to_batch(extension.root, batch_shape)
+        root = _expanded(extension.root, batch_shape)
         eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         bottom = torch.linalg.solve_triangular(root.mT, eye.expand_as(root), upper=True)  # L⁻ᵀ
         top = -extension.lifted @ bottom  # −R Rᵀ k_D(F) L⁻ᵀ
         zeros = bottom.new_zeros(*batch_shape, bottom.shape[-1], self.root.shape[-1])
-        R = torch.cat(
-            [
-                torch.cat([_to_batch(self.root, batch_shape), _to_batch(top, batch_shape)], dim=-1),
-                torch.cat([zeros, bottom], dim=-1),
-            ],
-            dim=-2,
-        )
+        above = torch.cat([_expanded(self.root, batch_shape), _expanded(top, batch_shape)], dim=-1)
+        R = torch.cat([above, torch.cat([zeros, bottom], dim=-1)], dim=-2)  # (m + e) x (r + e)
         base = torch.cat([self.alpha.expand(*batch_shape, -1), bottom.new_zeros(*batch_shape, bottom.shape[-1])], dim=-1)
         alpha = base + (R[..., self.root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
-        points = [_to_batch(self.points, batch_shape), _to_batch(extension.points, batch_shape)]
+        points = [_expanded(self.points, batch_shape), _expanded(extension.points, batch_shape)]
         return Representation(torch.cat(points, dim=-2), alpha, R)
 
 
-def _to_batch(A: Tensor, batch_shape: torch.Size) -> Tensor:
+def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:
     return A.expand(batch_shape + A.shape[-2:])
 
 
 def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
-    """Append ``new`` to ``old``; ``gain`` is ``g`` of the old extension at the new points (a block Cholesky step)."""
+    """Append ``new`` to ``old`` by a block Cholesky step; ``gain`` is ``g`` of the old extension at the new points."""
     batch_shape = broadcast_shapes(old.root.shape[:-2], new.root.shape[:-2], gain.shape[:-2])
     upper = new.root.new_zeros(*batch_shape, old.root.shape[-1], new.root.shape[-1])
-    root = torch.cat(
-        [
-            torch.cat([_to_batch(old.root, batch_shape), upper], dim=-1),
-            torch.cat([_to_batch(gain, batch_shape), _to_batch(new.root, batch_shape)], dim=-1),
-        ],
-        dim=-2,
-    )
+    above = torch.cat([_expanded(old.root, batch_shape), upper], dim=-1)
+    below = torch.cat([_expanded(gain, batch_shape), _expanded(new.root, batch_shape)], dim=-1)
     target_shape = broadcast_shapes(old.weights.shape[:-1], new.weights.shape[:-1])
-    weights = [part.weights.expand(*target_shape, -1) for part in (old, new)]
     return Extension(
-        torch.cat([_to_batch(old.points, batch_shape), _to_batch(new.points, batch_shape)], dim=-2),
-        torch.cat([_to_batch(old.lifted, batch_shape), _to_batch(new.lifted, batch_shape)], dim=-1),
-        root,
-        torch.cat(weights, dim=-1),
+        torch.cat([_expanded(part.points, batch_shape) for part in (old, new)], dim=-2),
+        torch.cat([_expanded(part.lifted, batch_shape) for part in (old, new)], dim=-1),
+        torch.cat([above, below], dim=-2),
+        torch.cat([part.weights.expand(*target_shape, -1) for part in (old, new)], dim=-1),
     )
 
 
@@ -389,12 +295,18 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
     return Representation(points, alpha.to(X), root.to(X), triangular=True)
 
 
-def representation_of(state: dtc.DTC, points: Tensor) -> Representation:
+def dtc_representation(state: dtc.DTC, points: Tensor) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
     form = dtc.one_product(state, relative=True)
     batch_shape = form.root.shape[:-2]
-    dictionary = points.expand(batch_shape + points.shape[-2:])
-    alpha = form.alpha.to(points).clone()  # a part of the columns would keep all of them
-    constant = form.triangular and not form.columns.requires_grad
-    law = dictionary_law(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points)) if constant else None
-    return Representation(dictionary, alpha, form.root.to(points), triangular=form.triangular, law=law)
+    alpha = form.alpha.to(points).clone()  # a view would hold all columns in memory
+    at_dictionary = None
+    if form.triangular and not form.columns.requires_grad:
+        at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points))
+    return Representation(
+        points.expand(batch_shape + points.shape[-2:]),
+        alpha,
+        form.root.to(points),
+        triangular=form.triangular,
+        at_dictionary=at_dictionary,
+    )

@@ -1,17 +1,16 @@
-"""ShardedSparseGP: a sparse model of data that no rank holds whole."""
+"""ShardedSparseGP: SparseGP for data that are distributed over ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from botorch import settings
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils import validate_input_scaling
+from botorch.settings import validate_input_scaling as validate_input_scaling_setting
 from botorch.utils.types import DEFAULT, _DefaultType
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean
 from linear_operator.operators import LinearOperator
@@ -24,22 +23,30 @@ from sparse_bo.gp.woodbury import (
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,
 )
-from sparse_bo.models.sparse_gp.agreement import MEETING, check_alike, check_choices, checked_rows, digest
-from sparse_bo.models.sparse_gp.leverage_sampling import planned_size, uniform_rows
-from sparse_bo.models.sparse_gp.model import LEARNING_DICTIONARY, SUBSET_POINTS
-from sparse_bo.models.sparse_gp.options import Fit
-from sparse_bo.models.sparse_gp.representation import exact_representation, kernel_matrix, representation_of
+from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
+from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
+from sparse_bo.models.sparse_gp.model import SparseSettings
+from sparse_bo.models.sparse_gp.prior import kernel_matrix
+from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums
-from sparse_bo.models.sparse_gp.shards import Rows, chosen_points, differentiable_sums, fit_of_all
+from sparse_bo.models.sparse_gp.shards import (
+    MEETING,
+    ShardedRows,
+    check_parameters,
+    check_sharded_options,
+    chosen_points,
+    differentiable_sums,
+    digest,
+    fit_of_all,
+)
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
+from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes
-
-METERS = "the scale of the outcomes"
 
 
 class ShardedSparseGP(SparseGP):
-    """:class:`sparse_bo.SparseGP` of one output, of which every rank holds some rows of the data.
+    """:class:`sparse_bo.SparseGP` of one output; every rank holds some rows of the data.
 
     Give every rank its own rows. Dictionary, posterior, likelihoods and gradients are those of one process with all rows in the
     order of the ranks (to about 1e-10: sums are added in another order), and the same on every rank. A rank computes
@@ -60,10 +67,11 @@ class ShardedSparseGP(SparseGP):
         outcome_transform: ``None``, or left out: outcomes are standardised by mean and deviation of all rows.
         input_transform: One that learns nothing from the data (``Normalize(d, bounds=...)``).
         group: The ranks; ``None``: all processes of the job.
-        dictionary: ``m x d`` points, the same on every rank; ``None``: rows chosen by leverage, by the law of ``SparseGP``.
+        dictionary: ``m x d`` points, the same on every rank; ``None``: rows chosen by leverage, by the rule of ``SparseGP``.
         max_dictionary: As in ``SparseGP``.
         fit: As in ``SparseGP``; ``"exact"`` gathers all rows.
         seed: As in ``SparseGP``, the same on every rank.
+        settings: As in ``SparseGP``, the same on every rank.
 
     Raises:
         RankError: If a rank has failed or is lost.
@@ -78,6 +86,8 @@ class ShardedSparseGP(SparseGP):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.representation()
     """
+
+    learner: ShardedLearner
 
     def __init__(
         self,
@@ -95,17 +105,18 @@ class ShardedSparseGP(SparseGP):
         max_dictionary: int | None = None,
         fit: Fit | None = None,
         seed: int = 0,
+        settings: SparseSettings | None = None,
     ) -> None:
         group = Processes() if group is None else group
         with group.shielded(MEETING):
-            check_choices(dictionary, outcome_transform, input_transform)
+            check_sharded_options(dictionary, outcome_transform, input_transform)
             validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
         options = {"max_dictionary": max_dictionary, "fit": fit, "seed": seed, "dictionary": digest(dictionary)}
         options["kind of noise"] = "learned" if train_Yvar is None else "known"
-        rows = checked_rows(group, train_X, train_Y, options)
+        rows = ShardedRows.checked(group, train_X, train_Y, options)
         if outcome_transform is not None:
             outcome_transform = _standardize(rows, train_Y)
-        with settings.validate_input_scaling(False):  # of one rank's rows, which are not all
+        with validate_input_scaling_setting(False):  # of one rank's rows, which are not all
             super().__init__(
                 train_X,
                 train_Y,
@@ -119,56 +130,46 @@ class ShardedSparseGP(SparseGP):
                 max_dictionary=max_dictionary,
                 fit=fit,
                 seed=seed,
+                settings=settings,
             )
-        self.__dict__["_rows"] = rows
+        self.rows = rows
+        self.learner = ShardedLearner(fit, seed, self.settings.learning, rows)
 
-    _refined = False  # every rank would learn from points of its own
-
-    def _strategy(self, n: int) -> Fit:
-        return self._fit or ("exact" if self._rows.total <= SUBSET_POINTS else "subset")
-
-    def _local(self) -> tuple[Tensor, Tensor, Tensor]:
+    def local_data(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's inputs (as the mode has them), targets and noise variances."""
         assert self._stored_inputs is not None
         assert self._stored_targets is not None
         X, targets = joined(self._stored_inputs), joined(self._stored_targets)
-        return X, targets, self._noise(X, targets.shape)
-
-    def _raw(self, X: Tensor) -> Tensor:
-        return X if self._original_train_inputs is None else self._original_train_inputs
+        return X, targets, self.noise_at(X, targets.shape)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
-        rows, kernel = self._rows, self.prior_kernel
-        check_alike(rows.group, dict(self.named_parameters()))
+        rows, kernel = self.rows, self.prior_kernel
+        check_parameters(rows.group, dict(self.named_parameters()))
         with torch.no_grad():
-            X, targets, noise = self._local()
+            X, targets, noise = self.local_data()
             nothing = torch.empty(0, dtype=torch.long, device=X.device)
-            residuals = targets - self.prior_mean(X)
-            size = self._max_dictionary or planned_size(rows.total, 1)
+            residuals, points = targets - self.prior_mean(X), self.rule.points
+            size = self.rule.cap(rows.total, 1)
             try:
-                if self._dictionary_points is None and rows.total <= size:
+                if points is None and rows.total <= size:
                     every = torch.arange(rows.total, device=X.device)
-                    all_X, all_raw, all_residuals, all_noise = rows.gathered(every, X, self._raw(X), residuals, noise)
+                    data = (X, self.original_inputs(), residuals, noise)
+                    all_X, all_raw, all_residuals, all_noise = rows.gathered(every, *data)
                     exact = exact_representation(kernel, all_X, residuals=all_residuals, noise=all_noise)
                     return PosteriorCache(exact, stamp, nothing, all_raw)
-                points = self._dictionary_points
                 if points is None:
-                    points = self._chosen(X, noise, size)
+                    points = self.dictionary_of_all(X, noise, size)
                 inputs = self.transform_inputs(points)
-                state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise)
-            except ValueError as error:  # as SingleTaskGP raises it
+                state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise, how=self.settings.sums)
+            except ValueError as error:  # the type that SingleTaskGP raises
                 raise NotPSDError(str(error)) from error
-            return PosteriorCache(representation_of(state, inputs), stamp, nothing, points)
+            return PosteriorCache(dtc_representation(state, inputs), stamp, nothing, points)
 
-    def _chosen(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed)
-        return chosen_points(self._rows, self.prior_kernel, X, self._raw(X), noise, size=size, generator=generator)
-
-    def _training_prior(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
-        """Return what has the likelihood of all rows by ``fit``, whatever inputs are given: those of this rank."""
-        (x,) = args
-        mean = x.new_zeros(1).expand(self._rows.total)
-        return _PriorOfAll(mean, _CovarianceOfAll(x.new_zeros(1), model=self))
+    def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
+        """Return a dictionary of at most ``size`` points for the rows of all ranks; ``X`` are this rank's, transformed."""
+        kernel, generator, settings = self.prior_kernel, self.learner.generator(), self.settings.dictionary
+        raw = self.original_inputs()
+        return chosen_points(self.rows, kernel, X, raw, noise, size=size, generator=generator, settings=settings)
 
     def log_likelihood_of_all(self) -> Tensor:
         """Return the log-likelihood of the observations of all ranks (or its bound, by ``fit``), scalar, with gradients.
@@ -178,53 +179,10 @@ class ShardedSparseGP(SparseGP):
         Raises:
             NotPSDError: If a covariance is not finite or not positive semi-definite.
         """
-        strategy = self._strategy(self._rows.total)
         try:
-            if strategy in ("exact", "subset"):
-                return self._of_subset(strategy)
-            return self._of_sums(strategy)
-        except ValueError as error:  # what BoTorch's fitting loop knows how to retry
+            return self.learner.log_likelihood(self)
+        except ValueError as error:  # the error that BoTorch's fitting loop retries
             raise NotPSDError(str(error)) from error
-
-    def _of_subset(self, strategy: Fit) -> Tensor:
-        """Return the exact likelihood of some rows, gathered once, times n/m."""
-        rows = self._rows
-        if self._learning is None:
-            X, targets, noise = self._local()
-            generator = torch.Generator().manual_seed(self._seed)
-            size = rows.total if strategy == "exact" else SUBSET_POINTS
-            numbers = uniform_rows(rows.total, size, generator=generator, device=X.device)
-            with torch.no_grad():
-                self.__dict__["_learning"] = tuple(rows.gathered(numbers, X, targets, noise))
-        raw, targets, known = self._learning  # type: ignore[misc]  # of three parts here
-        X = self.transform_inputs(raw)
-        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        noise = known if fixed else self._noise(X, targets.shape)
-        covariance = kernel_matrix(self.prior_kernel, X, X) + torch.diag_embed(noise)
-        return gaussian_log_likelihood(covariance, targets - self.prior_mean(X)) * (rows.total / len(targets))
-
-    def _of_sums(self, strategy: Fit) -> Tensor:
-        """Return the DTC likelihood or the variational bound over a dictionary that is chosen once per fit."""
-        if self._learning is None:
-            with torch.no_grad():
-                raw, _, noise = self._local()
-                size = min(LEARNING_DICTIONARY, self._max_dictionary or planned_size(self._rows.total, 1))
-                points = self._dictionary_points
-                if points is None:
-                    points = self._chosen(self.transform_inputs(raw), noise, size)
-                self.__dict__["_learning"] = (points,)
-        (points,) = self._learning  # type: ignore[misc]  # of one part here
-
-        def local() -> Any:
-            raw, targets, noise = self._local()
-            X, D, kernel = self.transform_inputs(raw), self.transform_inputs(points), self.prior_kernel
-            data = {"residuals": targets - self.prior_mean(X), "noise": noise}
-            return row_sums(kernel, dictionary_factor(kernel, D), D, X, **data)
-
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        sums = differentiable_sums(self._rows, local, parameters)
-        from_sums = vfe_log_likelihood_from_sums if strategy == "vfe" else dtc_log_likelihood_from_sums
-        return from_sums(sums).to(points)
 
     def calibrated(self, X: Any = None, Y: Any = None, Yvar: Any = None) -> Any:
         """Raise ``UnsupportedError``: a rank knows its own observations alone."""
@@ -241,8 +199,86 @@ class ShardedSparseGP(SparseGP):
         raise UnsupportedError("a certificate needs all inputs in one place; certify a SparseGP on a part of them")
 
 
+class ShardedLearner(Learner):
+    """The learning of a sharded model: likelihoods of the rows of all ranks.
+
+    Args:
+        fit: As in :class:`~sparse_bo.models.sparse_gp.learning.Learner`.
+        seed: As there.
+        settings: As there.
+        rows: The rows.
+    """
+
+    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, rows: ShardedRows) -> None:
+        super().__init__(fit, seed, settings)
+        self.sharded_rows = rows
+        self._gathered: tuple[Tensor, ...] | None = None
+
+    def likelihood(self, n: int) -> Fit:
+        """Return the name of the likelihood of all rows; ``n`` is ignored."""
+        return super().likelihood(self.sharded_rows.total)
+
+    def reset(self) -> None:
+        """See :class:`~sparse_bo.models.sparse_gp.learning.Learner`."""
+        super().reset()
+        self._gathered = None
+
+    def groups(self, model: Any, rows: Tensor) -> Tensor | None:
+        """Return ``None``: every rank would learn from neighbourhoods of its own."""
+        return None
+
+    def prior(self, model: ShardedSparseGP, x: Tensor) -> TrainingPrior:
+        """Return a distribution with the likelihood of all rows; its inputs are always those of this rank."""
+        mean = x.new_zeros(1).expand(self.sharded_rows.total)
+        return _PriorOfAll(mean, _CovarianceOfAll(x.new_zeros(1), model=model))
+
+    def log_likelihood(self, model: ShardedSparseGP) -> Tensor:
+        """Return the log-likelihood of all rows, or its bound. A collective call."""
+        likelihood = self.likelihood(0)
+        return self._of_subset(model, likelihood) if likelihood in ("exact", "subset") else self._of_sums(model, likelihood)
+
+    def _of_subset(self, model: ShardedSparseGP, likelihood: Fit) -> Tensor:
+        """Return the exact likelihood of some rows, gathered once, times n/m."""
+        rows = self.sharded_rows
+        if self._gathered is None:
+            X, targets, noise = model.local_data()
+            size = rows.total if likelihood == "exact" else self.settings.subset
+            numbers = uniform_rows(rows.total, size, generator=self.generator(), device=X.device)
+            with torch.no_grad():
+                self._gathered = tuple(rows.gathered(numbers, X, targets, noise))
+        raw, targets, known = self._gathered
+        X = model.transform_inputs(raw)
+        fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
+        noise = known if fixed else model.noise_at(X, targets.shape)
+        covariance = kernel_matrix(model.prior_kernel, X, X) + torch.diag_embed(noise)
+        return gaussian_log_likelihood(covariance, targets - model.prior_mean(X)) * (rows.total / len(targets))
+
+    def _of_sums(self, model: ShardedSparseGP, likelihood: Fit) -> Tensor:
+        """Return the DTC likelihood or the variational bound over a dictionary that is chosen once per fit."""
+        if self._gathered is None:
+            with torch.no_grad():
+                raw, _, noise = model.local_data()
+                size = min(self.settings.dictionary, model.rule.cap(self.sharded_rows.total, 1))
+                points = model.rule.points
+                if points is None:
+                    points = model.dictionary_of_all(model.transform_inputs(raw), noise, size)
+                self._gathered = (points,)
+        (points,) = self._gathered
+
+        def local() -> Any:
+            raw, targets, noise = model.local_data()
+            X, D, kernel = model.transform_inputs(raw), model.transform_inputs(points), model.prior_kernel
+            residuals = targets - model.prior_mean(X)
+            return row_sums(kernel, dictionary_factor(kernel, D), D, X, residuals=residuals, noise=noise)
+
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        sums = differentiable_sums(self.sharded_rows, local, parameters)
+        from_sums = vfe_log_likelihood_from_sums if likelihood == "vfe" else dtc_log_likelihood_from_sums
+        return from_sums(sums).to(points)
+
+
 class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """Stands for the prior covariance of the rows of all ranks plus noise: it has a size, and the model knows the rest."""
+    """Placeholder for the prior covariance of the rows of all ranks plus noise: a size, and the model."""
 
     def __init__(self, like: Tensor, *, model: ShardedSparseGP) -> None:
         super().__init__(like, model=model)
@@ -253,7 +289,7 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
         return self
 
     def _size(self) -> torch.Size:
-        n = self.model._rows.total
+        n = self.model.rows.total
         return torch.Size([n, n])
 
     def _transpose_nonbatch(self) -> _CovarianceOfAll:
@@ -266,7 +302,7 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
         raise UnsupportedError("the covariance of rows that no rank holds whole is never made; use the model's posterior")
 
 
-class _PriorOfAll(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
+class _PriorOfAll(TrainingPrior):
     """The distribution that training mode returns; its ``log_prob`` is the objective of the model's ``fit``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -275,11 +311,11 @@ class _PriorOfAll(MultivariateNormal):  # type: ignore[misc]  # the base class s
         return likelihood
 
 
-def _standardize(rows: Rows, Y: Tensor) -> Standardize:
+def _standardize(rows: ShardedRows, Y: Tensor) -> Standardize:
     """Return the standardisation of the outcomes of all rows, as BoTorch would learn it in one process."""
-    (total,) = rows.group.total(METERS, [Y.sum(dim=0)])
+    (total,) = rows.group.total("the scale of the outcomes", [Y.sum(dim=0)])
     mean = total / rows.total
-    (squares,) = rows.group.total(METERS, [(Y - mean).square().sum(dim=0)])
+    (squares,) = rows.group.total("the scale of the outcomes", [(Y - mean).square().sum(dim=0)])
     deviation = (squares / max(rows.total - 1, 1)).sqrt()
     transform = _StandardizedByAll(m=1)
     deviation = torch.where(deviation >= transform._min_stdv, deviation, torch.ones_like(deviation))

@@ -1,23 +1,30 @@
-"""Sums, rows and choices over data that is spread over ranks: what a sparse posterior and its likelihoods need of all rows.
+"""A data set whose rows lie with several ranks: where its rows are, sums over them, and a dictionary chosen from all.
 
-A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. What travels are sums of size m² and a few
-rows: O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradient.
+A rank holds ``n_r`` of the ``n`` rows, numbered through all ranks in their order. Ranks exchange sums of size m² and few rows:
+O(m²) bytes for a posterior or a likelihood, O(parameters) for its gradient.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
 from torch import Tensor
 
+from sparse_bo._version import __version__
+from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp import dtc
 from sparse_bo.gp.woodbury import LowRankSums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
-    PILOT_POINTS,
+    DictionarySettings,
     distinct_inputs,
     judged_rows,
     needed_size,
@@ -27,29 +34,51 @@ from sparse_bo.models.sparse_gp.leverage_sampling import (
     sample_size,
     uniform_rows,
 )
-from sparse_bo.models.sparse_gp.representation import PriorKernel
-from sparse_bo.models.sparse_gp.row_sums import fit_dtc_among
+from sparse_bo.models.sparse_gp.prior import PriorKernel
+from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.sharding import Group
 
+MEETING = "meeting over data in shards"
 SUMS = "sums over rows"
 
 
-class Rows:
-    """Where the rows of a data set lie. A value."""
+class ShardedRows:
+    """The rows of a data set on several ranks; an :class:`~sparse_bo.models.sparse_gp.row_sums.AllRows`. A collective call.
+
+    Args:
+        group: The ranks.
+        here: Number of rows of this rank.
+
+    Raises:
+        RankError: If a rank has failed or is lost.
+    """
 
     def __init__(self, group: Group, here: int) -> None:
-        """Tell every rank how many rows the others hold.
+        self.group = group
+        counts = [int(count[0]) for count in group.numbers("counting rows", [here])]
+        self.starts = [0, *accumulate(counts)]
 
-        Args:
-            group: The ranks.
-            here: Rows of this one.
+    @classmethod
+    def checked(cls, group: Group, X: Tensor, Y: Tensor, options: dict[str, Any]) -> ShardedRows:
+        """Return the rows, if they make one data set of a model with the same options on every rank.
 
         Raises:
-            RankError: If a rank has failed or is lost.
+            ValueError: On every rank, if they do not.
         """
-        self.group = group
-        counts = [int(told[0]) for told in group.numbers("counting rows", [here])]
-        self.starts = [0, *accumulate(counts)]
+        same = {"width of train_X": X.shape[-1], "dtype": str(X.dtype), "kind of device": X.device.type, **options}
+        versions = {"sparse_bo": __version__, "torch": torch.__version__}
+        ranks = group.objects(MEETING, (tuple(X.shape), tuple(Y.shape), {**same, **versions}))
+        for rank, (x, y, here) in enumerate(ranks):
+            if len(x) != 2 or tuple(y) != (x[0], 1) or not x[0]:
+                raise ValueError(
+                    f"expected train_X n x d and train_Y n x 1 with n >= 1 on every rank, got {x} and {y} on rank {rank}"
+                )
+            for name, value in here.items():
+                if value != ranks[0][2][name]:
+                    raise ValueError(
+                        f"expected the same {name} on every rank, got {ranks[0][2][name]} on rank 0 and {value} on rank {rank}"
+                    )
+        return cls(group, len(X))
 
     @property
     def total(self) -> int:
@@ -80,20 +109,67 @@ class Rows:
     def gathered(self, numbers: Tensor, *columns: Tensor) -> list[Tensor]:
         """Return some rows (``q`` numbers, ascending) of every tensor, ``q x …``, on every rank. Two collectives."""
         mine = self.own(numbers)
-        told = self.group.tensors("gathering rows", [column.detach()[mine] for column in columns])
-        return [torch.cat([part[place] for part in told]).to(column) for place, column in enumerate(columns)]
+        ranks = self.group.tensors("gathering rows", [column.detach()[mine] for column in columns])
+        return [torch.cat([part[k] for part in ranks]).to(column) for k, column in enumerate(columns)]
 
 
-def _sums(rows: Rows, parts: Sequence[Tensor]) -> LowRankSums:
-    gram, projected, squares, log_noise, unexplained = parts
-    return LowRankSums(gram, projected, squares, log_noise, unexplained, rows.total)
+def check_sharded_options(
+    dictionary: Tensor | None, outcome: OutcomeTransform | _DefaultType | None, inputs: InputTransform | None
+) -> None:
+    """Refuse options that a model of data in shards cannot have.
+
+    Raises:
+        UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
+    """
+    if isinstance(dictionary, Dictionary) or (dictionary is not None and not isinstance(dictionary, Tensor)):
+        raise UnsupportedError(
+            f"expected points (m x d) or None as dictionary of data in shards, got {type(dictionary).__name__}"
+        )
+    if dictionary is not None and not dictionary.is_floating_point():
+        raise UnsupportedError("expected points (m x d) as dictionary of data in shards, got rows, which are those of one rank")
+    if outcome is not None and outcome is not DEFAULT:
+        raise UnsupportedError("an outcome transform learns from one rank's data; leave it out (all rows decide), or give None")
+    if any(bool(getattr(inputs, name, False)) for name in ("learn_bounds", "learn_coefficients")):
+        raise UnsupportedError(
+            f"{type(inputs).__name__} learns from one rank's data; give it what it would learn, as in Normalize(d, bounds=...)"
+        )
+
+
+def digest(dictionary: Tensor | None) -> str:
+    """Return a short fingerprint of a dictionary."""
+    if dictionary is None:
+        return "chosen"
+    data = dictionary.detach().double().cpu().contiguous().numpy().tobytes()
+    return f"{tuple(dictionary.shape)} {hashlib.blake2b(data, digest_size=6).hexdigest()}"
+
+
+def check_parameters(group: Group, parameters: dict[str, Tensor]) -> None:
+    """Check that the models of all ranks have the same hyper-parameters, to a relative 1e-6. One collective.
+
+    Raises:
+        ValueError: On every rank, if they do not.
+    """
+    mine = {name: parameter.detach().double().cpu() for name, parameter in parameters.items()}
+    ranks = group.objects("the hyper-parameters", mine)
+    for rank, other in enumerate(ranks):
+        if other.keys() != ranks[0].keys():
+            raise ValueError(
+                f"expected the same modules on every rank, got {sorted(ranks[0])} on rank 0 and {sorted(other)} on {rank}"
+            )
+        for name, value in other.items():
+            first = ranks[0][name]
+            if value.shape != first.shape or not torch.allclose(value, first, rtol=1e-6, atol=1e-6, equal_nan=True):
+                raise ValueError(
+                    f"expected the same {name} on every rank, got {first.flatten().tolist()} on rank 0 and "
+                    f"{value.flatten().tolist()} on rank {rank}"
+                )
 
 
 class _Total(torch.autograd.Function):
     """Sums over all ranks of sums over local rows, as a function of parameters that every rank has.
 
-    The derivative by a parameter is the sum of every rank's share: the backward pass computes this rank's sums once more, with
-    gradients, and adds the shares up. So every rank ends with the same gradient, that of all rows.
+    The derivative by a parameter is the sum of every rank's share. The backward pass computes this rank's sums once more, with
+    gradients, and adds the shares up, so every rank has the gradient of all rows.
     """
 
     @staticmethod
@@ -113,13 +189,13 @@ class _Total(torch.autograd.Function):
         return None, None, *ctx.group.total("gradients", filled)
 
 
-def differentiable_sums(rows: Rows, local: Callable[[], LowRankSums], parameters: Sequence[Tensor]) -> LowRankSums:
+def differentiable_sums(rows: ShardedRows, local: Callable[[], LowRankSums], parameters: Sequence[Tensor]) -> LowRankSums:
     """Return the sums over the rows of all ranks, with gradients by the parameters. Two collectives, two more for the gradient.
 
     Args:
-        rows: Where the rows lie.
-        local: Returns this rank's sums, computed from the parameters as they are.
-        parameters: Of the model, the same on every rank; those that require gradients.
+        rows: The rows.
+        local: Returns this rank's sums, computed from the parameters.
+        parameters: Parameters of the model, the same on every rank, that require gradients.
     """
 
     def parts() -> list[Tensor]:
@@ -127,65 +203,74 @@ def differentiable_sums(rows: Rows, local: Callable[[], LowRankSums], parameters
         return [sums.gram, sums.projected, sums.squares, sums.log_noise, sums.unexplained]
 
     total: tuple[Tensor, ...] = _Total.apply(rows.group, parts, *parameters)  # type: ignore[no-untyped-call]  # as torch types it
-    return _sums(rows, total)
+    gram, projected, squares, log_noise, unexplained = total
+    return LowRankSums(gram, projected, squares, log_noise, unexplained, rows.total)
 
 
-def fit_of_all(rows: Rows, kernel: PriorKernel, points: Tensor, X: Tensor, *, residuals: Tensor, noise: Tensor) -> dtc.DTC:
+def fit_of_all(
+    rows: ShardedRows,
+    kernel: PriorKernel,
+    points: Tensor,
+    X: Tensor,
+    *,
+    residuals: Tensor,
+    noise: Tensor,
+    how: Summation | None = None,
+) -> dtc.DTC:
     """Fit the DTC posterior over a dictionary to the rows of all ranks, the same everywhere. O(n_r m² + m³) a rank.
 
-    Args:
-        rows: Where the rows lie.
-        kernel: The prior covariance.
-        points: ``m x d``, the dictionary, transformed.
-        X: ``n_r x d``, this rank's inputs, transformed.
-        residuals: ``n_r``: targets less the prior mean.
-        noise: ``n_r`` noise variances.
-
-    Raises:
-        ValueError: If a kernel matrix is not finite or has no positive eigenvalue.
+    Arguments and errors are those of :func:`~sparse_bo.models.sparse_gp.row_sums.fit_dtc`.
     """
-    state = fit_dtc_among(rows, kernel, points, X, residuals=residuals, noise=noise)
+    state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, rows=rows, how=how)
     largest = rows.group.largest("the largest precision", [float(state.largest_precision)])[0]
     return replace(state, largest_precision=state.largest_precision.new_tensor(largest))
 
 
 def chosen_points(
-    rows: Rows, kernel: PriorKernel, X: Tensor, raw: Tensor, noise: Tensor, *, size: int, generator: torch.Generator
+    rows: ShardedRows,
+    kernel: PriorKernel,
+    X: Tensor,
+    raw: Tensor,
+    noise: Tensor,
+    *,
+    size: int,
+    generator: torch.Generator,
+    settings: DictionarySettings,
 ) -> Tensor:
     """Choose a dictionary of at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
 
-    The law of :func:`sparse_bo.models.sparse_gp.leverage_sampling.default_rows`: every rank computes the leverages of its own
-    rows from a pilot that all of them share, and runs the exponential races with the numbers that belong to its rows; the
-    winners of all ranks meet. Rows that repeat are not merged before, but a point enters once. Draws on every rank what one
-    process draws.
+    The rule of :func:`sparse_bo.models.sparse_gp.leverage_sampling.default_rows`. Every rank computes the leverages of its own
+    rows from a shared pilot, and runs the exponential races with the numbers of its rows; the winners of all ranks meet. Rows
+    that repeat are not merged before, but a point enters once. Every rank draws the numbers that one process draws.
 
     Args:
-        rows: Where the rows lie.
+        rows: The rows.
         kernel: The prior covariance.
         X: ``n_r x d``, transformed.
         raw: ``n_r x d``, in the user's units.
         noise: ``n_r`` noise variances (y²).
         size: At most so many points, ≥ 1.
         generator: A CPU generator in the same state on every rank.
+        settings: Sizes.
 
     Returns:
         ``m x d`` points in the user's units, the same on every rank.
     """
     n = rows.total
-    numbers = uniform_rows(n, min(PILOT_POINTS, size), generator=generator, device=X.device)
+    numbers = uniform_rows(n, min(settings.pilot, size), generator=generator, device=X.device)
     (pilot,) = rows.gathered(numbers, X)
     with rows.group.shielded("leverages"):
-        weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, among=rows).leverages)
+        weights = race_weights(pilot_posterior(kernel, pilot, X, torch.zeros_like(noise), noise, rows=rows).leverages)
     (dimension,) = rows.group.total("leverages", [weights.sum()])
-    wanted = sample_size(float(dimension), size)
+    wanted = sample_size(float(dimension), size, settings)
     draws = torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)[rows.here].to(X.device)
     races = draws.log() / weights
     first = race_winners(races, wanted)
-    mine = [races[first], first + rows.start, raw[first], X[first]]
-    told = rows.group.tensors("choosing a dictionary", mine)
-    values, indices, points, inputs = (torch.cat([part[place] for part in told]) for place in range(4))
+    ranks = rows.group.tensors("choosing a dictionary", [races[first], first + rows.start, raw[first], X[first]])
+    values, indices, points, inputs = (torch.cat([part[k] for part in ranks]) for k in range(4))
     winners = race_winners(values, wanted)
     winners = winners[distinct_inputs(points[winners]).rows]
-    judged_X, judged_noise = rows.gathered(judged_rows(n, X.device), X, noise)
-    winners = winners[: needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n).size]
+    judged_X, judged_noise = rows.gathered(judged_rows(n, X.device, settings), X, noise)
+    needed = needed_size(kernel, inputs[winners].to(X), judged_X, judged_noise, n=n, settings=settings)
+    winners = winners[: needed.size]
     return points[winners[indices[winners].argsort()]].to(raw)

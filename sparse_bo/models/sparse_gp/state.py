@@ -1,33 +1,34 @@
-"""Data and posterior that a SparseGP keeps: rows joined only when someone looks, and a cache that knows its age."""
+"""Data and cached posterior of a sparse model: rows joined only when read, and a cache that detects every change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import InputDataError
+from botorch.models.model import Model
 from torch import Tensor
 
+from sparse_bo.gp.nystrom import NystromFactor
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.extending import Grown
+from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation
 
 
 class Appended:
     """Rows with more rows below them, joined on demand: look-ahead makes thousands of these and reads none.
 
-    Joining costs ``batch · n`` memory, which would make every fantasy cost as much as the data are long.
+    Joining costs ``batch · n`` memory, as much as the data for every fantasy.
+
+    Args:
+        base: ``… x n x d`` inputs or ``… x n`` targets.
+        extra: ``… x q x d`` or ``… x q``; may have more batch dimensions.
+        dim: Dimension of the rows: −2 for inputs, −1 for targets.
     """
 
     def __init__(self, base: Tensor | Appended, extra: Tensor, *, dim: int) -> None:
-        """Hold both parts.
-
-        Args:
-            base: ``… x n x d`` inputs or ``… x n`` targets.
-            extra: ``… x q x d`` or ``… x q``; may have more batch dimensions.
-            dim: Dimension of the rows: −2 for inputs, −1 for targets.
-        """
         self.base, self.extra, self.dim = base, extra, dim
         self._joined: Tensor | None = None
 
@@ -51,7 +52,7 @@ class Appended:
         return self._joined
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Appended:
-        """Apply a conversion to both parts, without joining them; what does not change stays the same object."""
+        """Apply a conversion to both parts, without joining them; the same object if nothing changes."""
         base, extra = mapped(self.base, fn), fn(self.extra)
         return self if base is self.base and extra is self.extra else Appended(base, extra, dim=self.dim)
 
@@ -70,7 +71,7 @@ def joined(rows: Tensor | Appended) -> Tensor:
 
 
 def row_count(rows: Tensor | Appended) -> int:
-    """Return how many inputs (``… x n x d``) there are, without joining them."""
+    """Return the number of inputs (``… x n x d``), without joining them."""
     return rows.rows if isinstance(rows, Appended) else rows.shape[-2]
 
 
@@ -78,7 +79,7 @@ def check_width(X: Tensor, rows: Tensor | Appended) -> None:
     """Check the width of points against the training inputs, both transformed: a kernel would broadcast a single column.
 
     Raises:
-        RuntimeError: If they differ (what GPyTorch raises when it joins them).
+        RuntimeError: If they differ (the type that GPyTorch raises when it joins them).
     """
     width = (rows.extra if isinstance(rows, Appended) else rows).shape[-1]
     if X.shape[-1] != width:
@@ -91,16 +92,14 @@ def check_width(X: Tensor, rows: Tensor | Appended) -> None:
 class Stamp:
     """The identity of everything a cache was computed from: data by identity and version, parameters by value.
 
-    GPyTorch's setters write through ``.data``, which leaves no trace in a tensor's version: so parameters are compared.
+    GPyTorch's setters write through ``.data``, which leaves a tensor's version unchanged, so parameters are compared.
+
+    Args:
+        data: Training inputs, targets and known noise.
+        parameters: All parameters; they are copied.
     """
 
     def __init__(self, data: tuple[Tensor | Appended, ...], parameters: tuple[Tensor, ...]) -> None:
-        """Take the stamp.
-
-        Args:
-            data: Training inputs, targets and known noise.
-            parameters: All parameters; they are copied.
-        """
         self.data = data
         self.parameters = tuple(parameter.detach().clone() for parameter in parameters)
         self.versions = _versions(data)
@@ -125,7 +124,7 @@ class Stamp:
 
 
 def _same(now: tuple[Tensor, ...], then: tuple[Tensor, ...]) -> bool:
-    """Return whether tensors are equal, pair by pair; those on a device in one wait for it."""
+    """Return whether tensors are equal, pair by pair; all of a device with one synchronisation."""
     pairs = list(zip(now, then, strict=True))
     if any(a.dtype != b.dtype or a.device != b.device or a.shape != b.shape for a, b in pairs):
         return False
@@ -139,24 +138,21 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
     return tuple(-1 if isinstance(part, Appended) or part.is_inference() else part._version for part in data)
 
 
-class Kept:
-    """What was made for lazy posteriors; a copy or a pickle starts without."""
+@dataclass(frozen=True, eq=False)
+class GrowthState:
+    """The part of a posterior that further rows of data are added to; see :mod:`sparse_bo.models.sparse_gp.growth`."""
 
-    def __init__(self) -> None:
-        self.base: Any = None  # the rows that the posterior was last asked for again and again
-        self.kernel: Any = None  # the prior covariance, as it was when the posterior was made
-
-    def put(self, base: Any) -> None:
-        """Keep a :class:`~sparse_bo.models.sparse_gp.process.Base` in place of the last."""
-        self.base = base
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"base": None, "kernel": None}
+    ones: Tensor
+    """``batch_shape x m``: the weights α if every residual were 1."""
+    whitening: NystromFactor | None
+    """Of the dictionary; ``None``: all inputs are in it."""
+    chosen_at: int
+    """Number of rows when the dictionary was chosen."""
 
 
 @dataclass(frozen=True, eq=False)
 class PosteriorCache:
-    """A posterior, what it was computed from, and which dictionary it stands on."""
+    """A posterior, its stamp, and its dictionary."""
 
     representation: Representation
     stamp: Stamp
@@ -164,56 +160,62 @@ class PosteriorCache:
     """Rows of the training inputs that are in the dictionary (none if it is external)."""
     points: Tensor | None
     """External points of the dictionary in the user's units, if any."""
-    kept: Kept = field(default_factory=Kept)
-    grown: Grown | None = None
-    """What it takes to grow by further rows, of a model that was made with ``previous``; a copy starts without."""
+    unexplained: float | None = None
+    """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
+    baseline: Baseline = field(default_factory=Baseline)
+    growth: GrowthState | None = None
+    """Of a model that was made with ``previous``; a copy starts without."""
 
     def carries_graph(self) -> bool:
-        """Return whether parameters are in the graph of the posterior; of a fantasy it is that of its points."""
+        """Return whether the posterior is in a graph of the parameters (that of a fantasy is one of its points)."""
         return self.representation.extension is None and self.representation.alpha.requires_grad
+
+    def holds_all(self, n: int) -> bool:
+        """Return whether the dictionary is all ``n`` training inputs: the posterior is the exact one."""
+        return self.points is None and len(self.rows) == n
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the representation detached: a copy or a pickle carries no autograd graph."""
         state = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {**state, "representation": self.representation.map(torch.Tensor.detach), "grown": None}
+        return {**state, "representation": self.representation.map(torch.Tensor.detach), "growth": None}
 
 
-class TrainingData:
-    """The training data of a GPyTorch model as properties: joined on demand, and every assignment drops the caches."""
+def check_training_data(**data: Tensor) -> None:
+    """Refuse arguments of the wrong kind by name, before BoTorch asks them for a shape.
 
-    _stored_inputs: Tensor | Appended | None
-    _stored_targets: Tensor | Appended | None
+    Raises:
+        TypeError: If something is no tensor.
+        InputDataError: If all have one dtype without fractions (BoTorch raises that for different ones).
+        ValueError: If two of them have different numbers of rows.
+    """
+    for name, given in data.items():
+        if not isinstance(given, Tensor):
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor(...)")
+    dtypes = {given.dtype for given in data.values()}
+    if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_floating_point:
+        raise InputDataError(f"expected {' and '.join(data)} of dtype torch.float64, got {dtype}; use .double()")
+    rows = {name: given.shape[-2] for name, given in data.items() if given.ndim >= 2}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"expected as many rows of each, got {', '.join(f'{n} of {name}' for name, n in rows.items())}")
 
-    def _clear_cache(self) -> None:
-        raise NotImplementedError
 
-    @property
-    def train_inputs(self) -> tuple[Tensor, ...] | None:
-        """The training inputs, ``aug_batch_shape x n x d``; transformed in evaluation mode."""
-        stored = self._stored_inputs
-        return None if stored is None else (joined(stored),)
+def parameters_of(model: Model) -> dict[str, Tensor]:
+    """Return copies of a model's parameters, by name."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    @train_inputs.setter
-    def train_inputs(self, value: tuple[Tensor, ...] | None) -> None:
-        self.__dict__["_stored_inputs"] = None if value is None else next(iter(value))
-        self._clear_cache()
 
-    @property
-    def train_targets(self) -> Tensor | None:
-        """The training targets in the outcome transform's units, ``aug_batch_shape x n``."""
-        stored = self._stored_targets
-        return None if stored is None else joined(stored)
+def set_parameters(model: Model, values: Mapping[str, Tensor]) -> None:
+    """Set all parameters of a model to ``values``, in place."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
 
-    @train_targets.setter
-    def train_targets(self, value: Tensor | None) -> None:
-        self.__dict__["_stored_targets"] = value
-        self._clear_cache()
 
-    @property
-    def _original_train_inputs(self) -> Tensor | None:
-        stored = self.__dict__.get("_stored_originals")
-        return None if stored is None else joined(stored)
+def same_parameters(one: Model, other: Model) -> bool:
+    """Return whether two models have parameters of the same names and shapes."""
+    return shapes(dict(one.named_parameters())) == shapes(dict(other.named_parameters()))
 
-    @_original_train_inputs.setter
-    def _original_train_inputs(self, value: Tensor | None) -> None:
-        self.__dict__["_stored_originals"] = value
+
+def shapes(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shape of each value."""
+    return {name: value.shape for name, value in values.items()}

@@ -1,7 +1,7 @@
-"""The prior over the training data that a SparseGP answers with in training mode: its likelihood is never ``n x n``.
+"""The prior over the training data that a sparse model returns in training mode, with a likelihood that is never ``n x n``.
 
 ``ExactMarginalLogLikelihood`` adds the noise to the covariance, rebuilds the distribution from its class, a mean and a
-covariance, and asks for ``log_prob``. So all that a likelihood needs travels in the covariance operator.
+covariance, and asks for ``log_prob``. So all that a likelihood needs is in the covariance operator.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparse_bo.gp.stationary_likelihood import stationary_log_likelihood
+from sparse_bo.gp.likelihood import stationary_log_likelihood
 from sparse_bo.gp.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
-from sparse_bo.models.sparse_gp.representation import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 
-LARGE_N = 4096
-"""The training prior of more points is never made dense."""
-
-Strategy = Literal["subset", "vfe", "dtc"]
+Approximation = Literal["subset", "vfe", "dtc"]
+"""The likelihoods that are not the exact one of all points."""
 
 
 class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base class ships no types
-    """The prior covariance of the training targets (plus noise), with the likelihood that stands for it.
+    """The prior covariance of the training targets (plus noise), with the likelihood that replaces the exact one.
 
     ``"subset"`` is ``k(X, X)``; ``"vfe"`` and ``"dtc"`` are its Nyström approximation over a dictionary.
+
+    Args:
+        X: ``batch_shape x n x d``, transformed.
+        points: ``batch_shape x m x d``: the dictionary, or the subset that is learned from; transformed.
+        kernel: The prior covariance.
+        likelihood: The name of the likelihood.
+        rows: ``m`` rows of ``X`` that ``points`` are (``"subset"`` only); ``g x s``: of g independent groups.
+        noise: ``batch_shape x n`` noise variances added so far.
+        largest_dense: With more points a dense matrix is refused.
     """
 
     def __init__(
@@ -42,23 +48,15 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         points: Tensor,
         *,
         kernel: PriorKernel,
-        strategy: Strategy,
+        likelihood: Approximation,
         rows: Tensor | None = None,
         noise: Tensor | None = None,
+        largest_dense: int = 4096,
     ) -> None:
-        """Hold references; nothing is computed.
-
-        Args:
-            X: ``batch_shape x n x d``, transformed.
-            points: ``batch_shape x m x d``: the dictionary, or the subset that is learned from; transformed.
-            kernel: The prior covariance.
-            strategy: The name of the likelihood.
-            rows: ``m`` rows of ``X`` that ``points`` are (``"subset"`` only); ``g x s``: of g groups, taken as independent.
-            noise: ``batch_shape x n`` noise variances added so far.
-        """
-        super().__init__(X, points, kernel=kernel, strategy=strategy, rows=rows, noise=noise)
-        self.X, self.points, self.kernel = X, points, kernel
-        self.strategy, self.rows, self.noise = strategy, rows, noise
+        options = {"kernel": kernel, "likelihood": likelihood, "rows": rows, "largest_dense": largest_dense}
+        super().__init__(X, points, **options, noise=noise)
+        self.X, self.points, self.kernel, self.largest_dense = X, points, kernel, largest_dense
+        self.likelihood, self.rows, self.noise = likelihood, rows, noise
 
     def log_likelihood(self, residuals: Tensor) -> Tensor:
         """Return the log-likelihood of ``residuals`` (``batch_shape x n``), ``batch_shape``.
@@ -79,14 +77,14 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         noise = self.noise.expand(broadcast_shapes(self.noise.shape, self.shape[:-1]))
         residuals = residuals.expand(broadcast_shapes(residuals.shape, noise.shape))
         try:
-            if self.strategy == "subset":
+            if self.likelihood == "subset":
                 assert self.rows is not None
                 of_them = self._of_points if self.rows.dim() == 1 else self._of_groups
                 subset = of_them(residuals[..., self.rows], noise[..., self.rows])
                 return subset * (self.shape[-1] / self.points.shape[-2])
             factor = dictionary_factor(self.kernel, self.points)
             sums = row_sums(self.kernel, factor, self.points, self.X, residuals=residuals, noise=noise)
-            from_sums = vfe_log_likelihood_from_sums if self.strategy == "vfe" else dtc_log_likelihood_from_sums
+            from_sums = vfe_log_likelihood_from_sums if self.likelihood == "vfe" else dtc_log_likelihood_from_sums
             return from_sums(sums).to(self.dtype)
         except ValueError as error:  # what BoTorch's fitting loop knows how to retry
             raise NotPSDError(str(error)) from error
@@ -96,7 +94,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         parts = None if self.points.requires_grad else stationary_parts(self.kernel)
         if parts is not None:
             return stationary_log_likelihood(
-                self.points, parts.lengthscales, parts.variance, noise, residuals, kernel=parts.name
+                self.points, parts.lengthscales, parts.variance, noise, residuals, family=parts.name
             )
         return self._by_autograd(self.points, residuals, noise)
 
@@ -114,7 +112,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         parts = stationary_parts(self.kernel)
         if parts is not None:
             lengthscales, variance = parts.lengthscales.unsqueeze(-2), parts.variance.unsqueeze(-1)
-            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, kernel=parts.name).sum(dim=-1)
+            return stationary_log_likelihood(points, lengthscales, variance, noise, residuals, family=parts.name).sum(dim=-1)
 
         of_each = [
             checkpoint(
@@ -135,8 +133,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
             return super().__add__(other)
         added = other.diagonal(dim1=-2, dim2=-1)
         noise = added if self.noise is None else self.noise + added
-        kwargs = {"kernel": self.kernel, "strategy": self.strategy, "rows": self.rows, "noise": noise}
-        return TrainingCovariance(self.X, self.points, **kwargs)
+        return TrainingCovariance(self.X, self.points, **{**self._kwargs, "noise": noise})
 
     def _size(self) -> torch.Size:
         shapes = [self.X.shape[:-2], self.points.shape[:-2], self.kernel.batch_shape]
@@ -156,7 +153,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         return factor.features(kernel_matrix(self.kernel, self.points, X).double()).to(X)
 
     def _diagonal(self) -> Tensor:
-        if self.strategy == "subset":
+        if self.likelihood == "subset":
             diagonal = kernel_diagonal(self.kernel, self.X)
         else:
             diagonal = self._by_rows(lambda X: self._features(X).square().sum(dim=-1), -1)
@@ -169,7 +166,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        if self.strategy == "subset":
+        if self.likelihood == "subset":
             product = self._by_rows(lambda X: kernel_matrix(self.kernel, X, self.X) @ columns, -2)
         else:
             features = self._by_rows(self._features, -2)
@@ -182,21 +179,20 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         """Return the covariance as a tensor, ``batch_shape x n x n``, with gradients. O(n² m).
 
         Raises:
-            UnsupportedError: For more than :data:`LARGE_N` training points; and with noise, which a leave-one-out of other
-                making may ask of a model that was left in training mode: its answer would be neither the exact GP's nor
-                that of the posterior.
+            UnsupportedError: For too many training points. With noise, as another library's leave-one-out may ask of a model
+                in training mode: the result would be neither the exact GP's nor that of the posterior.
         """
         if self.noise is not None:
             raise UnsupportedError(
                 "the noisy covariance of the training points of a SparseGP is never made dense; "
-                "for leave-one-out predictions use model.leave_one_out() or botorch.cross_validation.loo_cv(model)"
+                "for leave-one-out predictions use model.leave_one_out()"
             )
-        if self.shape[-1] > LARGE_N:
+        if self.shape[-1] > self.largest_dense:
             raise UnsupportedError(
-                f"the prior covariance of {self.shape[-1]} training points would be a dense matrix; "
+                f"expected at most {self.largest_dense} training points for a dense prior covariance, got {self.shape[-1]}; "
                 "call model.eval() and use the posterior, or learn through ExactMarginalLogLikelihood"
             )
-        if self.strategy == "subset":
+        if self.likelihood == "subset":
             dense = kernel_matrix(self.kernel, self.X, self.X)
         else:
             features = self._by_rows(self._features, -2)

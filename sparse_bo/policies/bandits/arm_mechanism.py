@@ -29,7 +29,8 @@ from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
-from sparse_bo.gp.learning import learn_prior, learning_is_due
+from sparse_bo.gp.hyperparameters import Hyperparameters
+from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
 from sparse_bo.gp.quadratic import quadratic_form
@@ -82,7 +83,7 @@ class ArmUCB(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64. A lazy set that is still lazy here is streamed.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learning.learning_is_due`).
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
         design_size: Distinct random arms before the first score.
         max_batch_size: No batch is larger.
         sweep_dtype: See :class:`sparse_bo.policies.settings.SweepSettings`.
@@ -169,6 +170,33 @@ class ArmUCB(Mechanism[BanditState]):
 
     def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler."""
+        return self._observe(state, picks, y, correlation=None, generator=generator)
+
+    def take_over(
+        self, picks: Tensor, y: Tensor, *, correlation: Hyperparameters | None, like: BanditState, generator: torch.Generator
+    ) -> BanditState:
+        """Return the state after evaluations that another policy has made. Draws as :meth:`tell`.
+
+        Args:
+            picks: ``n`` evaluated arms.
+            y: ``n`` observations.
+            correlation: What that policy has learned of the correlations in the arms' hull as the unit cube: it is kept until
+                learning is due again. Mean, scale and noise are learned.
+            like: The other policy's state, whose round and failures go on.
+            generator: CPU generator.
+        """
+        empty = replace(self.init(), round=like.round, failures=like.failures)
+        return self._observe(empty, picks, y, correlation=correlation, generator=generator)
+
+    def _observe(
+        self,
+        state: BanditState,
+        picks: Tensor,
+        y: Tensor,
+        *,
+        correlation: Hyperparameters | None,
+        generator: torch.Generator,
+    ) -> BanditState:
         before, watch = state.fitted, Stopwatch()
         with watch.phase("observe"):
             observations = add_observations(state.observations, self.arms, picks, y)
@@ -176,7 +204,7 @@ class ArmUCB(Mechanism[BanditState]):
         told = replace(state, observations=observations, round=state.round + 1, failures=failures)
         if before is None and observations.pulls < self.design_size:
             return replace(told, seconds=watch.seconds)
-        surrogate, learned_at = self._surrogate(before, observations, watch, generator)
+        surrogate, learned_at = self._surrogate(before, observations, watch, generator, correlation)
         warn_if_uncentred(self.given, observations, before=state.pulls, covariance=surrogate.covariance)
         observations = without_crashes(observations, self.given)
         if before is not None and surrogate is before.posterior.prior:
@@ -241,7 +269,12 @@ class ArmUCB(Mechanism[BanditState]):
         return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))
 
     def _surrogate(
-        self, before: FittedArms | None, observations: Observations, watch: Stopwatch, generator: torch.Generator
+        self,
+        before: FittedArms | None,
+        observations: Observations,
+        watch: Stopwatch,
+        generator: torch.Generator,
+        correlation: Hyperparameters | None,
     ) -> tuple[ArmPrior, int]:
         """Return the prior over the arms for the next round, and the pulls at which it was learned."""
         current = None if before is None else before.posterior.prior
@@ -253,7 +286,14 @@ class ArmUCB(Mechanism[BanditState]):
             return self._over_arms(self.given.known(), current), 0
         with watch.phase("learn"):
             previous = None if current is None else _prior_of(current)
-            learned = learn_prior(self.given, observations, self.domain.hull(), generator=generator, previous=previous)
+            learned = learn_prior(
+                self.given,
+                observations,
+                self.domain.hull(),
+                generator=generator,
+                previous=previous,
+                correlation=correlation,
+            )
         return self._over_arms(learned, current), observations.pulls
 
     def _over_arms(self, prior: KnownPrior, current: ArmPrior | None) -> ArmPrior:

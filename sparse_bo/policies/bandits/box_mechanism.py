@@ -16,7 +16,7 @@ from torch import Tensor
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Candidates, Dictionary, UniformSampler, candidates_of
 from sparse_bo.domains import Box
-from sparse_bo.gp.learning import learn_prior, learning_is_due
+from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred
 from sparse_bo.kernels import covariance_function
@@ -133,7 +133,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
     Attributes:
         box: In float64.
         parts: What tells one policy from another.
-        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learning.learning_is_due`).
+        given: What of the prior is known; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
         design_size: Quasi-random points before the first score.
         max_batch_size: No batch is larger.
 

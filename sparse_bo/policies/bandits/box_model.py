@@ -16,7 +16,7 @@ from sparse_bo.gp.priors import KnownPrior, crash_floor
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp.representation import kernel_diagonal
+from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 
 CHUNK = 4096
 """Points at which variances are computed at a time."""

@@ -14,7 +14,7 @@ from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
 from sparse_bo.arms.design import Resampling, design
 from sparse_bo.domains import ArmSet
 from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
-from sparse_bo.gp.learning import learn_prior
+from sparse_bo.gp.learn import learn_prior
 from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.kernels import covariance_function

@@ -122,19 +122,19 @@ class ArmSearch(Mechanism[ImprovementState]):
         own = thaw_fields(ImprovementState, arrays)
         state = replace(self.init(), observations=kept.observations, failures=kept.failures, **own)
         fitted = part_of(arrays, "fitted")
-        return replace(state, surrogate=thaw_region(fitted, state.U, state.places)) if fitted else state
+        return replace(state, surrogate=thaw_region(fitted, state.U, state.replicates)) if fitted else state
 
     def _learned(self, before: ImprovementState, after: ImprovementState) -> FittedRegion:
         """Return the model of a state's observations; learning starts from the one before."""
-        places = after.places
-        values = places.values[places.rows]
+        replicates = after.replicates
+        values = replicates.values[replicates.rows]
         return fitted_region(
             after.U,
-            places,
-            centre=after.U[places.rows[values.argmax()]],
+            replicates,
+            centre=after.U[replicates.rows[values.argmax()]],
             before=before.surrogate,
             exact=bool(exact(after.U, after.y)),
-            fresh=bool((places.rows >= before.pulls).any()),
+            fresh=bool((replicates.rows >= before.pulls).any()),
             most=MOST_KNOWN,
         )
 
@@ -167,7 +167,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         noise = fitted.gp.noise_variance if noisy else 0.0
         pool = search.pool_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
         seen = torch.isin(arms, torch.cat([state.told, given]))
-        unknown = torch.isin(arms, state.told[~torch.isin(state.places.first, fitted.rows)])
+        unknown = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
         share = search.KNOWN**2 * min(1.0, OFTEN / state.pulls) ** 1.5
         picks: list[Tensor] = []
         for _ in range(q):

@@ -11,7 +11,7 @@ from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.trust_region.recommended import recommended
-from sparse_bo.policies.trust_region.repeats import Places, places
+from sparse_bo.policies.trust_region.repeats import Replicates, replicates
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 
 
@@ -39,9 +39,9 @@ class ImprovementState(BanditState):
         return self.unit[self.told]
 
     @cached_property
-    def places(self) -> Places:
+    def replicates(self) -> Replicates:
         """The evaluations as the model knows them: those of an arm as one."""
-        return places(self.U, self.y)
+        return replicates(self.U, self.y)
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: of warped results, which the GP predicts."""
@@ -52,7 +52,7 @@ class ImprovementState(BanditState):
         report = super().report()
         if self.surrogate is None:
             return report
-        best = recommended(self.surrogate, self.U, self.y, self.places)
+        best = recommended(self.surrogate, self.U, self.y, self.replicates)
         arm = int(self.told[best.row])
         return replace(
             report,

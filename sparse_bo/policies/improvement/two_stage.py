@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,9 +56,9 @@ class ArmStages(Mechanism[BanditState]):
             return self.then.tell(state, picks, y, generator=generator)
         if state.pulls + len(picks) < self.after:
             return self.first.tell(state, picks, y, generator=generator)
-        empty = replace(self.then.init(), round=state.round, failures=state.failures)
+        learned = None if state.surrogate is None else state.surrogate.learned
         told, results = torch.cat([state.told, picks]), torch.cat([state.y, y])
-        return self.then.tell(empty, told, results, generator=generator)
+        return self.then.take_over(told, results, correlation=learned, like=state, generator=generator)
 
     def fail(self, state: BanditState, picks: Tensor) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.fail`."""

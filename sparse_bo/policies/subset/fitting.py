@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import fit_to_rows
 from sparse_bo.models.exact_likelihood import exact_loss
-from sparse_bo.models.parameters import parameters_of, same_parameters, set_parameters
+from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters
 from sparse_bo.policies.subset.surrogate_models import MakeModel
 
 Fitter = Callable[[Any], Any]

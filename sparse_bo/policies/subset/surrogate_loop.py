@@ -16,7 +16,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.models.parameters import shapes
+from sparse_bo.models.sparse_gp.state import shapes
 from sparse_bo.policies.box_states import freeze_points, initial_box_state, spared_points, thaw_points, told
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import on_device, part_of, under

@@ -27,7 +27,7 @@ from sparse_bo.gp.roots import MatrixRoot
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp.closed_form import stationary_parts
+from sparse_bo.models.sparse_gp.prior import stationary_parts
 
 LEAST_VARIANCE = 1e-10
 """GPyTorch's floor of variances (y², float64), where their gradient is 0."""
@@ -105,7 +105,7 @@ def upper_confidence_bound(model: Model, *, width: float) -> AcquisitionFunction
     """Return BoTorch's ``UpperConfidenceBound`` with ``beta = width²``, in closed form for the models below.
 
     These are ``SingleTaskGP`` and :class:`sparse_bo.SparseGP` themselves with one output, without input transform, with a
-    constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.closed_form.stationary_parts` and one noise
+    constant mean, one of the kernels of :func:`~sparse_bo.models.sparse_gp.prior.stationary_parts` and one noise
     variance, in float64.
     """
     bound = _bound_of(model, width)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.failures import Refusal
 
@@ -20,10 +20,10 @@ SURPRISE = 0.02
 times on draws of a GP and at 15 of 21 on Hartmann-6 (after 60 to 300 evaluations, seeds 20, 21, 30)."""
 
 
-def surprising(gp: Posterior, learned: Learned) -> bool:
+def surprising(gp: Posterior, learned: Hyperparameters) -> bool:
     """Return whether the highest mean is higher than the model itself lets expect anywhere in the unit cube.
 
-    That one of N independent values (:attr:`.Learned.log_cells`) exceeds the mean by r sd has at most the probability
+    That one of N independent values (:attr:`.Hyperparameters.log_cells`) exceeds the mean by r sd has at most the probability
     N Φ(−r). Where the highest mean is further above, the objective has hills that the model does not
     foresee: its expected improvement does not find them. O(n² d).
     """

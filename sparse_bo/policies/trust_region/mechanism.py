@@ -89,11 +89,11 @@ class RegionSearch(Mechanism[RegionState]):
         watch, after = Stopwatch(), told(state, picks, y)
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        X, places = self.box.to_unit(after.X), after.places
+        X, replicates = self.box.to_unit(after.X), after.replicates
         region = state.region or first_region(int(after.y.argmax()), dims=self.box.dims)
         with watch.phase("learn"):
-            known, fresh = bool(exact(X, after.y)), bool((places.rows >= state.pulls).any())
-            fitted = fitted_region(X, places, centre=X[region.centre], before=state.fitted, exact=known, fresh=fresh)
+            known, fresh = bool(exact(X, after.y)), bool((replicates.rows >= state.pulls).any())
+            fitted = fitted_region(X, replicates, centre=X[region.centre], before=state.fitted, exact=known, fresh=fresh)
         with watch.phase("fit"), one_thread():
             region = self._moved(state, replace(after, fitted=fitted, region=region), picks, exact=known)
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
@@ -118,7 +118,7 @@ class RegionSearch(Mechanism[RegionState]):
             return state
         kept = thaw_fields(Region, region)
         last = Region(**{**kept, "ended": tuple(kept["ended"])})
-        return replace(state, region=last, fitted=thaw_region(fitted, state.U, state.places))
+        return replace(state, region=last, fitted=thaw_region(fitted, state.U, state.replicates))
 
     def _moved(self, before: RegionState, after: RegionState, picks: Tensor, *, exact: bool) -> Region:
         """Return the region after a batch.
@@ -129,11 +129,11 @@ class RegionSearch(Mechanism[RegionState]):
             picks: ``q x d`` of the batch.
             exact: Whether the objective is known to have no noise.
         """
-        region, fitted, rows = after.region, after.fitted, after.places.rows
+        region, fitted, rows = after.region, after.fitted, after.replicates.rows
         assert region is not None
         assert fitted is not None
         X, designed = self.box.to_unit(after.X), before.fitted is None
-        means = fitted.warp(after.places.values[fitted.rows]) if exact else fitted.gp.mean(X[fitted.rows])
+        means = fitted.warp(after.replicates.values[fitted.rows]) if exact else fitted.gp.mean(X[fitted.rows])
         noise, newest = 0.0 if exact else fitted.noise, after.pulls if designed else before.pulls
         next_one = moved(
             region,
@@ -155,7 +155,7 @@ class RegionSearch(Mechanism[RegionState]):
             region,
             next_one,
             rose=bool(new.any()) and rose(new, ~new, means=means, noise=noise),
-            idle=len(rows) == len(before.places.rows) < before.pulls,
+            idle=len(rows) == len(before.replicates.rows) < before.pulls,
             looks=int((picks != before.X[before.best_row]).any(dim=-1).sum()),
             total=after.pulls,
         )

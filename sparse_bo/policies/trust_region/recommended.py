@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.policies.trust_region.repeats import Places, exact
+from sparse_bo.policies.trust_region.repeats import Replicates, exact
 from sparse_bo.policies.trust_region.surrogate import FittedRegion
 
 TRUSTED, LEAST_TRUSTED = 0.25, 10
@@ -26,7 +26,7 @@ class Recommended:
     """Half of the width between the quantiles one standard deviation below and above (y); 0 without noise."""
 
 
-def best_row(fitted: FittedRegion, U: Tensor, y: Tensor, places: Places) -> int:
+def best_row(fitted: FittedRegion, U: Tensor, y: Tensor, replicates: Replicates) -> int:
     """Return the evaluation to recommend.
 
     It is of the point of the highest posterior mean among those that the model knows and whose observations are in the upper
@@ -37,20 +37,20 @@ def best_row(fitted: FittedRegion, U: Tensor, y: Tensor, places: Places) -> int:
         fitted: The model.
         U: ``n x d`` evaluated points, in the unit cube.
         y: ``n`` observations.
-        places: The evaluations as the model knows them.
+        replicates: The evaluations as the model knows them.
     """
     if exact(U, y):
         return int(y.argmax())
-    rows = places.rows
-    highest = places.values[rows].argsort(descending=True, stable=True)
+    rows = replicates.rows
+    highest = replicates.values[rows].argsort(descending=True, stable=True)
     trusted = rows[highest[: max(LEAST_TRUSTED, int(TRUSTED * len(rows)))]]
     known = fitted.rows[torch.isin(fitted.rows, trusted)]
     return int(known[fitted.gp.mean(U[known]).argmax()])
 
 
-def recommended(fitted: FittedRegion, U: Tensor, y: Tensor, places: Places) -> Recommended:
+def recommended(fitted: FittedRegion, U: Tensor, y: Tensor, replicates: Replicates) -> Recommended:
     """Return :func:`best_row` with what is known there."""
-    row = best_row(fitted, U, y, places)
+    row = best_row(fitted, U, y, replicates)
     if exact(U, y):
         return Recommended(row, float(y[row]), 0.0)
     mean, sd = fitted.medians(U[row : row + 1])

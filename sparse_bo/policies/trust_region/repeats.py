@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.sums import group_sums, running_sums
 
 DISCRETE = 0.5
 """With fewer distinct values than this share of the distinct points, values agree by chance: nothing follows from repeats."""
-TOLD = 3
-"""Repeats of a point, at most, that hyper-parameters are learned from: more of them say no more than what the noise is."""
 
 
 def exact(X: Tensor, y: Tensor) -> bool | None:
@@ -37,15 +36,13 @@ def exact(X: Tensor, y: Tensor) -> bool | None:
     return True if len(torch.unique(low)) > DISCRETE * len(points) else None
 
 
-class Places(NamedTuple):
-    """What a model is to know of n evaluations: each point once, with the mean of its observations."""
+class Replicates(NamedTuple):
+    """Evaluations of a run, those of one point together."""
 
     y: Tensor
     """``n`` observations."""
     rows: Tensor
     """``m``: the first evaluation of each point, ascending."""
-    again: Tensor
-    """The next evaluations of points, :data:`TOLD` of each at most, ascending: they tell what is noise."""
     first: Tensor
     """``n``: the first evaluation of the point of each evaluation."""
     values: Tensor
@@ -53,21 +50,32 @@ class Places(NamedTuple):
     counts: Tensor
     """``n``: evaluations of that point."""
 
+    def scatter(self, rows: Tensor, t: Tensor) -> Scatter:
+        """Return the scatter of all evaluations of some points around their means. O(n log m).
 
-def places(X: Tensor, y: Tensor) -> Places:
-    """Return the distinct points of ``n x d`` evaluated ones with observations ``y`` (``n``). O(n log n + n d)."""
-    points, where, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
-    rows, order = torch.arange(len(y), device=X.device), where.argsort(stable=True)
-    begins = running_sums(counts) - counts
-    firsts = order[begins]
-    above = group_sums(y - y[firsts][where], where, groups=len(points)) / counts  # 0 where all are equal, to the last bit
-    nth = torch.empty_like(rows)
-    nth[order] = rows - begins[where[order]]
-    again = ((nth > 0) & (nth <= TOLD)).nonzero().squeeze(-1)
-    return Places(y, firsts.sort().values, again, firsts[where], (y[firsts] + above)[where], counts[where])
+        Args:
+            rows: Some of :attr:`rows`, ascending.
+            t: ``n`` observations, in the units of the scatter.
+        """
+        points = torch.isin(self.first, rows).nonzero().squeeze(-1)
+        group = torch.searchsorted(rows, self.first[points])
+        counts = self.counts[rows].to(t)
+        anchors = t[rows]  # sums of what is left above these: zero where all are equal, to the last bit
+        above = t[points] - anchors[group]
+        means = group_sums(above, group, groups=len(rows)) / counts
+        return Scatter(counts, float((above - means[group]).square().sum()), float(counts.sum()) - len(rows))
 
 
-def every_evaluation(y: Tensor) -> Places:
+def replicates(X: Tensor, y: Tensor) -> Replicates:
+    """Return the evaluations of ``n x d`` points with observations ``y`` (``n``) by point. O(n log n + n d)."""
+    points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
+    order = group.argsort(stable=True)
+    firsts = order[running_sums(counts) - counts]
+    above = group_sums(y - y[firsts][group], group, groups=len(points)) / counts  # 0 where all are equal, to the last bit
+    return Replicates(y, firsts.sort().values, firsts[group], (y[firsts] + above)[group], counts[group])
+
+
+def every_evaluation(y: Tensor) -> Replicates:
     """Return each of ``n`` evaluations as a point of its own."""
     rows = torch.arange(len(y), device=y.device)
-    return Places(y, rows, rows[:0], rows, y, torch.ones_like(rows))
+    return Replicates(y, rows, rows, y, torch.ones_like(rows))

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sparse_bo.acquisition.expected_improvement import LogImprovement, log_augmented_improvement
-from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.kernels.stationary import squared_distances
 from sparse_bo.linalg.largest import first_largest
@@ -194,10 +194,10 @@ def pick(gp: Posterior, pool: Pool) -> Tensor:
     return U[int(pool.gain(mean, variance).value.argmax())].unsqueeze(0)
 
 
-def unresolved(learned: Learned, *, evaluated: int) -> bool:
+def unresolved(learned: Hyperparameters, *, evaluated: int) -> bool:
     """Return whether the unit cube has more independent places than evaluations: picks should fill it, too. O(d).
 
-    See :data:`FILLED_DIMS` and :attr:`.Learned.log_cells`.
+    See :data:`FILLED_DIMS` and :attr:`.Hyperparameters.log_cells`.
 
     Args:
         learned: Hyper-parameters.

@@ -11,7 +11,7 @@ from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.trust_region.recommended import best_row, recommended
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.repeats import Places, every_evaluation, places
+from sparse_bo.policies.trust_region.repeats import Replicates, every_evaluation, replicates
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, RegionModel
 
 
@@ -27,9 +27,9 @@ class RegionState(BoxState):
     """Whether the model knows repeated evaluations of a point as one."""
 
     @cached_property
-    def places(self) -> Places:
+    def replicates(self) -> Replicates:
         """The evaluations as the model knows them, or some of them."""
-        return places(self.X, self.y) if self.merged else every_evaluation(self.y)
+        return replicates(self.X, self.y) if self.merged else every_evaluation(self.y)
 
     @property
     def model(self) -> RegionModel | None:
@@ -46,7 +46,7 @@ class RegionState(BoxState):
         report = replace(self, fitted=None)._observed()
         if self.fitted is None:
             return report
-        best = recommended(self.fitted, self.U, self.y, self.places)
+        best = recommended(self.fitted, self.U, self.y, self.replicates)
         size = len(self.fitted.rows)
         return replace(report, best_x=self.X[best.row], best_mean=best.mean, best_sd=best.sd, dictionary_size=size)
 
@@ -54,7 +54,7 @@ class RegionState(BoxState):
     def best_row(self) -> int:
         """Row of the point that :meth:`report` recommends; of a state with a model."""
         assert self.fitted is not None
-        return best_row(self.fitted, self.U, self.y, self.places)
+        return best_row(self.fitted, self.U, self.y, self.replicates)
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: of warped results, which the GP predicts."""

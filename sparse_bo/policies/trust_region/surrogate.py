@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,21 +16,18 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.evidence import ADDITIVE, NOISES, Learned, learn
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
 from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
-from sparse_bo.kernels.stationary import RADIAL
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.repeats import Places
+from sparse_bo.policies.trust_region.repeats import Replicates
 from sparse_bo.policies.trust_region.warping import Warp, warp, warps
 
 KNOWN = 400
 """Observations that the model is conditioned on, at most."""
 LEARNED_FROM = 300
 """Observations that its hyper-parameters are learned from, at most."""
-REPEATS = 100
-"""Repeats of their points, at most, that hyper-parameters are learned from: the newest tell the noise to 14 %, where the search
-is. With all of them (three for each point) a batch among 2,048 noisy arms took 2 s at 800 evaluations, and ever more."""
 HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 SCATTERED = 0.25
@@ -60,7 +57,7 @@ class FittedRegion:
 
     gp: Posterior
     """In the unit cube and in warped observations."""
-    learned: Learned
+    learned: Hyperparameters
     """Hyper-parameters of ``gp``."""
     warp: Warp
     """From observations to what the GP models."""
@@ -116,7 +113,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
 
 def fitted_region(
     X: Tensor,
-    places: Places,
+    replicates: Replicates,
     *,
     centre: Tensor,
     before: FittedRegion | None,
@@ -130,36 +127,60 @@ def fitted_region(
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
-        places: What is to be known of their observations, which are finite.
+        replicates: What is to be known of their observations, which are finite.
         centre: ``d``, of the region.
         before: The model before; learning starts from its hyper-parameters.
         exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
         fresh: Whether there are points that the model before did not know: else its hyper-parameters stay.
         most: Points that the model knows, at most.
     """
-    noise = EXACT_NOISE if exact else NOISES[1]
-    at, n = places.rows, len(places.rows)
+    priors = replace(PRIORS, noises=(PRIORS.noises[0], EXACT_NOISE)) if exact else PRIORS
+    at, n = replicates.rows, len(replicates.rows)
     ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], places.values[at], centre=centre, lengthscales=ell, most=most)]
-    U, v, counts = X[rows], places.values[rows], places.counts[rows]
-    known = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
-    if not exact:
-        known = torch.cat([known, places.again[torch.isin(places.first[places.again], known)][-REPEATS:]])
-    V, y = X[known], places.y[known]
+    rows = at[known_rows(X[at], replicates.values[at], centre=centre, lengthscales=ell, most=most)]
+    U, v, counts = X[rows], replicates.values[rows], replicates.counts[rows]
+    some = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
+    data = LearningData(X[some], replicates.values[some], some, None if exact else replicates)
     with one_thread():
-        kept = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
-        if before is not None and kept is not None:
+        same = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
+        if before is not None and same is not None:
             learned = before.learned
             if fresh:
-                learned = learn(V, kept(y), kernel=learned.kernel, start=learned, max_steps=STEPS, largest_noise=noise)
-            gp = local_posterior(U, kept(v), learned, counts=counts)
-            return FittedRegion(gp=gp, learned=learned, warp=kept, rows=rows, chosen_at=before.chosen_at)
-        chosen, learned = _chosen(V, y, v, start=None if before is None else before.learned, noise=noise)
+                learned = data.learned(same, [learned.family], priors, start=learned, max_steps=STEPS)
+            gp = local_posterior(U, same(v), learned, counts=counts)
+            return FittedRegion(gp=gp, learned=learned, warp=same, rows=rows, chosen_at=before.chosen_at)
+        chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
         gp = local_posterior(U, chosen(v), learned, counts=counts)
         return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=n)
 
 
-def local_posterior(X: Tensor, y: Tensor, learned: Learned, *, counts: Tensor | None = None) -> Posterior:
+@dataclass(frozen=True, eq=False)
+class LearningData:
+    """Observations that hyper-parameters are learned from."""
+
+    X: Tensor
+    """``n x d`` points of the unit cube."""
+    means: Tensor
+    """``n`` mean observations."""
+    rows: Tensor
+    """``n``: their first evaluations, ascending."""
+    replicates: Replicates | None
+    """All evaluations, whose scatter informs the noise; ``None``: the means alone are learned from."""
+
+    def learned(self, warp: Warp, families: Sequence[str], priors: Priors, **options: Any) -> Hyperparameters:
+        """Return the hyper-parameters of warped observations (:func:`sparse_bo.gp.learn.learn`)."""
+        scatter = None
+        if self.replicates is not None and int(self.replicates.counts[self.rows].max()) > 1:
+            scatter = self.replicates.scatter(self.rows, warp(self.replicates.y))
+        return learn(self.X, warp(self.means), scatter=scatter, families=families, priors=priors, **options)
+
+    def log_slope(self, warp: Warp) -> float:
+        """Return what the evidence of warped observations lacks to that of the observations themselves."""
+        counts = 1.0 if self.replicates is None else self.replicates.counts[self.rows]
+        return float((warp.log_slope(self.means) * counts).sum())
+
+
+def local_posterior(X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None) -> Posterior:
     """Return the exact posterior after ``y`` (``n``, warped) at ``X`` (``n x d``, unit cube). O(n³).
 
     Args:
@@ -177,7 +198,7 @@ def freeze_region(fitted: FittedRegion) -> Frozen:
     return {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
 
 
-def thaw_region(frozen: Frozen, X: Tensor, places: Places) -> FittedRegion:
+def thaw_region(frozen: Frozen, X: Tensor, replicates: Replicates) -> FittedRegion:
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³).
 
     Raises:
@@ -185,42 +206,37 @@ def thaw_region(frozen: Frozen, X: Tensor, places: Places) -> FittedRegion:
     """
     kind, kept = frozen["warp"], thaw_fields(FittedRegion, frozen)
     rows = kept["rows"]
-    v = places.values[rows]
+    v = replicates.values[rows]
     again = warp(kind, v)
     if again is None:
         raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
     with one_thread():
-        learned = Learned(**part_of(frozen, "learned"))
-        gp = local_posterior(X[rows], again(v), learned, counts=places.counts[rows])
+        learned = Hyperparameters(**part_of(frozen, "learned"))
+        gp = local_posterior(X[rows], again(v), learned, counts=replicates.counts[rows])
     return FittedRegion(gp=gp, learned=learned, warp=again, **kept)
 
 
-def _chosen(U: Tensor, y: Tensor, v: Tensor, *, start: Learned | None, noise: float) -> tuple[Warp, Learned]:
+def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, priors: Priors) -> tuple[Warp, Hyperparameters]:
     """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones.
 
     Args:
-        U: ``n x d`` points that hyper-parameters are learned from.
-        y: ``n`` observations there.
+        data: Observations to learn from.
         v: Observations that warpings are made for.
         start: Where to start.
-        noise: Largest noise.
+        priors: Of the hyper-parameters.
     """
-    best: tuple[float, Warp, Learned] | None = None
     steps = FIRST_STEPS if start is None else CHOICE_STEPS
 
-    def better(candidate: Warp, kernel: str) -> tuple[float, Warp, Learned]:
-        t, slope = candidate(y), float(candidate.log_slope(y).sum())
-        learned = learn(U, t, kernel=kernel, start=start, max_steps=steps, largest_noise=noise, anew=True)
-        found = learned.evidence + slope, candidate, learned
-        return found if best is None or found[0] > best[0] else best
+    def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:
+        learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
+        return learned.evidence + data.log_slope(candidate), candidate, learned
 
-    for candidate in warps(v):
-        for kernel in RADIAL:
-            best = better(candidate, kernel)
-    assert best is not None
-    if 1 < U.shape[1] <= len(U) / SUMS_FROM:
-        for candidate in {warp.kind: warp for warp in (next(warps(v)), best[1])}.values():
-            best = better(candidate, ADDITIVE)
+    candidates = list(warps(v))
+    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
+    n, d = data.X.shape
+    if 1 < d <= n / SUMS_FROM:
+        kinds = {warp.kind: warp for warp in (candidates[0], best[1])}
+        best = max([best, *(fitted(candidate, [ADDITIVE]) for candidate in kinds.values())], key=lambda one: one[0])
     return best[1], best[2]
 
 

@@ -19,7 +19,7 @@ from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History
-from sparse_bo.runs.predictions import replayed, said_of
+from sparse_bo.runs.predictions import predictions_of, replayed
 from sparse_bo.runs.records import read_run
 
 SLICE_POINTS = 41
@@ -234,7 +234,7 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice 
         assert isinstance(domain, Arms)
         picks = _arms_along(domain, x, j)
         values = domain.inputs(picks).double()[:, j].tolist()
-    said = said_of(state, picks) if len(values) > 2 or isinstance(domain, SpaceArms | SpaceBox) else None
+    said = predictions_of(state, picks) if len(values) > 2 or isinstance(domain, SpaceArms | SpaceBox) else None
     if said is None or len(values) < 2:
         return None
     return Slice(name, list(values), log, here, said.mean.cpu().numpy(), said.sd.cpu().numpy())

@@ -7,10 +7,8 @@ import torch
 
 from sparse_bo import AskTell, ProductGrid, maximize
 from sparse_bo.domains import Arms, Box
-from sparse_bo.gp.evidence import learn
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, Wait
 from sparse_bo.policies.improvement import mechanism as arm_search
-from sparse_bo.policies.trust_region import surrogate
 from tests.builders import arms, noisy, unit_box, waves
 
 
@@ -31,9 +29,9 @@ def ask(mechanism, state, q, pending=()):
 def dense_picks(state, q, given, *, noise_variance):
     """Return the ``q`` arms after ``given`` ones by the formulas: joint Gaussian algebra, EI with Huang's factor, argmax."""
     learned, U = state.surrogate.learned, state.unit
-    places = state.places
-    rows, counts = places.rows, places.counts[places.rows]
-    y = state.surrogate.warp(places.values[rows])
+    replicates = state.replicates
+    rows, counts = replicates.rows, replicates.counts[replicates.rows]
+    y = state.surrogate.warp(replicates.values[rows])
     normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     picks = list(given)
     for _ in range(q):
@@ -175,22 +173,13 @@ def test_what_cannot_be_searched_is_refused():
         ExpectedImprovement(initial_design=2.5)
 
 
-def test_among_arms_that_are_evaluated_often_the_newest_repeats_tell_the_noise(monkeypatch):
-    """Three repeats of 120 arms were 360 rows more in every likelihood."""
-    X, seen = arms(120, 2), []
-
-    def learning(V, y, **how):
-        seen.append((V, y))
-        return learn(V, y, **how)
-
-    monkeypatch.setattr(surrogate, "learn", learning)
+def test_repeats_of_arms_inform_the_noise_without_more_rows():
+    X = arms(120, 2)
     evaluated = torch.arange(120).repeat(4)
     _, state = told(ExpectedImprovement(), X, evaluated, noisy(X)(evaluated))
-    V, y = seen[0]
-    newest = torch.arange(480 - surrogate.REPEATS, 480)
-    assert len(V) == 120 + surrogate.REPEATS
-    assert torch.equal(V[120:], state.U[newest])
-    assert len(y) == len(V)
+    y = state.surrogate.warp(state.y).reshape(4, 120)
+    within = float((y - y.mean(dim=0)).square().sum()) / (3 * 120)
+    assert state.surrogate.noise**2 == pytest.approx(within, rel=0.15)
 
 
 def rough(evaluated, count, *, noise):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.evidence import ADDITIVE, Learned
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters
 from sparse_bo.policies import TrustRegion
 from sparse_bo.policies.trust_region import search
 from sparse_bo.policies.trust_region.hills import SURPRISE, VALLEY, but_hills, on_hills, surprising
@@ -31,12 +31,12 @@ from sparse_bo.policies.trust_region.warping import KINDS, warp, warps
 from tests.builders import arms, unit_box, waves
 from tests.oracles import exact_gp, rbf
 
-LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+LEARNED = Hyperparameters("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
 
 
 SUM = replace(
     LEARNED,
-    kernel=ADDITIVE,
+    family=ADDITIVE,
     alone=torch.tensor([0.2, 0.3], dtype=torch.float64),
     shares=torch.tensor([0.5, 0.2], dtype=torch.float64),
 )

@@ -9,10 +9,10 @@ import torch
 from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
-from sparse_bo.gp.evidence import Learned
+from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies.description import describe, rebuild
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.repeats import TOLD, every_evaluation, places
+from sparse_bo.policies.trust_region.repeats import every_evaluation, replicates
 from sparse_bo.policies.trust_region.settling import LOOKS, due_looks, paced
 from sparse_bo.policies.trust_region.surrogate import local_posterior
 from sparse_bo.policies.trust_region.warping import KINDS, warp
@@ -20,7 +20,7 @@ from sparse_bo.policies.trust_region.worth import Worth
 from tests.builders import arms, unit_box, waves
 from tests.policies.builders import bowl, box
 
-LEARNED = Learned("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
+LEARNED = Hyperparameters("rbf", torch.full((2,), 0.4, dtype=torch.float64), 0.05, 0.3, 2.0, 0.0)
 EVERY = TrustRegion(goal="cumulative")
 
 
@@ -34,30 +34,32 @@ def repeated(n=12, seed=0):
 
 def test_repeats_are_one_point_with_their_mean():
     X, y = repeated()
-    found, same = places(X, y), (X.unsqueeze(1) == X).all(dim=-1)
+    found, same = replicates(X, y), (X.unsqueeze(1) == X).all(dim=-1)
     firsts = [min(row.nonzero().squeeze(-1).tolist()) for row in same]
     assert found.first.tolist() == firsts
     assert found.rows.tolist() == sorted(set(firsts))
     assert found.counts.tolist() == same.sum(dim=1).tolist()
     assert torch.allclose(found.values, torch.stack([y[row].mean() for row in same]))
-    nth = [int(row[:place].sum()) for place, row in enumerate(same)]
-    assert found.again.tolist() == [place for place, before in enumerate(nth) if 0 < before <= TOLD]
+    scatter = found.scatter(found.rows, 2.0 * y)
+    spread = torch.stack([(y - y[row].mean()).square() * 4.0 for row in same]).where(same, 0.0).sum(dim=1)
+    assert scatter.squares == pytest.approx(float(spread[found.rows].sum()))
+    assert scatter.repeats == len(y) - len(found.rows)
 
 
 def test_equal_observations_have_that_value_for_their_mean_to_the_last_bit():
     X = arms(1, 2).expand(7, 2)
-    assert places(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
+    assert replicates(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
 
 
 def test_where_the_best_point_counts_repeats_are_evaluations_of_their_own():
     X, y = repeated()
     state = TrustRegion().on(Box(unit_box())).init()
-    assert [part.tolist() for part in replace(state, X=X, y=y).places] == [part.tolist() for part in every_evaluation(y)]
+    assert [part.tolist() for part in replace(state, X=X, y=y).replicates] == [part.tolist() for part in every_evaluation(y)]
 
 
 def test_a_gp_of_means_is_the_gp_of_the_observations():
     X, y = repeated()
-    found, A = places(X, y), arms(8, 2, seed=1)
+    found, A = replicates(X, y), arms(8, 2, seed=1)
     rows = found.rows
     merged = local_posterior(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
     every = local_posterior(X, y, LEARNED).moments(A)

@@ -1,0 +1,414 @@
+"""The one learner of hyper-parameters: maximum a posteriori from repeated observations, families of kernels by evidence.
+
+:func:`learn` works in the unit cube on standardised outputs, as :class:`sparse_bo.gp.hyperparameters.Priors` expects.
+:func:`learn_prior` brings observations in the user's units there and the result back.
+
+*What counts.* A policy concentrates where the objective is high, so its evaluations say little about the objective's spread and
+everything about the noise. Units are therefore taken from the n *distinct* inputs, each counted once: mean and standard
+deviation of their n means (clipped to the quartiles ± 10 interquartile ranges, so that one crashed evaluation does not decide).
+The likelihood is the exact one of *all observations*: repeats inform the noise and nothing else.
+
+*Equivariance.* ``y → a y + b`` gives the same prior in units: a² in variances, ``a m + b``, and the same lengthscales.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.likelihood import (
+    Correlation,
+    LogLikelihood,
+    Scatter,
+    correlation_of,
+    fixed_correlation,
+    log_likelihood,
+    shares_of,
+)
+from sparse_bo.gp.observations import Observations
+from sparse_bo.gp.priors import CLIP, KnownPrior, Prior, family_of, scaled_kernel
+from sparse_bo.kernels import covariance_function
+from sparse_bo.kernels.additive import Pairs, pairs
+
+PRIORS = Priors()
+"""The default table."""
+FAMILIES = ("rbf", "matern52")
+"""Stationary families, the simpler one first: it wins a tie."""
+STARTS = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
+"""ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy observations lead to
+lengthscales so short that no two observations are correlated."""
+ALONE_STARTS = (0.05, 0.3)
+"""Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones."""
+logger = logging.getLogger(__name__)
+
+
+class Given(NamedTuple):
+    """Hyper-parameters that are known, in standard units; ``None``: to be learned."""
+
+    correlation: Tensor | None = None
+    """``n x n`` prior covariance of the inputs in units of the scale."""
+    scale: float | None = None
+    """Beside a correlation alone."""
+    noise: float | None = None
+    """Noise variance."""
+    mean: float | None = None
+
+
+OPEN = Given()
+"""Everything is learned."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogPosterior:
+    """Log posterior density of the open hyper-parameters, mean and scale at their modes.
+
+    ``theta`` holds logarithms: of the correlation's hyper-parameters (:func:`.likelihood.correlation_of`), then of the noise g,
+    or of the scale s where the noise is given.
+    """
+
+    X: Tensor
+    means: Tensor
+    scatter: Scatter | None
+    family: str
+    priors: Priors
+    given: Given
+    together: Pairs | None
+
+    @property
+    def size(self) -> int:
+        """Number of the correlation's hyper-parameters."""
+        if self.given.correlation is not None:
+            return 0
+        return self.X.shape[1] * (3 if self.family == ADDITIVE else 1)
+
+    @property
+    def limits(self) -> list[tuple[float, float]]:
+        """Least and largest value of each logarithm."""
+        d, priors = self.X.shape[1], self.priors
+        spans = ([priors.lengthscales] * (2 * d) + [priors.shares] * d)[: self.size]
+        last = priors.noises if self.given.noise is None else priors.scales
+        return [(math.log(low), math.log(high)) for low, high in [*spans, last]]
+
+    def likelihood(self, theta: Tensor) -> LogLikelihood:
+        """Return the log-likelihood with the densities of mean and scale.
+
+        Raises:
+            ValueError: If the covariance is not finite.
+        """
+        given = self.given
+        R: Correlation
+        if given.correlation is not None:
+            R = fixed_correlation(given.correlation)
+        else:
+            R = correlation_of(theta[: self.size], self.X, family=self.family, together=self.together)
+        scale: float | Tensor | None = given.scale
+        noise = theta[-1].exp()
+        if given.noise is not None:
+            scale, noise = noise, given.noise / noise
+        return log_likelihood(R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors)
+
+    def __call__(self, theta: Tensor) -> tuple[float, Tensor]:
+        """Return the log density and its gradient. O(n³ + n² d)."""
+        found = self.likelihood(theta)
+        prior = self.priors.of_correlation(theta[: self.size], dims=self.X.shape[1], family=self.family)
+        value, last = float(found.value) + prior.value, found.by_log_noise
+        if self.given.noise is None:
+            of_noise, by_noise = self.priors.of_noise(float(theta[-1]))
+            value, last = value + of_noise, last + by_noise
+        else:
+            last = found.by_log_scale - last
+        return value, torch.cat([found.by_correlation + prior.gradient, last.reshape(1)])
+
+    def hyperparameters(self, theta: Tensor, evidence: float) -> Hyperparameters:
+        """Return the hyper-parameters at ``theta``; with a given correlation without lengthscales."""
+        found, d = self.likelihood(theta), self.X.shape[1]
+        scale, last = float(found.scale), math.exp(float(theta[-1]))
+        noise = last if self.given.noise is None else self.given.noise / scale
+        logs = theta[: self.size]
+        ell = logs[:d].exp()
+        if self.family != ADDITIVE:
+            return Hyperparameters(self.family, ell, noise, float(found.mean), scale, evidence)
+        shares, _ = shares_of(logs[2 * d :])
+        return Hyperparameters(self.family, ell, noise, float(found.mean), scale, evidence, logs[d : 2 * d].exp(), shares)
+
+    def warm(self, start: Hyperparameters) -> Tensor | None:
+        """Return ``theta`` of an earlier result; ``None`` if that is no sum and this is one."""
+        if self.size and self.family == ADDITIVE and not start.additive:
+            return None
+        logs = start.logs[: self.size].to(self.X)
+        last = start.noise if self.given.noise is None else start.scale
+        theta = torch.cat([logs, logs.new_tensor([math.log(last)])])
+        low, high = theta.new_tensor(self.limits).unbind(dim=-1)
+        return theta.maximum(low).minimum(high)
+
+    def cold(self) -> list[list[Tensor]]:
+        """Return groups of starts: a search begins at the densest of each group."""
+        X, d = self.X, self.X.shape[1]
+        largest = self.priors.noises[1]
+        pairs_of = dict.fromkeys((ell, min(noise, largest)) for ell, noise in STARTS)
+        starts = [
+            (
+                X.new_full((d,), math.log(ell * math.sqrt(d)))[: self.size],
+                X.new_tensor([math.log(noise) if self.given.noise is None else 0.0]),
+            )
+            for ell, noise in pairs_of
+        ]
+        if self.family != ADDITIVE:
+            return [[torch.cat(start) for start in starts]]
+        shares = X.new_full((d,), -math.log(d))
+        return [
+            [torch.cat([ell, X.new_full((d,), math.log(alone)), shares, noise]) for ell, noise in starts]
+            for alone in ALONE_STARTS
+        ]
+
+
+def learn(
+    X: Tensor,
+    means: Tensor,
+    *,
+    scatter: Scatter | None = None,
+    families: Sequence[str] = FAMILIES,
+    priors: Priors = PRIORS,
+    given: Given = OPEN,
+    start: Hyperparameters | None = None,
+    restart: bool = False,
+    max_steps: int = 60,
+) -> Hyperparameters:
+    """Return the hyper-parameters of the highest posterior density that L-BFGS-B finds. O(n³ + n² d) per step.
+
+    Args:
+        X: ``n x d`` distinct inputs in the unit cube, n ≥ 1.
+        means: ``n`` mean observations, of mean about 0 and variance about 1.
+        scatter: Repeated observations; ``None``: each mean is one observation.
+        families: Of :data:`FAMILIES` and :data:`sparse_bo.gp.hyperparameters.ADDITIVE`; at a tie the first.
+        priors: Table of priors.
+        given: What is not learned.
+        start: Where to start, of any family; ``None``: at the densest of :data:`STARTS`; a sum that starts from no sum, too.
+        restart: Whether a second search starts as without ``start``: lengthscales so short that no two observations are
+            correlated are a mode that a search does not leave.
+        max_steps: Of L-BFGS-B, for each family and start.
+
+    Raises:
+        ValueError: If inputs or outputs are not finite, or no covariance can be factorised.
+    """
+    if not bool(torch.isfinite(X).all() & torch.isfinite(means).all()):
+        raise ValueError("expected finite inputs and outputs to learn from, got NaN or infinite ones")
+    best: Hyperparameters | None = None
+    for family in families if given.correlation is None else FAMILIES[:1]:  # what is given has none
+        together = pairs(X) if family == ADDITIVE else None
+        found = _highest(LogPosterior(X, means, scatter, family, priors, given, together), start, restart, max_steps)
+        if best is None or found.evidence > best.evidence:
+            best = found
+    assert best is not None
+    return best
+
+
+def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool, max_steps: int) -> Hyperparameters:
+    """Return the best result of searches from an earlier result, from the densest of the starts, or both."""
+    failure = ""
+
+    def negative(theta: Any) -> tuple[float, Any]:
+        nonlocal failure
+        try:
+            value, gradient = density(torch.from_numpy(theta).to(density.X))
+        except ValueError as error:
+            failure, value = str(error), math.nan
+        if not math.isfinite(value):
+            return 1e10, 0.0 * theta  # a wall that the line search steps back from
+        return -value, -gradient.cpu().numpy()
+
+    warm = None if start is None else density.warm(start)
+    firsts = [] if warm is None else [warm.cpu().numpy()]
+    if warm is None or restart:
+        groups = [[theta.cpu().numpy() for theta in group] for group in density.cold()]
+        firsts += [min(group, key=lambda theta: negative(theta)[0]) for group in groups]
+    options = {"maxiter": max_steps, "ftol": 1e-6}
+    ends = [minimize(negative, first, jac=True, method="L-BFGS-B", bounds=density.limits, options=options) for first in firsts]
+    end = min(ends, key=lambda end: float(end.fun))
+    if end.fun >= 1e10:
+        raise ValueError(failure or "the likelihood is not finite")
+    return density.hyperparameters(torch.from_numpy(end.x).to(density.X), -float(end.fun))
+
+
+def learn_prior(
+    given: Prior,
+    observations: Observations,
+    bounds: Tensor,
+    *,
+    generator: torch.Generator,
+    previous: KnownPrior | None = None,
+    correlation: Hyperparameters | None = None,
+    families: Sequence[str] = FAMILIES,
+    priors: Priors = PRIORS,
+    most: int = 300,
+    max_steps: int = 60,
+) -> KnownPrior:
+    """Learn what ``given`` leaves open by :func:`learn`, in the user's units.
+
+    The kernel is a ``ScaleKernel`` in float64. O(n³) per step with n ≤ ``most``. With fewer than 100 distinct inputs a second
+    search starts as without an earlier result. Draws one permutation if there are more inputs than ``most``. Nothing is raised
+    by the search: where it fails the previous prior stays, or one of the priors' medians.
+
+    Args:
+        given: What the user has fixed stays as it is. A given kernel without a given mean gets the most probable mean.
+        observations: n ≥ 1.
+        bounds: ``2 x d``, corners of the domain (:meth:`sparse_bo.domains.Domain.hull`): they scale the inputs.
+        generator: CPU generator.
+        previous: The last result: where the search starts, and the answer if it fails.
+        correlation: Family and lengthscales (of a sum its reach, as Matérn-5/2) that are kept: mean, scale and noise alone
+            are learned. For data whose correlations another model has learned, maybe of transformed observations.
+        families: Those of :func:`learn`, stationary.
+        priors: Table of priors.
+        most: Distinct inputs that are learned from; a quarter are the most repeated ones, the others a uniform sample.
+        max_steps: Of the first search; half as many after an earlier result.
+
+    Warns:
+        NumericalWarning: If learning failed; says what the run goes on with.
+    """
+    data = _standardized(observations, bounds, most, generator)
+    known = _known(given, data)
+    if correlation is not None and known.correlation is None:
+        family = "matern52" if correlation.additive else correlation.family
+        correlation = Hyperparameters(family, correlation.reach, correlation.noise, 0.0, 1.0, -math.inf)
+        known = known._replace(correlation=correlation.cross(data.X, data.X))
+    try:
+        if not (math.isfinite(data.scatter.squares) and math.isfinite(data.scale)):
+            raise ValueError("their spread is beyond what float64 holds")
+        found = learn(
+            data.X,
+            data.means,
+            scatter=data.scatter,
+            families=families,
+            priors=priors,
+            given=known,
+            start=None if previous is None else data.start(previous, given),
+            restart=len(data.means) < 100,
+            max_steps=max_steps if previous is None else max_steps // 2,
+        )
+    except ValueError as error:
+        went_on = "those of before" if previous is not None else "typical ones in the units of the data"
+        warnings.warn(
+            f"hyper-parameters could not be learned from {len(data.means)} distinct inputs ({error}); the run goes on with "
+            f"{went_on}. Values that differ by many orders of magnitude are a usual cause: check the objective",
+            NumericalWarning,
+            stacklevel=2,
+        )
+        if previous is not None:
+            return previous
+        ell = data.X.new_full(data.ranges.shape, priors.lengthscale * math.sqrt(len(data.ranges)))
+        found = Hyperparameters(families[0], ell, priors.noise, 0.0, 1.0, -math.inf)
+    if correlation is not None:
+        found = replace(found, family=correlation.family, lengthscales=correlation.lengthscales)
+    logger.info("learned hyper-parameters from %d distinct inputs", len(data.means))
+    return data.prior(found, given)
+
+
+def learning_is_due(observations: Observations, learned_at: int) -> bool:
+    """Return whether to learn again: at first, when distinct inputs have grown by half, and when observations have doubled.
+
+    Distinct inputs inform the kernel, repeats the noise. Both are geometric: learning is done O(log T) times.
+
+    Args:
+        observations: All so far.
+        learned_at: Observations at the last learning; 0 if never.
+    """
+    if not learned_at:
+        return True
+    then = int((observations.first_pull < learned_at).sum())
+    return observations.n >= 1.5 * then or observations.pulls >= 2 * learned_at
+
+
+class _Standardized(NamedTuple):
+    """Observations with inputs in the unit cube, and means of mean 0 and standard deviation 1 over the distinct inputs."""
+
+    inputs: Tensor
+    """``n x d``, in the user's units."""
+    X: Tensor
+    means: Tensor
+    scatter: Scatter
+    ranges: Tensor
+    """``d``: widths of the domain; 1 along inputs that are constant."""
+    shift: float
+    scale: float
+
+    def start(self, previous: KnownPrior, given: Prior) -> Hyperparameters:
+        """Return an earlier prior in these units."""
+        noise, ell, s = previous.regularization / self.scale / self.scale, self.ranges, 1.0
+        family = "rbf"
+        if given.covar_module is None:
+            kernel = previous.covar_module
+            family = family_of(kernel)
+            ell = kernel.base_kernel.lengthscale.detach().flatten().to(self.ranges) / self.ranges
+            s = float(kernel.outputscale.detach()) / self.scale / self.scale
+        return Hyperparameters(family, ell, noise / s, 0.0, s, -math.inf)
+
+    def prior(self, found: Hyperparameters, given: Prior) -> KnownPrior:
+        """Return a result in the user's units, beside what is given."""
+        variance = self.scale * self.scale
+        noise = given.regularization if given.regularization is not None else found.noise * found.scale * variance
+        mean = given.prior_mean if given.prior_mean is not None else found.mean * self.scale + self.shift
+        if given.covar_module is not None:
+            return KnownPrior(given.covar_module, mean, noise)
+        kernel = scaled_kernel(found.family, found.lengthscales.to(self.ranges) * self.ranges, found.scale * variance)
+        return KnownPrior(kernel, mean, noise)
+
+
+def _known(given: Prior, data: _Standardized) -> Given:
+    """Return what is given in standard units."""
+    correlation = scale = None
+    if given.covar_module is not None:
+        X, scale = data.inputs, 1.0
+        correlation = covariance_function(given.covar_module, like=X).cross(X, X) / data.scale / data.scale
+    noise = None if given.regularization is None else given.regularization / data.scale / data.scale
+    mean = None if given.prior_mean is None else (given.prior_mean - data.shift) / data.scale
+    return Given(correlation, scale, noise, mean)
+
+
+def _standardized(observations: Observations, bounds: Tensor, most: int, generator: torch.Generator) -> _Standardized:
+    means = _clipped(observations.means)
+    shift = float(means.mean())
+    deviations = means - shift
+    largest = float(deviations.abs().amax())
+    scale = abs(shift) or 1.0  # of a constant objective: it has no other unit
+    if largest > 1e-14 * abs(shift):  # in units of the largest, whose square neither overflows nor vanishes
+        scale = largest * math.sqrt(float((deviations / largest).square().sum()) / max(len(means) - 1, 1))
+    scale = min(max(scale, 1e-140), 1e140)  # its square must be a number, and so must that over the smallest noise
+    rows = _representatives(observations, most, generator)
+    low, high = bounds
+    ranges = torch.where(high > low, high - low, torch.ones_like(high))
+    counts = observations.counts[rows]
+    squares = float((observations.scatter[rows].sqrt() / scale).square().sum())
+    scatter = Scatter(counts, squares, float(counts.sum()) - len(counts))
+    X = observations.X[rows]
+    return _Standardized(X, (X - low) / ranges, deviations[rows] / scale, scatter, ranges, shift, scale)
+
+
+def _clipped(means: Tensor) -> Tensor:
+    """Return means, those beyond :data:`sparse_bo.gp.priors.CLIP` interquartile ranges from the quartiles moved there."""
+    if len(means) < 4:
+        return means
+    low, high = torch.quantile(means, means.new_tensor([0.25, 0.75])).tolist()
+    spread = CLIP * (high - low)
+    return means.clamp(low - spread, high + spread) if spread > 0.0 else means
+
+
+def _representatives(observations: Observations, most: int, generator: torch.Generator) -> Tensor:
+    """Return the rows to learn from: all, or the most repeated ones and a uniform sample of the rest, ascending."""
+    n, counts = observations.n, observations.counts
+    if n <= most:
+        return torch.arange(n, device=counts.device)
+    order = torch.randperm(n, generator=generator, device="cpu").to(counts.device)
+    repeated = counts[order].argsort(descending=True, stable=True)[: most // 4]
+    rest = torch.ones(n, dtype=torch.bool, device=counts.device)
+    rest[repeated] = False
+    return torch.cat([order[repeated], order[rest][: most - len(repeated)]]).sort().values

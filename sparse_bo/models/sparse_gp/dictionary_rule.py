@@ -1,0 +1,297 @@
+"""The rule by which a sparse model chooses its dictionary: given rows or points, a sampler, or leverage scores."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from sparse_bo.dictionary import Candidates, Dictionary, Sampler
+from sparse_bo.errors import DictionaryWarning
+from sparse_bo.linalg.sums import group_sums
+from sparse_bo.models.sparse_gp.leverage_sampling import (
+    DictionarySettings,
+    Distinct,
+    default_rows,
+    distinct_inputs,
+    pilot_posterior,
+    uniform_rows,
+)
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.validation import check_count, check_indices, check_points
+
+DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
+"""The values of ``dictionary=``."""
+
+
+class Choice(NamedTuple):
+    """The dictionary of a data set."""
+
+    rows: Tensor
+    """Rows of the training inputs, ascending; may be empty."""
+    points: Tensor | None = None
+    """``m x d`` external points in the user's units."""
+    unexplained: float | None = None
+    """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
+
+
+@dataclass(frozen=True, eq=False)
+class DataView:
+    """The data of a model as the rule needs them."""
+
+    X: Tensor
+    """``batch_shape x n x d``, transformed."""
+    raw: Tensor
+    """``batch_shape x n x d``, in the user's units."""
+    residuals: Tensor
+    """``batch_shape x n`` targets less the prior mean."""
+    prior_mean: Tensor
+    """``batch_shape x n``."""
+    noise: Tensor
+    """``batch_shape x n`` noise variances (y²)."""
+
+
+@dataclass(frozen=True, eq=False)
+class DictionaryRule:
+    """A user's choice of dictionary. A value."""
+
+    rows: Tensor | None = None
+    """Given rows of the training inputs, ascending."""
+    points: Tensor | None = None
+    """Given ``m x d`` points in the user's units."""
+    sampler: Sampler | None = None
+    most: int | None = None
+    """Cap of a sampled dictionary; ``None``: that of the settings."""
+    seed: int = 0
+    settings: DictionarySettings = field(default_factory=DictionarySettings)
+
+    @classmethod
+    def of(
+        cls, dictionary: DictionaryOption, train_X: Tensor, *, most: int | None, seed: int, settings: DictionarySettings
+    ) -> DictionaryRule:
+        """Check a user's dictionary against the data.
+
+        Args:
+            dictionary: As in :class:`sparse_bo.SparseGP`.
+            train_X: ``batch_shape x n x d``, as given by the user.
+            most: As ``max_dictionary`` in :class:`sparse_bo.SparseGP`.
+            seed: Seed of random choices.
+            settings: Sizes of the default dictionary.
+
+        Raises:
+            TypeError: If an option has a wrong kind, dtype or device.
+            ValueError: If indices are empty, repeated or out of range, points have the wrong width or are not finite, or a
+                number is too small.
+        """
+        most, seed = None if most is None else check_count("max_dictionary", most), check_count("seed", seed, minimum=0)
+        rule = cls(most=most, seed=seed, settings=settings)
+        if isinstance(dictionary, type):
+            name = dictionary.__name__
+            raise TypeError(
+                f"expected dictionary to be a sampler, got the class {name}; pass an instance: dictionary={name}(...)"
+            )
+        if dictionary is None or isinstance(dictionary, Sampler):
+            return replace(rule, sampler=dictionary)
+        if isinstance(dictionary, Dictionary):
+            dictionary = dictionary.points if dictionary.indices is None else dictionary.indices
+        dictionary = _as_tensor(dictionary, train_X)
+        if dictionary.is_floating_point():
+            first = train_X.reshape(-1, *train_X.shape[-2:])[0]
+            return replace(rule, points=check_points("dictionary", dictionary, like=first).detach().clone())
+        rows = check_indices("dictionary", dictionary, size=train_X.shape[-2]).to(train_X.device)
+        if not len(rows):
+            raise ValueError("expected a dictionary of at least one row, got an empty tensor of indices")
+        distinct = len(torch.unique(rows))
+        if distinct != len(rows):
+            raise ValueError(f"expected distinct dictionary rows, got {len(rows)} of which {distinct} are distinct")
+        return replace(rule, rows=rows.sort().values)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether rows or points were given."""
+        return self.rows is not None or self.points is not None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> DictionaryRule:
+        """Return a copy with ``function`` applied to its tensors."""
+        rows, points = (None if part is None else function(part) for part in (self.rows, self.points))
+        return replace(self, rows=rows, points=points)
+
+    def cap(self, n: int, batch: int) -> int:
+        """Return the cap of a sampled dictionary for ``n`` points and ``batch`` GPs."""
+        return self.most or self.settings.cap(n, batch)
+
+    def most_points(self, n: int, batch: int) -> int:
+        """Return the largest possible size of the dictionary."""
+        given = sum(len(part) for part in (self.rows, self.points) if part is not None)
+        return min(given or self.cap(n, batch), n)
+
+    def choose(self, kernel: PriorKernel, data: DataView, *, cap: int | None = None) -> Choice:
+        """Choose a dictionary of at most ``cap`` points, with the current kernel.
+
+        Raises:
+            InputDataError: If given rows do not exist any more.
+            SamplerError: If the sampler needs information that this model lacks.
+        """
+        X, n = data.X, data.X.shape[-2]
+        nothing = torch.empty(0, dtype=torch.long, device=X.device)
+        if self.rows is not None and len(self.rows) and int(self.rows.max()) >= n:
+            raise InputDataError(f"the dictionary has row {int(self.rows.max())}, but there are only {n} training points")
+        if not n:  # the posterior is the prior
+            return Choice(nothing)
+        if self.is_given:
+            return Choice(nothing if self.rows is None else self.rows, self.points)
+        size = self.cap(n, data.noise.shape[:-1].numel())
+        size = size if cap is None else min(cap, size)
+        generator = torch.Generator().manual_seed(self.seed)
+        if self.sampler is not None:
+            return _sampled(self.sampler, kernel, data, size=size, generator=generator, pilot_size=self.settings.pilot)
+        if n <= size:
+            return Choice(torch.arange(n, device=X.device))
+        options = {"size": size, "generator": generator, "settings": self.settings}
+        default = default_rows(kernel, X, data.noise, **options)  # type: ignore[arg-type]
+        return Choice(default.rows, None, default.unexplained)
+
+
+def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
+    """Return a tensor of rows or points.
+
+    Raises:
+        TypeError: If it is no tensor, or a mask.
+        ValueError: If it is a vector of numbers.
+    """
+    if isinstance(dictionary, numbers.Integral) and not isinstance(dictionary, bool):
+        raise TypeError(
+            f"expected dictionary to be points, rows or a sampler, got the number {dictionary}; for at most so many points use "
+            f"max_dictionary={dictionary}, for exactly so many dictionary=UniformSampler(size={dictionary})"
+        )
+    if not isinstance(dictionary, Tensor):
+        array = isinstance(dictionary, (list, tuple)) or hasattr(dictionary, "__array__")
+        raise TypeError(
+            "expected dictionary to be a sampler, a Dictionary, a tensor of row indices or of points, "
+            f"got {type(dictionary).__name__}{'; use torch.as_tensor(dictionary)' if array else ''}"
+        )
+    if dictionary.dtype == torch.bool:
+        raise TypeError(
+            f"expected dictionary to be an integer tensor of rows, got a mask of shape {tuple(dictionary.shape)}; "
+            "use mask.nonzero().squeeze(-1)"
+        )
+    if dictionary.is_floating_point() and dictionary.dim() == 1:
+        rows = bool((dictionary == dictionary.round()).all()) and train_X.shape[-1] != 1
+        advice = "for rows of train_X use dictionary.long()" if rows else "one point is dictionary.unsqueeze(0)"
+        if train_X.shape[-1] == 1:
+            advice = "use dictionary.unsqueeze(-1)"
+        raise ValueError(
+            f"expected dictionary points of shape m x {train_X.shape[-1]}, got shape {tuple(dictionary.shape)}; {advice}"
+        )
+    return dictionary
+
+
+def warn_if_far(kernel: PriorKernel, points: Tensor, X: Tensor) -> None:
+    """Warn where external points have no prior correlation above 0.1 with the data (256 rows of them). O(m d).
+
+    Args:
+        kernel: The prior covariance.
+        points: ``batch_shape x m x d`` dictionary, transformed.
+        X: ``batch_shape x n x d``, transformed.
+    """
+    with torch.no_grad():
+        n = X.shape[-2]
+        some = X[..., torch.linspace(0, n - 1, min(256, n), dtype=torch.float64, device=X.device).long(), :]
+        scale = (kernel_diagonal(kernel, some).unsqueeze(-1) * kernel_diagonal(kernel, points).unsqueeze(-2)).sqrt()
+        correlation = (kernel_matrix(kernel, some, points).abs() / scale).amax()
+    if correlation <= 0.1:
+        warnings.warn(
+            f"the dictionary of {points.shape[-2]} points is far from all data: no prior correlation above 0.1, so the "
+            "posterior is nearly the prior; give points in the units of train_X, or rows of it",
+            DictionaryWarning,
+            stacklevel=2,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AverageCovariance:
+    """The kernel as samplers take it: of a batch, the average of the members' kernels, each over its noise level.
+
+    The residual of the average over a dictionary is at least the average of the members' residuals, in the positive
+    semi-definite order (one set of coefficients serves all). So a bound on the former, times the number of members, bounds
+    each of the latter.
+    """
+
+    kernel: PriorKernel
+    levels: Tensor
+    """``batch_shape`` divisors of the members' kernels."""
+
+    def cross(self, X: Tensor, Y: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q q' d)."""
+        with torch.no_grad():
+            blocks = kernel_matrix(self.kernel, X, Y).double() / self.levels[..., None, None]
+        return blocks.reshape(-1, *blocks.shape[-2:]).mean(dim=0)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """See :class:`sparse_bo.dictionary.Covariance`. O(b q d)."""
+        with torch.no_grad():
+            variances = kernel_diagonal(self.kernel, X).double() / self.levels[..., None]
+        return variances.reshape(-1, variances.shape[-1]).mean(dim=0)
+
+
+def _candidates(
+    kernel: PriorKernel, data: DataView, *, generator: torch.Generator, pilot_size: int
+) -> tuple[Candidates, Distinct]:
+    """Return the distinct inputs as candidates of a sampler."""
+    X, noise = data.X, data.noise
+    distinct = distinct_inputs(X)
+    a = len(distinct.rows)
+    pilot = distinct.rows[uniform_rows(a, pilot_size, generator=generator, device=X.device)]
+    posterior = pilot_posterior(kernel, X[..., pilot, :], X, data.residuals, noise)
+    # Observations of one input at noise ν₁, ν₂, … are worth as many at their harmonic mean.
+    sums = group_sums(noise.detach().double().reciprocal(), distinct.group, groups=a)
+    harmonic = distinct.counts.double() / sums
+    single = noise.shape[:-1].numel() == 1
+    levels = torch.ones_like(harmonic[..., 0]) if single else harmonic.mean(dim=-1)
+    relative = harmonic / levels.unsqueeze(-1)
+    means = (data.prior_mean + posterior.means).detach().expand(noise.shape)[..., distinct.rows]
+    positions = torch.arange(a, device=X.device)
+    candidates = Candidates(
+        data.raw.reshape(-1, *data.raw.shape[-2:])[0, distinct.rows],  # batches share their rows; samplers see the first
+        distinct.counts,
+        posterior.leverages[distinct.rows],
+        positions,
+        positions,
+        covariance=AverageCovariance(kernel, levels),
+        inputs=X[..., distinct.rows, :].detach(),
+        regularization=relative.reshape(-1, relative.shape[-1]).mean(dim=0),
+        means=means.reshape(-1) if single else None,
+    )
+    return candidates, distinct
+
+
+def _sampled(
+    sampler: Sampler, kernel: PriorKernel, data: DataView, *, size: int, generator: torch.Generator, pilot_size: int
+) -> Choice:
+    """Ask the user's sampler; a dictionary beyond ``size`` is cut to the points of highest inclusion probability.
+
+    The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
+    leverages and means by a uniform pilot, and the noise of each. Of a batch it gets averages of leverages, kernels and noise
+    (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
+
+    Raises:
+        InputDataError: If the sampler returns external points for a batch of different data sets.
+        SamplerError: If the sampler needs information that this model lacks (IPA: the means of one output).
+    """
+    candidates, distinct = _candidates(kernel, data, generator=generator, pilot_size=pilot_size)
+    dictionary = sampler.sample(candidates, generator=generator)
+    X, raw = data.X, data.raw
+    chosen = torch.arange(dictionary.m, device=X.device)
+    if dictionary.m > size:
+        chosen = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values
+    if dictionary.indices is not None:
+        return Choice(distinct.rows[dictionary.indices[chosen]].sort().values)
+    if X.dim() > 2 and raw.shape[:-2].numel() > 1 and not bool((raw == raw.reshape(-1, *raw.shape[-2:])[0]).all()):
+        raise InputDataError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
+    return Choice(torch.empty(0, dtype=torch.long, device=X.device), dictionary.points[chosen])

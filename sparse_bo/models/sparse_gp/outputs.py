@@ -1,0 +1,155 @@
+"""Joint posteriors of several outputs in the user's units, without a dense matrix.
+
+BoTorch would put the covariance into products with diagonal matrices, sums and concatenations, which have no root of many
+points. Here transforms and weighted sums are applied inside the covariance, and roots stay side by side. BoTorch applies
+nonlinear transforms, to samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, OutcomeTransform, Standardize
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.joint_root import Root
+from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
+
+
+class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """The covariance of several independent outputs: a block-diagonal operator whose blocks may be lazy (``is_lazy``)."""
+
+    def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs' roots side by side."""
+        return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
+
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        """Return the outputs' lower roots side by side; of few points, the Cholesky factor.
+
+        Raises:
+            UnsupportedError: For an upper factor of many points.
+        """
+        base = self.base_linear_op
+        return _OutputRoots(base.cholesky(upper=upper)) if base.is_lazy else super().cholesky(upper=upper)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Return one output's covariance unchanged, as BoTorch's lists ask for it; otherwise as the base class."""
+        q = self.base_linear_op.shape[-1]
+        if isinstance(row_index, slice) and row_index == col_index and row_index.step is None:
+            start, stop, _ = row_index.indices(self.shape[-1])
+            if stop - start == q and start % q == 0:
+                every = slice(None)
+                return self.base_linear_op._getitem(every, every, *batch_indices, start // q)
+        return super()._getitem(row_index, col_index, *batch_indices)
+
+
+class OutputsNormal(MultitaskMultivariateNormal):  # type: ignore[misc]  # the base class ships no types
+    """The joint distribution of several outputs, one block of the covariance for each (``interleaved=False``)."""
+
+    def log_prob(self, value: Tensor) -> Any:
+        """Return the log density of ``… x q x m`` values; GPyTorch 1.15 takes them in another order than the mean's."""
+        if self._interleaved:
+            return super().log_prob(value)
+        return MultivariateNormal.log_prob(self, value.mT.reshape(*value.shape[:-2], -1))
+
+
+class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    def matmul(self, other: Tensor) -> Tensor:
+        """Multiply base samples, ``… x (m q) x s``."""
+        product: Tensor = self._remove_batch_dim(self.base_linear_op.matmul(self._add_batch_dim(other)))
+        return product
+
+    def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
+        """Return ``L⁻¹ Y`` for ``… x (m q) x c`` right-hand sides, output by output."""
+        options = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        solution: Tensor = self._remove_batch_dim(self.base_linear_op.solve_triangular(self._add_batch_dim(rhs), **options))
+        return solution
+
+    def reshape(self, *sizes: Any) -> LinearOperator:
+        """Return the roots with one batch dimension for ``-1, m q, m q``, as a log-density asks for; otherwise expanded."""
+        return _OutputRoots(self.base_linear_op.flat_batch(inner=1)) if sizes[:1] == (-1,) else self.expand(*sizes)
+
+    def to_dense(self) -> Any:
+        """Return the operator itself, as :meth:`~sparse_bo.models.sparse_gp.joint_root.JointRoot.to_dense` does."""
+        return self
+
+
+def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
+    """Return the posterior of one output, or of several that are the last batch dimension of ``mvn``.
+
+    Args:
+        mvn: ``… x q``, or ``… x m x q``, with a :class:`~sparse_bo.models.sparse_gp.covariance.JointCovariance`.
+        outputs: The outputs to return of several; ``None`` for one output.
+    """
+    if outputs is None:
+        return GPyTorchPosterior(mvn)
+    mean, operator = mvn.mean, mvn.lazy_covariance_matrix
+    if outputs != list(range(mean.shape[-2])):
+        mean, operator = mean[..., outputs, :], operator[..., outputs, :, :]
+    return _independent(mean, operator)
+
+
+def _independent(mean: Tensor, operator: LinearOperator) -> GPyTorchPosterior:
+    return GPyTorchPosterior(OutputsNormal(mean.mT, IndependentOutputs(operator), interleaved=False))
+
+
+def lazy_operator(posterior: Any) -> JointCovariance | None:
+    """Return the lazy covariance of a posterior, if it has one."""
+    if type(posterior) is not GPyTorchPosterior:
+        return None
+    operator = posterior.distribution.lazy_covariance_matrix
+    operator = operator.base_linear_op if isinstance(operator, IndependentOutputs) else operator
+    return operator if isinstance(operator, JointCovariance) and operator.view is None else None
+
+
+def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tensor) -> Any:
+    """Undo an outcome transform.
+
+    Args:
+        posterior: The posterior in the transform's units.
+        transform: The transform, if there is one.
+        X: ``… x q x d``, transformed, as BoTorch's models pass it.
+    """
+    if transform is None:
+        return posterior
+    if isinstance(transform, ChainedOutcomeTransform):
+        for part in reversed(transform.values()):
+            posterior = untransformed(posterior, part, X=X)
+        return posterior
+    operator: JointCovariance | DeferredCovariance | None = lazy_operator(posterior)
+    several = operator is not None and posterior._is_mt
+    if operator is None and type(posterior) is GPyTorchPosterior:
+        covariance = posterior.distribution.lazy_covariance_matrix
+        operator = covariance if isinstance(covariance, DeferredCovariance) else None
+    known = isinstance(transform, Standardize) and transform._is_trained and transform._outputs is None
+    if operator is None or not known or transform._m != (operator.shape[-3] if several else 1):
+        return transform.untransform_posterior(posterior, X=X)
+    offset, scale, _ = transform._get_per_input_means_stdvs(X=X, include_stdvs_sq=False)
+    mean = offset + scale * posterior.mean
+    factors = scale.mT if several else scale.squeeze(-1)  # one per row, or one for all
+    scaled = operator.scaled(factors.expand(*factors.shape[:-1], operator.shape[-1]))
+    return _independent(mean.mT, scaled) if several else GPyTorchPosterior(MultivariateNormal(mean.squeeze(-1), scaled))
+
+
+def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> Any:
+    """Apply a posterior transform; a weighted sum of outputs stays lazy.
+
+    Args:
+        posterior: The posterior in the user's units.
+        transform: The transform.
+        X: ``… x q x d``, transformed, as BoTorch's models pass it.
+    """
+    operator = lazy_operator(posterior)
+    if operator is None or not posterior._is_mt or type(transform) is not ScalarizedPosteriorTransform:
+        return transform(posterior=posterior, X=X)
+    weights = transform.weights.to(posterior.mean)
+    if len(weights) != operator.shape[-3]:
+        return transform(posterior=posterior, X=X)  # raises
+    mean = transform.offset + posterior.mean @ weights
+    factors = weights.unsqueeze(-1).expand(*operator.shape[:-1])
+    return GPyTorchPosterior(MultivariateNormal(mean, operator.scaled(factors).added()))

@@ -1,0 +1,261 @@
+"""The posterior of a sparse model at points: dense for few, lazy for many, and computed once for a shared baseline.
+
+BoTorch evaluates the joint posterior of a baseline and of new points as ``cat([X_baseline, X], dim=-2)``, for every t-batch of
+every step. The baseline's part is the same every time, so it is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+from linear_operator.operators import DenseLinearOperator
+from torch import Tensor
+
+from sparse_bo.linalg.chunking import row_slices
+from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.joint_root import JointSettings
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.process import Base, Process
+from sparse_bo.models.sparse_gp.representation import Projection, Representation
+
+LARGEST_CACHED = 2**28
+"""Bytes of a baseline's columns that are cached; of a deferred covariance's, half as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class PointCovariance:
+    """``S C(X, X) S`` of projected points, with all it depends on: a later change of the model does not reach it."""
+
+    projection: Projection
+    prior: Tensor
+    """``… x q x q``: ``k(X, X)``."""
+    shape: torch.Size
+    """``batch_shape x q x q``."""
+    graph: bool
+    """Whether gradients were enabled when the points were projected."""
+    scale: Tensor | None = None
+    """``… x q``: factors of the values."""
+
+    def scaled(self, factors: Tensor) -> PointCovariance:
+        """Return the covariance of the values times ``factors`` (``… x q``)."""
+        return replace(self, scale=factors if self.scale is None else self.scale * factors)
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """``batch_shape x q``: the variances. O(q m r)."""
+        with torch.set_grad_enabled(self.graph):
+            variances = self.projection.variance(self.prior.diagonal(dim1=-2, dim2=-1))
+            return (variances if self.scale is None else self.scale * variances * self.scale).expand(self.shape[:-1])
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """``batch_shape x q x q``. O(q m r + q² r)."""
+        if self.shape[-1] == 1:
+            return self.diagonal.unsqueeze(-1)
+        with torch.set_grad_enabled(self.graph):
+            covariance = self.projection.covariance(self.prior)
+            if self.scale is not None:
+                covariance = self.scale.unsqueeze(-1) * covariance * self.scale.unsqueeze(-2)
+            return covariance.expand(self.shape)
+
+
+class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """A dense operator whose matrix is computed when it is needed: means alone cost O(m) a point, variances O(m²).
+
+    Args:
+        source: The points' covariance, or a matrix.
+    """
+
+    def __init__(self, source: Tensor | PointCovariance) -> None:
+        self.source = source
+        super().__init__(source)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The matrix, ``batch_shape x q x q``."""
+        return self.source.dense if isinstance(self.source, PointCovariance) else self.source
+
+    @tensor.setter
+    def tensor(self, value: Any) -> None:
+        """Ignore the assignment of the base class's constructor."""
+
+    @property
+    def _args(self) -> tuple[Tensor]:
+        return (self.tensor,)
+
+    @_args.setter
+    def _args(self, value: Any) -> None:
+        """Ignore the assignment of the base class's constructor."""
+
+    def _check_args(self, source: Any) -> str | None:
+        return None if isinstance(source, PointCovariance) else super()._check_args(source)
+
+    def scaled(self, factors: Tensor) -> DeferredCovariance:
+        """Return the covariance of the values times ``factors`` (``… x q``)."""
+        if isinstance(self.source, PointCovariance):
+            return DeferredCovariance(self.source.scaled(factors))
+        return DeferredCovariance(factors.unsqueeze(-1) * self.source * factors.unsqueeze(-2))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the matrix."""
+        return self._known.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the matrix."""
+        return self._known.device
+
+    @property
+    def _known(self) -> Tensor:
+        return self.source.projection.K if isinstance(self.source, PointCovariance) else self.source
+
+    def _size(self) -> torch.Size:
+        return self.source.shape
+
+    def _diagonal(self) -> Tensor:
+        if isinstance(self.source, PointCovariance) and "dense" not in vars(self.source):
+            return self.source.diagonal
+        return self.tensor.diagonal(dim1=-2, dim2=-1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle is the matrix, without the model."""
+        return DenseLinearOperator, (self.tensor.detach(),)
+
+
+class Baseline:
+    """The cached baseline of a posterior's lazy joint distributions; a copy or a pickle starts empty."""
+
+    def __init__(self) -> None:
+        self.base: Base | None = None
+        self.kernel: PriorKernel | None = None  # the prior covariance at the time of the posterior
+
+    def put(self, base: Base) -> None:
+        """Replace the cached baseline."""
+        self.base = base
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"base": None, "kernel": None}
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A posterior with its prior: the distribution of the function at any points, in the outcome transform's units."""
+
+    kernel: PriorKernel
+    prior_mean: Callable[[Tensor], Tensor]
+    representation: Representation
+    settings: JointSettings
+
+    def mean(self, X: Tensor) -> Tensor:
+        """Return the posterior mean at ``… x q x d`` transformed points, ``batch_shape x q``. O(q m)."""
+        mean: Tensor = self.prior_mean(X) + self.representation.project(self.kernel, X).mean
+        return mean
+
+    def variance(self, X: Tensor) -> Tensor:
+        """Return the posterior variance at ``… x q x d`` transformed points, ``batch_shape x q``. O(q m r)."""
+        return Process(self.kernel, self.representation, self.settings.chunk).variance(X)
+
+    def few(self, X: Tensor) -> MultivariateNormal:
+        """Return the joint distribution at few points; its covariance is computed when it is needed."""
+        projection = self.representation.project(self.kernel, X)
+        mean = self.prior_mean(X) + projection.mean
+        single = X.shape[-2] == 1
+        prior = kernel_diagonal(self.kernel, X).unsqueeze(-1) if single else kernel_matrix(self.kernel, X, X)
+        shape = torch.Size([*mean.shape, mean.shape[-1]])
+        source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
+        small = projection.K.numel() * projection.K.element_size() <= LARGEST_CACHED // 2
+        return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
+
+    def many(self, X: Tensor, baseline: Baseline, base: Base | None = None) -> MultivariateNormal:
+        """Return the lazy joint distribution at ``… x q x d`` transformed points, the first of which are those of ``base``.
+
+        ``baseline.kernel`` is the prior covariance of the distribution.
+        """
+        assert baseline.kernel is not None
+        process = Process(baseline.kernel, self.representation, self.settings.chunk)
+        start = 0 if base is None else base.rows
+        slices = row_slices(X.shape[-2] - start, chunk=self.settings.chunk) if X.shape[-2] > start else []
+        means = [self.mean(X[..., start + rows.start : start + rows.stop, :]) for rows in slices]
+        batch_shape = broadcast_shapes(X.shape[:-2], *(mean.shape[:-1] for mean in means))
+        means = means if base is None else [base.mean, *means]
+        mean = torch.cat([part.expand(*batch_shape, part.shape[-1]) for part in means], dim=-1)
+        through = X.requires_grad or gpytorch.settings.detach_test_caches.off()
+        graph = torch.is_grad_enabled() and through
+        sizes = self.settings
+        covariance = JointCovariance(X, process=process, mean=mean, settings=sizes, base=base, graph=graph, keep=baseline.put)
+        return MultivariateNormal(mean, covariance)
+
+    def base(self, X: Tensor, constant: int, baseline: Baseline) -> Base | None:
+        """Return the baseline that ``X`` (``… x q x d``, transformed) begins with, if there is one; cache a new one.
+
+        Args:
+            X: Points.
+            constant: How many leading rows provably have no gradient.
+            baseline: The cache.
+        """
+        if X.dim() < 2 or X.shape[-2] == 0 or gpytorch.settings.detach_test_caches.off():
+            return None
+        known, q = baseline.base, X.shape[-2]
+        if known is not None and known.rows < q and known.rows <= constant and begins_with(X, known.X):
+            return known
+        batch = X.shape[:-2].numel()
+        outside = not (torch.is_grad_enabled() and X.requires_grad)
+        if q > self.settings.dense or (outside and (batch == 1 or torch.is_grad_enabled())):
+            return None
+        s = shared_rows(X, min(constant, q))
+        if not 0 < s < q:
+            return None
+        rows = X.detach().reshape(-1, *X.shape[-2:])[0, :s]
+        with torch.no_grad():
+            columns = self.representation.project(self.kernel, rows).columns
+            base = Base(rows.clone(), self.mean(rows), columns)
+        if sum(column.numel() * column.element_size() for column in base.columns) <= LARGEST_CACHED:
+            baseline.put(base)
+        return base
+
+
+def constant_rows(X: Tensor) -> int:
+    """Return how many leading rows of ``X`` (``… x q x d``) provably receive no gradient. O(1).
+
+    All of them if ``X`` is outside the graph; the rows before the first input in the graph if ``torch.cat`` made it; else none.
+    """
+    q = X.shape[-2]
+    if not (torch.is_grad_enabled() and X.requires_grad):
+        return q
+    node: Any = X.grad_fn
+    if node is None or node.name() != "CatBackward0" or X.dim() < 2:
+        return 0
+    # The node's derivative cuts this gradient into views, one per input. Row i of it is the number i, stored at offset i.
+    rows = torch.arange(q, dtype=X.dtype, device=X.device).unsqueeze(-1).expand(X.shape)
+    parts = zip(node.next_functions, node(rows), strict=True)
+    return min((int(part.storage_offset()) for (parent, _), part in parts if parent is not None), default=0)
+
+
+def begins_with(X: Tensor, rows: Tensor) -> bool:
+    """Return whether every element of ``X`` (``… x q x d``) begins with ``rows`` (``s x d``). O(size of the comparison)."""
+    s = rows.shape[-2]
+    if X.shape[-2] < s or X.shape[-1] != rows.shape[-1] or X.dtype != rows.dtype or X.device != rows.device:
+        return False
+    return bool((X.detach()[..., :s, :] == rows).all())
+
+
+def shared_rows(X: Tensor, limit: int) -> int:
+    """Return how many leading rows, at most ``limit``, all elements of the batch ``X`` (``… x q x d``) have in common."""
+    flat = X.detach().reshape(-1, *X.shape[-2:])[:, :limit]
+    if len(flat) == 1 or limit < 1:
+        return max(min(limit, X.shape[-2]), 0)
+    if X.device.type != "cpu":  # a wait costs more there than the comparison of all
+        return int((flat == flat[:1]).all(dim=-1).all(dim=0).long().cumprod(dim=0).sum())
+    differs = (flat[0] != flat[-1]).any(dim=-1).nonzero()  # most pairs differ where all do
+    s = int(differs[0]) if len(differs) else flat.shape[-2]
+    missed = (~(flat[:, :s] == flat[:1, :s]).all(dim=-1).all(dim=0)).nonzero()
+    return int(missed[0]) if len(missed) else s

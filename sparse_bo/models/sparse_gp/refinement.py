@@ -1,0 +1,204 @@
+"""The last steps of learning from many data: neighbourhoods as dense as the data, and shorter lengthscales by all rows.
+
+*Neighbourhoods.* Random points of many data lie far apart: a search over them mistakes finer structure for noise, so
+lengthscales come out too long. The sum of the log-likelihoods of some neighbourhoods, taken as independent, is a composite
+likelihood (Varin, Reid & Firth 2011) whose terms are exact. The random points remain terms of it, for large distances and for
+the mean (Caragea & Smith 2007). Many small neighbourhoods cost less than a few large ones and vary less.
+
+*Shorter lengthscales.* The DTC likelihood over a dictionary (Seeger, Williams & Lawrence 2003) has rows at all distances at
+once. Over too few points it takes structure for noise and asks for longer lengthscales. So only shorter ones are accepted, by
+a few per cent, and only where the model's own dictionary may represent them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from sparse_bo.linalg.largest import largest
+from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
+from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
+from sparse_bo.models.sparse_gp.row_sums import fit_dtc
+
+Distances = Callable[[Tensor, Tensor], Tensor]
+"""From ``n x d`` points and a centre (``d``) to their distances (``n``), in any increasing measure."""
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RefinementSettings:
+    """Sizes of the last steps. Measurements: docs/decisions/044-neighbourhoods.md."""
+
+    parts: int = 4
+    """The random points are so many terms of the likelihood; a neighbourhood is as large as one."""
+    least: int = 48
+    """Fewest neighbourhoods; with fewer there are none."""
+    most: int = 248
+    """Most neighbourhoods."""
+    work: float = 0.2
+    """``Σ s³`` of the groups over ``n m²``, at most: their likelihoods then take about the time of the posterior."""
+    autograd: float = 0.5
+    """Share of that work where derivatives come from autograd."""
+    density: int = 8
+    """Neighbourhoods are at most so many times as dense as the dictionary: it cannot represent finer structure."""
+    gain: float = 1.0
+    """Log-likelihood of the groups that is not worth another step (nats)."""
+    points: int = 1024
+    """Dictionary of the last likelihood; it is of 16 times as many rows."""
+    step: float = 0.965
+    """Lengthscales are multiplied by a factor between ``step²`` and 1."""
+
+
+def euclidean(Z: Tensor, centre: Tensor) -> Tensor:
+    """Return squared Euclidean distances, ``n``."""
+    return (Z - centre).square().sum(dim=-1)
+
+
+def kernel_distances(kernel: PriorKernel) -> Distances:
+    """Return the distance ``E[(f(x) − f(c))²]`` under the prior, up to a constant; the mean over GPs of a batch. O(n d)."""
+
+    def distances(X: Tensor, centre: Tensor) -> Tensor:
+        with torch.no_grad():
+            apart = kernel_diagonal(kernel, X) - 2.0 * kernel_matrix(kernel, X, centre.unsqueeze(0)).squeeze(-1)
+        return apart.reshape(-1, len(X)).mean(dim=0)
+
+    return distances
+
+
+def last_groups(
+    rows: Tensor,
+    Z: Tensor,
+    m: int,
+    *,
+    batch: int,
+    generator: torch.Generator,
+    settings: RefinementSettings,
+    distances: Distances = euclidean,
+    autograd: bool = False,
+) -> Tensor | None:
+    """Return the rows of the last steps, ``g x s``; ``None`` if work allows too few. O(m d) a group.
+
+    They are the parts of ``rows``, and as many neighbourhoods of that size as work allows; none where the dictionary holds
+    every row. With 1,040 rows and the default dictionary: none up to n = 4,096, all 248 neighbourhoods beyond.
+
+    Args:
+        rows: The rows of the second search, ascending.
+        Z: ``n x d`` inputs, over their lengthscales for Euclidean distances.
+        m: Size of the dictionary, at most.
+        batch: The number of GPs.
+        generator: A CPU generator, the only source of randomness.
+        settings: Sizes.
+        distances: The measure of nearness.
+        autograd: Whether derivatives come from autograd.
+    """
+    size = len(rows) // settings.parts
+    work = settings.work * (settings.autograd if autograd else 1.0) * len(Z) * m**2 / batch
+    count = min(settings.most, int(work / max(size, 1) ** 3 + 1e-6) - settings.parts, len(Z))
+    if len(Z) <= m or count < settings.least or settings.density * m < size:
+        return None
+    parts = rows[: settings.parts * size].reshape(size, settings.parts).mT  # ascending: each part is spread over all of them
+    if len(Z) <= settings.density * m:
+        return torch.cat([parts, neighbourhoods(Z, count, size, generator=generator, distances=distances)])
+    thinned = uniform_rows(len(Z), settings.density * m, generator=generator, device=Z.device)
+    return torch.cat([parts, thinned[neighbourhoods(Z[thinned], count, size, generator=generator, distances=distances)]])
+
+
+def neighbourhoods(Z: Tensor, count: int, size: int, *, generator: torch.Generator, distances: Distances = euclidean) -> Tensor:
+    """Return the nearest rows of random rows, ``count x size``, each ascending. O(count · n d). Draws a permutation of n.
+
+    Args:
+        Z: ``n x d`` inputs.
+        count: Number of neighbourhoods, at most n.
+        size: Rows of each, the centre included, at most n.
+        generator: A CPU generator, the only source of randomness.
+        distances: The measure of nearness.
+    """
+    centres = torch.randperm(len(Z), generator=generator, device="cpu")[:count].to(Z.device)
+    nearest = [largest(-distances(Z, Z[centre]), size) for centre in centres]
+    return torch.stack(nearest).sort(dim=-1).values
+
+
+def shorten(model: Any, *, size: int, generator: torch.Generator, settings: RefinementSettings) -> None:
+    """Multiply the lengthscales of a model in place by a factor in ``[step², 1]``, one for each of its GPs. O(rows · points²).
+
+    The factor maximises likelihood times the priors of the lengthscales. Fixed lengthscales stay, and so do those that a batch
+    of GPs shares.
+
+    Args:
+        model: A sparse model in training mode; unchanged unless :func:`stationary_parts` recognises its kernel.
+        size: The largest size of its dictionary.
+        generator: A CPU generator, the only source of randomness.
+        settings: Sizes.
+    """
+    kernel = model.prior_kernel
+    if stationary_parts(kernel) is None:
+        return
+    inner = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+    batch = model.train_targets.shape[:-1]
+    if not inner.raw_lengthscale.requires_grad or inner.lengthscale.shape[:-2] != batch:
+        return
+    start = inner.lengthscale.detach().clone()
+    with torch.no_grad():
+        data = _some_rows(model, min(size, settings.points), 16 * settings.points, generator)
+        try:
+            values = []
+            for power in (2, 1, 0):
+                _set(inner, start * settings.step**power)
+                values.append(_log_density(kernel, inner, data))
+        finally:
+            _set(inner, start)
+        factor = settings.step ** (1.0 - parabola_maximum(torch.stack(values)))
+        _set(inner, start * factor.to(start)[..., None, None])
+    _LOGGER.debug("lengthscales times %s", factor.tolist())
+
+
+def parabola_maximum(values: Tensor) -> Tensor:
+    """Return the maximiser within ``[−1, 1]`` of the parabola through values at −1, 0 and 1 (``3 x batch_shape``).
+
+    Where it is not concave, or a value is infinite, the position of the highest value, the last of equal ones.
+    """
+    below, here, above = values
+    curvature = below - 2.0 * here + above
+    top = ((below - above) / (2.0 * curvature)).clamp(-1.0, 1.0)
+    highest = 1.0 - values.flip(0).argmax(dim=0).to(values)
+    return torch.where((curvature < 0.0) & values.isfinite().all(dim=0), top, highest)
+
+
+def _some_rows(model: Any, size: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return at most ``most`` random rows with residuals and noise, and a dictionary of ``size`` of them."""
+    X, targets = model.transform_inputs(model.train_inputs[0]), model.train_targets
+    n = X.shape[-2]
+    rows = uniform_rows(n, most, generator=generator, device=X.device)
+    points = rows[uniform_rows(len(rows), size, generator=generator, device=X.device)]
+    residuals, noise = targets - model.prior_mean(X), model.data_noise(X, targets.shape)
+    return {
+        "points": X[..., points, :],
+        "X": X[..., rows, :],
+        "residuals": residuals[..., rows],
+        "noise": noise[..., rows],
+        "weight": X.new_tensor(n / len(rows)),
+    }
+
+
+def _log_density(kernel: Any, inner: RBFKernel | MaternKernel, data: dict[str, Tensor]) -> Tensor:
+    """Return the DTC log-likelihood of all rows plus the log density of the lengthscales, ``batch_shape``, up to a constant."""
+    weight = data["weight"].double()
+    state = fit_dtc(kernel, data["points"], data["X"], residuals=data["residuals"], noise=data["noise"])
+    explained = 0.5 * (state.projected * state.weights).sum(dim=-1)
+    value = weight * (explained - state.gram_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1))
+    for _, module, prior, parameter_of, _ in inner.named_priors():
+        density = prior.log_prob(parameter_of(module))
+        value = value + density.reshape(*value.shape, -1).sum(dim=-1)
+    return value
+
+
+def _set(inner: RBFKernel | MaternKernel, lengthscale: Tensor) -> None:
+    least = inner.raw_lengthscale_constraint.lower_bound.to(lengthscale)
+    inner.lengthscale = torch.maximum(lengthscale, least)

@@ -1,0 +1,31 @@
+"""Importing and using the package changes nothing of PyTorch, GPyTorch, linear_operator and BoTorch."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def changes(*code: str) -> str:
+    command = [sys.executable, "-m", "tests.models.use_everything", *code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def test_nothing_of_the_hosts_is_changed():
+    assert changes() == "untouched"
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("botorch.acquisition.logei.prune_inferior_points = print", "('botorch.acquisition.logei', 'prune_inferior_points')"),
+        ("botorch.models.gpytorch.ModelListGPyTorchModel.posterior = print", "'ModelListGPyTorchModel', 'posterior')"),
+        ("gpytorch.models.ExactGP.added = 1", "new: ('gpytorch.models', 'ExactGP', 'added')"),
+        ("gpytorch.settings.fast_pred_var._set_state(not gpytorch.settings.fast_pred_var.on())", "fast_pred_var"),
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "flag threads"),
+    ],
+)
+def test_a_change_is_found(change, found):
+    assert found in changes(change)
