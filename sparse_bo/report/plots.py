@@ -146,7 +146,7 @@ class _Canvas:
     def plot(self, title: str, text: str, table: Table, legend: Sequence[tuple[str, str]] = ()) -> Plot:
         """Return the drawing; equal drawings give equal text."""
         file = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": f"{title}. {text}"}):  # else plots of a page would share ids
+        with matplotlib.rc_context({"svg.hashsalt": visible(f"{title}. {text}")}):  # else plots of a page would share ids
             self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         made = file.getvalue()
         inside = made[made.index(">", made.index("<svg")) + 1 : made.rindex("</svg>")]
@@ -225,7 +225,7 @@ def lines(
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if negative else 0.0)
         axes.set_xlabel(canvas.text(x_name), loc="right")
         if y_name:
-            axes.set_title(canvas.text(y_name), loc="left", fontsize=11, color=COLOURS["soft"])
+            axes.set_title(canvas.text(y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
         rows_ = [[c.name, number(c.x[k]), number(c.y[k])] for c in small for k in _spread(len(c.x), TABLE_ROWS)]
         table = Table(["curve", x_name, "value"], rows_, "numbers behind the figure")
         return canvas.plot(title, text, table, [(c.name, c.colour) for c in curves])
@@ -256,7 +256,7 @@ def histogram(title: str, text: str, values: Numbers) -> Plot:
         canvas.axes.bar(edges[:-1], counts / max(len(values), 1) / width, width=0.9 * width, align="edge", color=COLOURS["s0"])
         canvas.axes.plot(grid, np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi), color=COLOURS["s2"], lw=2.0)
         canvas.axes.set_xlabel("standard deviations from the prediction", loc="right")
-        canvas.axes.set_title("density", loc="left", fontsize=11, color=COLOURS["soft"])
+        canvas.axes.set_title("density", loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
         pooled = zip(edges[:-1:4], edges[4::4], counts.reshape(-1, 4).sum(1), strict=True)
         table = Table(["standard deviations", "results"], [[f"{a:g} to {b:g}", number(n)] for a, b, n in pooled], title)
         return canvas.plot(title, text, table, [("residuals", "s0"), ("normal", "s2")])

@@ -63,9 +63,9 @@ def predictions_of(state: State, picks: Tensor) -> Predictions | None:
         variance = posterior.leverages_at(picks) * posterior.prior.regularization
         return _normal(posterior.means_at(picks).double(), variance)
     if isinstance(state, RegionState) and state.fitted is not None:
-        return _warped(state.fitted, state.box.to_unit(picks))
+        return _warped(state.fitted, state.box.to_unit(picks), state.y)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return _warped(state.surrogate, state.unit[picks])
+        return _warped(state.surrogate, state.unit[picks], state.y)
     if isinstance(state, BoxState) and state.model is not None:
         mean, variance = state.predicted(picks)
         return _normal(mean.detach().flatten(), variance.detach().flatten())
@@ -77,12 +77,22 @@ def _normal(mean: Tensor, variance: Tensor) -> Predictions:
     return Predictions(mean - spread, mean, mean + spread)
 
 
-def _warped(fitted: FittedRegion, U: Tensor) -> Predictions:
-    """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y."""
-    at = fitted.gp.moments(U)
+def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
+    """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
+
+    The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
+    floor and some of ``y`` are below it, nothing bounds the objective from below.
+    """
+    at, warp = fitted.gp.moments(U), fitted.warp
     spread = 1.96 * at.variance.sqrt()
-    inverse = fitted.warp.inverse
-    return Predictions(inverse(at.mean - spread), inverse(at.mean), inverse(at.mean + spread))
+    floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
+
+    def unwarped(t: Tensor) -> Tensor:
+        if floor is None:
+            return warp.inverse(t)
+        return torch.where(t <= warp(y.min()), -torch.inf, warp.inverse(t))  # the lowest observation is warped to the floor
+
+    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), unwarped(at.mean + spread), floor)
 
 
 class _Watched(Mechanism[Any]):

@@ -19,13 +19,13 @@ import torch
 from sparse_bo import AskTell, Choice, Float, Int, Storage, maximize
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import RandomSearch
-from sparse_bo.report import RunView
 from sparse_bo.report.advice import advice_of
 from sparse_bo.report.page import run_page
 from sparse_bo.report.plots import MOST, thinned
 from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.view import view_of_journal, view_of_result
 from tests.builders import arms, bbkb, noisy
+from tests.report.builders import view
 
 EVIL = "<script>alert('x')</script>"
 SPACE = {EVIL: Float(1e-3, 1, log=True), "depth & more": Int(1, 9), "kind": Choice("a", '"><img src=x>', "c")}
@@ -175,9 +175,9 @@ def test_arms_that_were_not_recorded_leave_a_page_without_model(tmp_path):
     X = arms(30)
     with AskTell(X, RandomSearch(batch_size=5), storage=Storage(tmp_path / "run.db", arms_bytes=10)) as loop:
         loop.run(noisy(X), 10, call_with="indices")
-    view = view_of_journal(tmp_path / "run.db")
-    assert "pass arms=" in (view.missing or "")
-    assert "The model could not be computed again" in run_page(view)
+    found = view_of_journal(tmp_path / "run.db")
+    assert "pass arms=" in (found.missing or "")
+    assert "The model could not be computed again" in run_page(found)
     assert view_of_journal(tmp_path / "run.db", arms=X).missing is None
 
 
@@ -204,18 +204,6 @@ def test_a_page_does_not_grow_with_its_run():
     assert time.process_time() - start < 10.0
     assert len(page) < 400_000
     assert "100,000 evaluations asked" in page
-
-
-def view(**changes):
-    """Return the view of 200 evaluations."""
-    nothing = {"names": [], "columns": {}, "logs": {}, "best": {}, "slices": [], "differing": []}
-    none = ("best_mean", "best_interval", "best_observed", "variance_factor", "missing", "regret", "source")
-    drawn = {
-        "values": np.random.default_rng(0).standard_normal(200),
-        "residuals": np.random.default_rng(1).standard_normal(100),
-    }
-    counts = {"batches": many(1).batches(), "asked": 200, "succeeded": 200, "failed": 0}
-    return RunView(**{"about": {"policy": "p", "seed": 0}, **counts, **nothing, **dict.fromkeys(none), **drawn, **changes})
 
 
 @pytest.mark.parametrize(
