@@ -18,11 +18,11 @@ class DictionaryWarning(UserWarning):
 
 
 class CertificateWarning(UserWarning):
-    """Results refute what a policy's bounds promised before them: what was promised, what was seen, and what to do."""
+    """Results refute the bounds of a policy; the message gives bounds, results and fix."""
 
 
 class SamplerError(ValueError):
-    """A dictionary sampler was not given what it needs: covariance, noise, posterior means or the last dictionary."""
+    """A dictionary sampler lacks an input: covariance, noise, posterior means or the last dictionary."""
 
 
 class ResumeWarning(UserWarning):
@@ -30,7 +30,7 @@ class ResumeWarning(UserWarning):
 
 
 class FailureWarning(UserWarning):
-    """More than half of a run's evaluations have failed; said once per run and process."""
+    """More than half of a run's evaluations have failed; issued once per run and process."""
 
 
 class TicketError(ValueError):
@@ -45,7 +45,7 @@ class StorageError(RuntimeError):
 
 
 class RankError(RuntimeError):
-    """A rank of a sharded run has failed, is lost, or has come to another step than the others; said on every rank.
+    """A rank of a sharded run has failed, is lost, or is at another step than the others; raised on every rank.
 
     Nothing that was told is lost: rank 0's journal has it, and the run can be resumed on any number of ranks.
     """
@@ -90,7 +90,7 @@ class ScheduleComplete(RuntimeError):
 
 
 class ObjectiveError(RuntimeError):
-    """The objective raised; nothing that was told before is lost.
+    """The objective raised; earlier results are kept.
 
     Attributes:
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far. What has no result is still out:
@@ -111,7 +111,7 @@ class ObjectiveError(RuntimeError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The run was interrupted (Ctrl-C); nothing that was told before is lost.
+    """The run was interrupted (Ctrl-C); earlier results are kept.
 
     Attributes:
         loop: The :class:`sparse_bo.AskTell`, with every observation told so far.

@@ -1,4 +1,4 @@
-"""Checks at the public boundary: what was expected, what came, what to do. Nothing here computes."""
+"""Checks of arguments at the public boundary. Messages give the expected and the actual value, and the fix."""
 
 from __future__ import annotations
 

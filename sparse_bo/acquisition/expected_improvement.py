@@ -41,7 +41,7 @@ def log_expected_improvement(mean: Tensor, variance: Tensor, best: float) -> Log
 
 
 def log_augmented_improvement(mean: Tensor, variance: Tensor, best: float, *, noise_variance: float) -> LogImprovement:
-    """Return the log expected improvement with what noise leaves of it, ``log EI + log(1 − τ/√(variance + τ²))``, elementwise.
+    """Return the log augmented expected improvement ``log EI + log(1 − τ/√(variance + τ²))``, elementwise.
 
     An observation with noise τ says little of a value that is known better than τ already (Huang et al. 2006, "Global
     optimization of stochastic black-box systems via sequential kriging meta-models", eq. 12).

@@ -160,7 +160,7 @@ def _upper_confidence(posterior: BatchPosterior, search: Search | None, domain: 
 def _with_pending(
     posterior: BatchPosterior, X_pending: Tensor | None, rule: StopRule, *, condition: bool
 ) -> tuple[BatchPosterior, float]:
-    """Return the posterior conditioned on pending points, and what they cost."""
+    """Return the posterior conditioned on pending points, and their cost."""
     if X_pending is None:
         return posterior, 0.0
     points = posterior.prepare(X_pending)

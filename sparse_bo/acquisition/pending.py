@@ -23,7 +23,7 @@ CHUNK = 2048
 
 
 def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
-    """Return an acquisition function that is one of ``model`` and takes pending points; it is left as it is.
+    """Return an acquisition function after checking that it belongs to ``model`` and takes pending points.
 
     Args:
         acq_function: What the user passed as acquisition function.
@@ -62,7 +62,7 @@ def check_acquisition(acq_function: Any, model: Model) -> AcquisitionFunction:
 
 @contextmanager
 def unchanged(function: AcquisitionFunction) -> Iterator[None]:
-    """Put back what changes inside in an acquisition function, its sampler and all else that it holds but models."""
+    """Restore an acquisition function after the block: its own state and its sampler's, but not its models'."""
     of_models = {part for model in function.modules() if isinstance(model, Model) for part in model.modules()}
     parts = [part for part in function.modules() if part not in of_models]
     before = [_attributes(part) for part in parts]
@@ -109,7 +109,7 @@ class AcquisitionBox:
     """The maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
 
     def __init__(self, pending: Pending, search: Search) -> None:
-        """Hold the settings, which are those of ``optimize_acqf``; the generator seeds the draws of each pick."""
+        """Store the settings of ``optimize_acqf``; the generator seeds the draws of each pick."""
         self.pending, self.search = pending, search
         feasible = search.feasible
         self.settings: dict[str, Any] = {

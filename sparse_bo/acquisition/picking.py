@@ -89,7 +89,7 @@ def pick_until(
 
 
 def cost(points: Points, posterior: BatchPosterior, stop_rule: StopRule) -> float:
-    """Return what points cost together: a function of their leverages at the batch start."""
+    """Return the cost of points together, from their leverages at the batch start."""
     return float(stop_rule.costs(points.variance / posterior.noise).sum())
 
 

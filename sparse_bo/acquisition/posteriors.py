@@ -43,7 +43,7 @@ EXACT_MODELS = (SingleTaskGP, MixedSingleTaskGP, SingleTaskMultiFidelityGP)
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points and what the posterior at the batch start knows of them: the part of a score that no pick changes."""
+    """Points with their posterior at the batch start, the part of a score that no pick changes."""
 
     X: Tensor
     """``b x d`` in the user's units."""

@@ -59,7 +59,7 @@ class Scores:
             self.kept = self.kept.joined(points)
 
     def points(self, posterior: BatchPosterior, rows: Tensor) -> Points:
-        """Return what the batch start knows of some rows."""
+        """Return rows with their posterior at the batch start."""
         return posterior.prepare(self.X[rows]) if self.kept is None else self.kept[rows]
 
     def highest(self, posterior: BatchPosterior, k: int) -> Tensor:

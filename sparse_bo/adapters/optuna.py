@@ -89,7 +89,7 @@ class SparseBOSampler(BaseSampler):
         self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without what a study can be read for again."""
+        """Pickle without values that can be read from the study again."""
         return {"policy": self._policy, "independent": self._independent, "generator": self._generator.get_state()}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ class SparseBOSampler(BaseSampler):
 
 
 class _Search:
-    """The policy's state on one study and its parameters: what it knows of which trials, and the picks made ahead."""
+    """The policy's state on one study and its parameters: its trials, and the picks made ahead."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class _Search:
 
     @with_gradients
     def _take_in(self, current: int) -> None:
-        """Tell the policy of trials that have ended since, and see which others run."""
+        """Update the policy by ended trials, and collect running ones."""
         trials = self.study.get_trials(deepcopy=False)
         numbers = sorted({*self.open, *range(self.seen, len(trials))} - {current})
         self.seen, self.open = len(trials), set()
@@ -248,7 +248,7 @@ class _Search:
             self.out[trial.number] = self._picks([point])
 
     def _value(self, trial: FrozenTrial) -> float | None:
-        """Return what a finished trial says of the objective, larger is better; ``None`` if it failed or is not feasible."""
+        """Return the objective of a finished trial, to be maximised; ``None`` if it failed or is infeasible."""
         if any(constraint > 0.0 for constraint in trial.constraints.values()):
             return None
         if trial.state == TrialState.COMPLETE:

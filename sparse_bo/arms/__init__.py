@@ -6,7 +6,7 @@ batch is picked from, :func:`pick_batch` picks it until a :class:`StopRule` ends
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
 from sparse_bo.arms.columns import KernelColumns
-from sparse_bo.arms.conditioner import InBatch
+from sparse_bo.arms.conditioning import InBatch
 from sparse_bo.arms.fit import ArmFit, arm_fit
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior

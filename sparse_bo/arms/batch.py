@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.conditioner import Block, Conditioner, InBatch
-from sparse_bo.arms.conditioning import conditioner_of
+from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.highest import highest
 from sparse_bo.arms.local import LocalRatios
@@ -91,7 +90,7 @@ def pick_batch(
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    start = conditioner_of(posterior, in_batch)
+    start = posterior.at_start(in_batch)
     if given is not None and len(given):
         return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
     picker = _Picker(posterior, width, stop_rule, start, refuse)
@@ -103,7 +102,7 @@ def pick_batch(
 
 
 def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, max_q: int, given: Tensor) -> BatchPicks:
-    """Return the best arm as often as the rule allows beside the given ones. O(q)."""
+    """Return repeats of the best arm, as many as the rule allows after the pending ones. O(q)."""
     costs = stop_rule.costs(posterior.leverages_at(given)).tolist()
     spent = 0.0
     for cost in costs:  # in the order of the picks, as they were added up when they were made
@@ -166,7 +165,7 @@ def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Condition
 
 
 class _Picker:
-    """One batch in the making: upper bounds on all scores, and what was picked. Lives only inside :func:`pick_batch`."""
+    """The picks of one batch so far, and upper bounds on all scores. Lives inside :func:`pick_batch`."""
 
     def __init__(
         self,
@@ -244,7 +243,7 @@ class _Picker:
             self._ask(at)
 
     def _highest(self) -> tuple[Tensor, float]:
-        """Return where the highest bounds are and the highest of the others (:func:`highest`), refused arms left out.
+        """Return the positions of the highest bounds, and the highest of the others (:func:`highest`), without refused arms.
 
         Whether an arm is refused is only asked when its turn would come: of ever more arms at a time, so that the cost is that
         of the arms refused, O(those asked), and not that of all.
@@ -296,7 +295,7 @@ class _Picker:
         return picked
 
     def _refill(self, conditioner: Conditioner) -> None:
-        """Take the arms with the highest scores now: those that are kept no longer hold the best for certain."""
+        """Replace the contenders by arms of the highest present scores, when they may no longer include the best."""
         self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
@@ -314,7 +313,7 @@ class _Picker:
             self._lower(at, scores)
 
     def _lower(self, at: Tensor, scores: NDArray[np.float64]) -> None:
-        """Lower some bounds to fresh scores; a bound never rises, whatever round-off says."""
+        """Lower bounds to fresh scores; round-off never raises a bound."""
         rounded = torch.from_numpy(np.rint(scores / self.unit) * self.unit).to(self.scores.device)
         self.scores[at] = torch.minimum(self.scores[at], rounded)
         self.rechecked += len(at)

@@ -1,4 +1,4 @@
-"""Kernel columns ``k(x_i, arms)``, kept from one resparsification to the next.
+"""Cached kernel columns ``k(x_i, arms)`` between resparsifications.
 
 Successive dictionaries overlap: on Cadata (20,640 arms, inputs in [0,1], T = 10⁴) 99 dictionaries of 25 points on average
 are drawn from 71 arms. Evaluating a column costs several passes over the arms, reading it one.
@@ -92,7 +92,7 @@ class KernelColumns:
         return KernelColumns(self.memory_bytes, slots, storage)
 
     def _with_room(self, rows: int, arms: Tensor) -> _Storage:
-        """Return a storage that can take ``rows`` more: this one if it has room and nobody else has grown it."""
+        """Return a storage with room for ``rows`` more rows: this one if it has room and has not been grown elsewhere."""
         used = len(self.slots)
         if self.storage is not None and self.storage.used == used and used + rows <= len(self.storage.rows):
             return self.storage
@@ -112,7 +112,7 @@ class KernelColumns:
 
 @dataclass(frozen=True, eq=False)
 class StoredColumns:
-    """The kernel columns of one dictionary, left where they are kept: rows of a storage that are never written again."""
+    """The kernel columns of one dictionary: rows of a storage that are never written again."""
 
     storage: _Storage
     slots: Tensor
@@ -120,11 +120,11 @@ class StoredColumns:
 
     @property
     def gone(self) -> bool:
-        """Whether the storage was given up when memory ran out: then the columns have to be evaluated anew."""
+        """Whether the storage was freed when memory ran out; the columns are then evaluated again."""
         return self.storage.gone
 
     def part(self, arms: slice, *, out: Tensor | None = None) -> Tensor:
-        """Return ``k(D, arms)`` of some arms in a row, ``m x n``, in ``out`` if it is given. O(m n)."""
+        """Return ``k(D, arms)`` of contiguous arms, ``m x n``, in ``out`` unless that is ``None``. O(m n)."""
         return torch.index_select(self.storage.rows[:, arms], 0, self.slots, out=out)
 
     def some(self, arms: Tensor) -> Tensor:

@@ -68,13 +68,13 @@ class Collector:
             self._compact()
 
     def finish(self) -> tuple[Tensor, Tensor, float]:
-        """Return the arms kept (ascending), their upper bounds, and the floor."""
+        """Return the contenders (ascending), their upper bounds, and the floor."""
         if self.held:
             self._compact()
         return self.indices[: self.held].clone(), self.upper[: self.held].clone(), self.floor
 
     def _put(self, at: int, indices: Tensor, upper: Tensor) -> None:
-        """Write to the buffers from ``at`` on; what stood behind is given up."""
+        """Write to the buffers from ``at`` on, and discard later entries."""
         end = at + len(indices)
         if end > len(self.indices):
             size = max(2 * end, 1024)

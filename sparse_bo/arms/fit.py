@@ -19,7 +19,7 @@ from sparse_bo.gp.observations import Observations
 
 @dataclass(frozen=True, eq=False)
 class ArmFit:
-    """A posterior fitted to the pulled arms: what every posterior over the arms is made of. A value."""
+    """A posterior fitted to the pulled arms, the common part of all posteriors over arms. A value."""
 
     prior: ArmPrior
     dictionary: Dictionary
@@ -87,7 +87,7 @@ def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX
 
 
 def evaluator_of(prior: ArmPrior, state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype) -> Evaluator:
-    """Return what evaluates posterior moments from kernel columns, see :func:`sparse_bo.arms.moments.evaluator`."""
+    """Return the evaluator of posterior moments from kernel columns, see :func:`sparse_bo.arms.moments.evaluator`."""
     return evaluator(state, form, precision=precision, kappa_squared=prior.kappa_squared, noise=prior.regularization)
 
 

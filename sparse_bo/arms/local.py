@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.posterior import InMemoryPosterior
 from sparse_bo.sharding import Alone, Group
 

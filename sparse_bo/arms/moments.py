@@ -1,4 +1,4 @@
-"""Posterior moments of a tile of arms, in the precision that was asked for, with a bound on what a low precision costs."""
+"""Posterior moments of a tile of arms in a chosen precision, with a bound on the error of a low one."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class Evaluator(Protocol):
         ...
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
-        """Write the part ``out`` of what :meth:`start` gave, from the kernel columns and prior variances of its points."""
+        """Write the part ``out`` of the tensors of :meth:`start`, from kernel columns and prior variances of its points."""
         ...
 
     def finish(self, prior_variance: Tensor, out: Moments) -> None:
-        """Make the moments of all points out of what was written, in place. O(n)."""
+        """Compute the moments of all points from the written parts, in place. O(n)."""
         ...
 
 
 def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, kappa_squared: float, noise: float) -> Evaluator:
-    """Return what evaluates the moments of a posterior: the one-product form in ``precision``, or the two-term form.
+    """Return the evaluator of a posterior's moments: the one-product form in ``precision``, or the two-term form.
 
     The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage (λ tiny beside the prior
     variance times the pulls), or more than 10⁻³ of the smallest one: that of an arm with c pulls is about 1/c.
@@ -94,15 +94,15 @@ class _OneProduct:
         self.form, self.step = form, form.step
 
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        """Do what :meth:`sparse_bo.gp.dtc.OneProduct.moments` does, without gradients."""
+        """Return the moments of :meth:`sparse_bo.gp.dtc.OneProduct.moments`, without gradients."""
         return _all_at_once(self, K_DX, prior_variance)
 
     def start(self, prior_variance: Tensor) -> Moments:
-        """See :class:`Evaluator`: variances begin as what is explained."""
+        """See :class:`Evaluator`: variances begin as the explained part, 0."""
         return Moments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
-        """See :class:`Evaluator`: what is explained is added up; on a GPU a launch or two for each block of columns."""
+        """See :class:`Evaluator`: explained variances are added up; on a GPU one or two launches per block of columns."""
         columns, step, n = self.form.columns, self.step, K_DX.shape[-1]
         m = len(columns)
         work = K_DX.new_empty((step + 1) * n)  # written again by every block, so that it stays in the cache
@@ -143,11 +143,11 @@ class _TwoTerms:
         out.variances.copy_(dtc.variance(self.state, features, prior_variance))
 
     def finish(self, prior_variance: Tensor, out: Moments) -> None:
-        """See :class:`Evaluator`: nothing is left to do."""
+        """See :class:`Evaluator`: the moments are complete."""
 
 
 class _LowPrecision:
-    """The one-product form with its one large product in float32, and a bound on what that costs.
+    """The one-product form with its large product in float32, and a bound on the error.
 
     The mean is a matrix-vector product in float64, a share of 1/m of the work. For the variance let ``R_j`` be the columns of
     R and ``b_j = R_jᵀ k``. Rounding both factors (relative error ``u_in`` each) and summing m terms in float32
@@ -180,7 +180,7 @@ class _LowPrecision:
         return Moments(*(torch.empty_like(prior_variance) for _ in range(3)))
 
     def finish(self, prior_variance: Tensor, out: Moments) -> None:
-        """See :class:`Evaluator`: nothing is left to do."""
+        """See :class:`Evaluator`: the moments are complete."""
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
         """See :class:`Evaluator`."""

@@ -27,7 +27,7 @@ TIE_UNITS = 4.0
 
 
 class GreedyPicks(NamedTuple):
-    """What :func:`greedy_picks` did."""
+    """The result of :func:`greedy_picks`."""
 
     positions: list[int]
     """Arms picked, in order, as positions in the block."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
-from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Conditioner, InBatch, conditioner
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
 from sparse_bo.arms.prior import ArmPrior
@@ -26,7 +26,7 @@ from sparse_bo.linalg.chunking import shrinking
 
 @dataclass(frozen=True, eq=False)
 class ArmPosterior(ABC):
-    """A posterior over an arm set, and what is needed to condition it on picks. A value.
+    """A posterior over an arm set, with the parts that condition it on picks. A value.
 
     :class:`InMemoryPosterior` knows mean and leverage of every arm, :class:`sparse_bo.arms.StreamedPosterior` the arms that can
     be picked in one batch.
@@ -60,13 +60,17 @@ class ArmPosterior(ABC):
         """``Σ count · leverage`` over the pulled arms."""
         return self.fit.effective_dimension
 
+    def at_start(self, in_batch: InBatch) -> Conditioner:
+        """Return the posterior without picks, for an in-batch update."""
+        return conditioner(self.fit, self.kernel_rows, in_batch)
+
     @abstractmethod
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
 
     @abstractmethod
     def leverages_at(self, indices: Tensor) -> Tensor:
-        """Return the leverages of some arms (``q``) in float64, whatever the precision of the sweep."""
+        """Return the leverages of ``q`` arms in float64, for any precision of the sweep."""
 
     @abstractmethod
     def means_at(self, indices: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ class ArmPosterior(ABC):
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
-        """Return the arms that the batch can pick after some picks, for when those of before no longer hold the best.
+        """Return the contenders after some picks, when the previous ones may no longer include the best.
 
         Args:
             conditioner: The posterior conditioned on the picks so far.
@@ -143,7 +147,7 @@ class InMemoryPosterior(ArmPosterior):
         return self.means[indices]
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """See :class:`ArmPosterior`. Every arm, whatever the rule. O(a)."""
+        """See :class:`ArmPosterior`. Every arm, for any rule. O(a)."""
         highest = self.leverages if self.leverage_errors is None else self.leverages + self.leverage_errors
         upper = highest.sqrt().mul_(width).add_(self.means)
         extremes = torch.stack([highest.max(), *torch.aminmax(upper)])
@@ -154,7 +158,7 @@ class InMemoryPosterior(ArmPosterior):
     def contenders_after(
         self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
     ) -> Contenders:
-        """See :class:`ArmPosterior`. No arm was left out at the start, and scores only fall: those bounds still hold. O(a)."""
+        """See :class:`ArmPosterior`. All arms are contenders and scores only fall, so the bounds still hold. O(a)."""
         return self.contenders_at_start(width=width, stop_rule=stop_rule)
 
 

@@ -47,7 +47,7 @@ class LazyVariances:
 
 
 def prior_variances(covariance: CovarianceFunction, arms: ArmSet) -> Tensor | LazyVariances:
-    """Return ``k(x, x)`` of every arm: a vector (``a``, y²), or for a lazy set what computes it on request. O(a d) or O(1)."""
+    """Return ``k(x, x)`` of every arm: a vector (``a``, y²), or lazy variances for a lazy set. O(a d) or O(1)."""
     return LazyVariances(covariance, arms) if isinstance(arms, LazyArms) else covariance.diagonal(arms)
 
 
@@ -85,7 +85,7 @@ class ArmPrior:
 
     @property
     def in_memory(self) -> tuple[Tensor, Tensor]:
-        """The arms (``a x d``) and their prior variances (``a``), for what needs them all at once.
+        """All arms (``a x d``) and their prior variances (``a``) in memory.
 
         Raises:
             ValueError: If the arms are streamed.

@@ -1,4 +1,4 @@
-"""What a pass over arms finds: those that can be picked in the coming batch, and the extremes of all scores."""
+"""The result of a pass over arms: the contenders of the next batch, and the extremes of all scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Part = tuple[int, Tensor, Tensor, Tensor | None]
 
 
 class Scan(NamedTuple):
-    """What a pass found."""
+    """The result of a pass."""
 
     indices: Tensor
     """``c`` arms, ascending, that can be picked."""

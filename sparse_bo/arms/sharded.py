@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
-from sparse_bo.arms.conditioner import Conditioner
-from sparse_bo.arms.conditioning import Process
+from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.contenders import Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
 from sparse_bo.arms.gathering import STEP, gathered
@@ -134,7 +133,7 @@ class ShardedPosterior(PosteriorOfContenders):
     ) -> Contenders:
         """See :class:`ArmPosterior`. A pass of every rank over its arms, and one gathering: O(a_r m (d + r))."""
         arms = _shards(self.prior)
-        if isinstance(conditioner, Process):  # its picks need not be among the contenders any more
+        if conditioner.in_batch == "process":  # its picks need not be among the contenders any more
             arms.cache(conditioner.picked)
         with arms.group.shielded(STEP), arms.alone():
             indices, upper, floor = self.highest_now(conditioner, self.prior.here, first=arms.start, refuse=refuse)
@@ -184,14 +183,14 @@ def sharded_posterior(fitted: ShardedFit, *, width: float, stop_rule: StopRule) 
 
 
 def _fingerprint(fit: ArmFit) -> float:
-    """Return a number that tells posteriors apart: of the dictionary and the weights of the mean, to the last bit."""
+    """Return a fingerprint of a posterior from its dictionary and the weights of its mean, to the last bit."""
     parts = [fit.dictionary.points, fit.form.alpha, fit.observed_leverages]
     data = b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
     return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
 
 
 def posterior_here(posterior: ArmPosterior | ArmFit | ShardedFit) -> InMemoryPosterior:
-    """Return the posterior over the arms that this process holds: all of them, or those of its rank.
+    """Return the posterior over the arms of this process: all of them, or those of its rank.
 
     Raises:
         ValueError: If they are streamed.

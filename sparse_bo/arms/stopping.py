@@ -49,9 +49,9 @@ class StopRule:
 
     @property
     def largest_ratio(self) -> float:
-        """A leverage at the batch start is at most so many times what it is at a later pick: C̃, or 1 for batches of one."""
+        """Bound on a leverage at the batch start over that at a later pick: C̃, or 1 for batches of one."""
         return 1.0 if self.kind == "single" else self.ratio_threshold
 
     def costs(self, leverages: Tensor) -> Tensor:
-        """Return what picking each arm costs (same shape), from its leverage at the batch start."""
+        """Return the cost of picking each arm (same shape), from its leverage at the batch start."""
         return torch.log1p(leverages) if self.kind == "gp-bucb" else leverages

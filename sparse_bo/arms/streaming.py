@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.conditioner import Conditioner
+from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.contenders import Collector, Contenders, Refusal
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
@@ -40,7 +40,7 @@ TILE_ROWS = 2**16
 
 
 def capacity(memory_bytes: int) -> int:
-    """Return how many contenders are kept within the budget, from 64 to 2²⁰ (more would make the picks slower)."""
+    """Return the number of contenders within the budget, from 64 to 2²⁰ (more would slow down the picks)."""
     return min(max(memory_bytes // CONTENDER_BYTES, 64), 2**20)
 
 

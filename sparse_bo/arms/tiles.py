@@ -40,7 +40,7 @@ def tiles(arms: ArmSet, *, rows: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 class _Fetch:
-    """Reading a tile of a file and bringing it to the device, split into what may run ahead and what must wait for it."""
+    """The transfer of a tile of a file to the device, in two parts: one may run ahead, one must wait."""
 
     def __init__(self, arms: MemmapArms) -> None:
         self.arms = arms

@@ -1,4 +1,4 @@
-"""What a finished run says about its assumptions: leave-one-out residuals of a Gaussian process, and trends in time."""
+"""Diagnostics of a run's assumptions: leave-one-out residuals of a Gaussian process, and trends in time."""
 
 from __future__ import annotations
 

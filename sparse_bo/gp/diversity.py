@@ -29,7 +29,7 @@ class GradientColumns(NamedTuple):
     """``n x r`` ``c_i/λ``, divided by the column's norm."""
 
     def cosines(self, i: Tensor) -> Tensor:
-        """Return the cosines of every column with columns ``i`` (``k``), ``n x k``; those of i with itself mean nothing."""
+        """Return the cosines of every column with columns ``i`` (``k``), ``n x k``; those of i with itself are undefined."""
         return self.a @ self.a[i].mT - self.b @ self.b[i].mT
 
 

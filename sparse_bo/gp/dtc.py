@@ -125,7 +125,7 @@ class OneProduct:
 
 
 def _squares(product: Tensor) -> Tensor:
-    """Return the squares of a tensor that nobody else holds, in its own memory where autograd allows it."""
+    """Return the squares of a temporary tensor, in place where autograd allows it."""
     return product.square() if product.requires_grad else product.square_()
 
 
@@ -186,7 +186,7 @@ def variance(state: DTC, features: Tensor, prior_variance: Tensor) -> Tensor:
 
 
 def residual(features: Tensor, prior_variance: Tensor) -> Tensor:
-    """Return ``(k(x,x) − ‖z(x)‖²)₊``, ``batch_shape x n``: what the dictionary cannot represent (y²). O(n r)."""
+    """Return the residual variance ``(k(x,x) − ‖z(x)‖²)₊`` of the dictionary, ``batch_shape x n`` (y²). O(n r)."""
     return (prior_variance - features.square().sum(dim=-1)).clamp_min(0.0)
 
 

@@ -37,9 +37,9 @@ class Priors:
     ``δⱼ ~ N(0, sd²)`` for each. Few observations determine how smooth a function is, but not how smooth along each of 20
     inputs. Densities are those of the logarithms, so that the search without data ends at the medians. All are proper.
 
-    Policies use this table as it is, whatever they maximise: record 070 has the held-out comparison with the tables that
-    bandits and elimination had of their own. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors from
-    their modules instead, as BoTorch's contract asks.
+    The defaults are for local models of standardised, maybe transformed outputs. Policies whose evaluations concentrate on few
+    inputs pass :data:`sparse_bo.gp.learn.CONCENTRATED`. Models of BoTorch's kind (:class:`sparse_bo.SparseGP`) take the priors
+    from their modules, as BoTorch's contract asks; :meth:`botorch` is BoTorch's table in this form.
 
     Attributes:
         lengthscale: Median of ℓ/√d: more inputs, longer lengthscales (Hvarfner et al. 2024).
@@ -48,6 +48,8 @@ class Priors:
         noise: Median of g.
         noise_sd: Of log g.
         scale_shape: Shape and rate of the inverse-gamma prior of s: mode 1 by log s, and about ``1/√shape`` its sd there.
+        scale_sd: Of log s around 0, a log-normal prior in place of the inverse gamma, whose upper tail is heavy: s is then
+            searched for; ``scale_shape`` is 0.
         mean_variance: Prior variance of m in units of s; its mean is 0.
         alone: Median lengthscale of the functions of one input in a sum.
         common_alone_sd: Of its logarithm, all inputs together; each alone ``lengthscale_sd``.
@@ -58,6 +60,8 @@ class Priors:
         noises: Least and largest g.
         shares: Least and largest share over the share of all inputs together.
         scales: Least and largest s, where it is searched for.
+        starts: ℓ/√d and g: a search without an earlier result starts at the densest. With little noise alone, noisy
+            observations lead to lengthscales so short that no two observations are correlated.
     """
 
     lengthscale: float = 0.6
@@ -66,6 +70,7 @@ class Priors:
     noise: float = 1e-4
     noise_sd: float = 3.0
     scale_shape: float = 1.0
+    scale_sd: float | None = None
     mean_variance: float = 1.0
     alone: float = 0.3
     common_alone_sd: float = 1.5
@@ -76,6 +81,23 @@ class Priors:
     noises: tuple[float, float] = (1e-8, 1e2)
     shares: tuple[float, float] = (1e-4, 1e4)
     scales: tuple[float, float] = (1e-4, 1e4)
+    starts: tuple[tuple[float, float], ...] = ((0.6, 1e-3), (0.6, 0.3), (0.15, 1e-3), (0.04, 1e-3))
+
+    @classmethod
+    def botorch(cls) -> Priors:
+        """Return BoTorch's dimension-scaled log-normal priors of ℓ and g, as densities of their logarithms.
+
+        A log-normal density ``(μ, σ)`` of x has the same mode as a normal density of log x with mean ``μ − σ²``: ℓ has
+        ``(√2 + log(d)/2, √3)`` (Hvarfner et al. 2024), g has ``(−4, 1)``.
+        """
+        lengthscale = math.exp(math.sqrt(2.0) - 3.0)
+        return cls(
+            lengthscale=lengthscale,
+            lengthscale_sd=math.sqrt(3.0),
+            common_lengthscale_sd=0.0,
+            noise=math.exp(-5.0),
+            noise_sd=1.0,
+        )
 
     def of_correlation(self, logs: Tensor, *, dims: int, family: str) -> LogDensity:
         """Return the log density of a correlation's hyper-parameters. O(d).
@@ -93,8 +115,16 @@ class Priors:
             alone = logs[dims : 2 * dims] - math.log(self.alone)
             parts.append(_exchangeable(alone, self.lengthscale_sd, self.common_alone_sd))
             parts.append(_exchangeable(logs[2 * dims :] + math.log(dims), self.share_sd, self.common_share_sd))
-        value = sum(part.value for part in parts) - (self.complexity * dims if family == ADDITIVE else 0.0)
-        return LogDensity(value, torch.cat([part.gradient for part in parts]))
+            value = sum(part.value for part in parts) - self.complexity * dims
+            return LogDensity(value, torch.cat([part.gradient for part in parts]))
+        return parts[0]
+
+    def of_scale(self, log_scale: float) -> tuple[float, float]:
+        """Return the log density of ``log s`` under the log-normal prior and its derivative; 0 without one."""
+        if self.scale_sd is None:
+            return 0.0, 0.0
+        away = log_scale / self.scale_sd
+        return -0.5 * away * away, -away / self.scale_sd
 
     def of_noise(self, log_noise: float) -> tuple[float, float]:
         """Return the log density of ``log g`` and its derivative."""

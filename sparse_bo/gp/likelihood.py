@@ -31,7 +31,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Correlation(NamedTuple):
-    """A correlation matrix, and the derivatives of what depends on it."""
+    """A correlation matrix with its derivatives."""
 
     value: Tensor
     """``n x n``."""
@@ -142,46 +142,41 @@ def log_likelihood(
     Raises:
         ValueError: If ``A`` is not finite or not positive definite.
     """
-    n = len(means)
+    n, shape = len(means), 0.0 if priors is None else priors.scale_shape
     noises = noise if scatter is None or noise.dim() else noise / scatter.counts
     A = R.value.clone()
     A.diagonal().add_(noises)
     L = safe_cholesky(A).factor
     del A
-    at_modes = mean is None or gradient  # then the inverse is needed
-    inverse = torch.cholesky_inverse(L) if at_modes else None
-    degrees, rate, prior_shape = float(n), means.new_zeros(()), 0.0 if priors is None else priors.scale_shape
+    inverse = torch.cholesky_inverse(L) if mean is None or gradient else None
+    added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
     if mean is None:
         assert inverse is not None
         assert priors is not None
         row = inverse.sum(dim=0)
-        mean = (row @ means) / (row.sum() + 1.0 / priors.mean_variance)
-        rate = rate + mean.square() / priors.mean_variance
+        mean = float(row @ means) / (float(row.sum()) + 1.0 / priors.mean_variance)
+        added += mean * mean / priors.mean_variance
     r = means - mean
     alpha = torch.cholesky_solve(r.unsqueeze(-1), L).squeeze(-1) if inverse is None else inverse @ r
-    quadratic = r @ alpha
-    g, repeats, squares = (noise, 0.0, 0.0) if scatter is None else (noise, scatter.repeats, scatter.squares)
+    quadratic, degrees = r @ alpha + added, n + 2.0 * shape
+    value = L.diagonal().log().sum().neg_()
     if scatter is not None:
-        quadratic = quadratic + squares / g
-        degrees += repeats
-    total = quadratic + rate + 2.0 * prior_shape  # all that is divided by 2 s
-    if scale is None:
-        scale = total / (degrees + 2.0 * prior_shape)
-    s = torch.as_tensor(scale, dtype=means.dtype, device=means.device)
-    value = -0.5 * (total / s + (degrees + 2.0 * prior_shape) * s.log() + degrees * LOG_2PI) - L.diagonal().log().sum()
-    if scatter is not None:
-        value = value - 0.5 * (repeats * g.log() + scatter.counts.log().sum())
+        quadratic, degrees = quadratic + scatter.squares / noise, degrees + scatter.repeats
+        value = value - 0.5 * (scatter.repeats * noise.log() + scatter.counts.log().sum())
+    s = quadratic / degrees if scale is None else torch.as_tensor(scale, dtype=means.dtype, device=means.device)
+    surplus = quadratic / s - degrees  # 0 at the mode of s
+    value = value - 0.5 * (surplus + degrees * (s.log() + 1.0) + (degrees - 2.0 * shape) * LOG_2PI)
     found = torch.as_tensor(mean, dtype=means.dtype, device=means.device)
-    none = means[:0]
     if inverse is None or not gradient:
+        none = means[:0]
         return LogLikelihood(value, found, s, none, none, none, none, none)
-    by_log_scale = 0.5 * (total / s - degrees - 2.0 * prior_shape)
-    W = inverse.neg_().addr_(alpha, alpha / s)  # in place: a new n x n tensor costs as much as filling it does
-    by_noise = 0.5 * W.diagonal().clone()
+    alpha_s = alpha / s
+    W = inverse.neg_().addr_(alpha, alpha_s)  # in place: a new n x n tensor costs as much as filling it does
+    by_noise = 0.5 * W.diagonal()
     by_log_noise = (by_noise * noises).sum()
     if scatter is not None:
-        by_log_noise = by_log_noise + 0.5 * (squares / (s * g) - repeats)
-    return LogLikelihood(value, found, s, R.gradient(W), by_log_scale, by_noise, by_log_noise, -alpha / s)
+        by_log_noise = by_log_noise + 0.5 * (scatter.squares / (s * noise) - scatter.repeats)
+    return LogLikelihood(value, found, s, R.gradient(W), 0.5 * surplus, by_noise, by_log_noise, alpha_s.neg_())
 
 
 def stationary_log_likelihood(

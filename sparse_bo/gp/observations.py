@@ -1,4 +1,4 @@
-"""Observations merged by input: distinct inputs with counts, sums and what their repeats scatter."""
+"""Observations merged by input: distinct inputs with counts, sums, and the scatter of repeats."""
 
 from __future__ import annotations
 

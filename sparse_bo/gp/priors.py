@@ -1,4 +1,4 @@
-"""What is known of an objective before it is evaluated: a kernel, a mean and a noise, and whether data look as they expect."""
+"""The prior of an objective, kernel, mean and noise, and checks of data against it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Prior(NamedTuple):
         return self.covar_module is not None and self.regularization is not None
 
     def known(self) -> KnownPrior:
-        """Return the same prior as one of which nothing is left to learn; a mean that is not known is 0.
+        """Return the prior as a complete one; an unknown mean is 0.
 
         Raises:
             ValueError: If the kernel or λ is not known: :func:`sparse_bo.gp.learn.learn_prior` learns them.
@@ -46,7 +46,7 @@ class Prior(NamedTuple):
 
 
 class KnownPrior(NamedTuple):
-    """A prior over the objective of which nothing is left to learn."""
+    """A complete prior of the objective."""
 
     covar_module: Kernel
     prior_mean: float
@@ -113,7 +113,7 @@ def warn_if_uncentred(
 
 
 def crash_floor(values: Tensor) -> float:
-    """Return what values far below the rest are raised to before a model with a learned kernel is fitted; −∞: none is.
+    """Return the floor of values before a model with a learned kernel is fitted; −∞: no floor.
 
     A value of −10³⁰ where something broke says "bad"; taken at its word it bends the model everywhere. The floor lies
     :data:`CLIP` interquartile ranges below the lower quartile. Nothing is ever lowered: high values are what is sought.
@@ -128,7 +128,7 @@ def crash_floor(values: Tensor) -> float:
 
 
 def without_crashes(observations: Observations, given: Prior) -> Observations:
-    """Return what a model is fitted to: with a learned kernel, observations with means below :func:`crash_floor` raised."""
+    """Return observations for a fit: with a learned kernel, means below :func:`crash_floor` are raised to it."""
     floor = -math.inf if given.covar_module is not None else crash_floor(observations.means)
     low = observations.means < floor
     if not bool(low.any()):

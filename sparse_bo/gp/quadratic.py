@@ -16,7 +16,7 @@ from sparse_bo.gp.dtc import DTC
 
 
 class QuadraticForm(NamedTuple):
-    """``yᵀMy`` and what is needed of M to know how large it is for noise."""
+    """``yᵀMy``, with the traces and norms of M that bound it for noise."""
 
     value: float
     """``yᵀMy`` (1)."""
@@ -34,7 +34,7 @@ class QuadraticForm(NamedTuple):
         return variance * self.trace
 
     def noise_at_most(self, variance: float, *, log_inverse: float) -> float:
-        """Return what ``εᵀMε`` exceeds with probability ``exp(−log_inverse)`` at most: Hsu, Kakade & Zhang 2012, Thm 2.1.
+        """Return the bound that ``εᵀMε`` exceeds with probability at most ``exp(−log_inverse)`` (Hsu et al. 2012, Thm 2.1).
 
         Args:
             variance: Variance proxy (y²) of independent sub-Gaussian noise.
@@ -45,7 +45,7 @@ class QuadraticForm(NamedTuple):
 
 
 def quadratic_form(state: DTC, *, means: Tensor, counts: Tensor, regularization: float) -> QuadraticForm:
-    """Return the form of what a posterior was fitted to. O(n + r³).
+    """Return the form of a posterior's data. O(n + r³).
 
     ``yᵀMy = (Σ c (ȳ − μ₀)²)/λ − (Zᵀe)ᵀ B⁻¹ (Zᵀe)`` (Woodbury), and M has the eigenvalues ``1/(λ b)`` for those b of ``B``, 1/λ
     else.

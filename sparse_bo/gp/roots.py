@@ -1,4 +1,4 @@
-"""Roots of what data explains of a prior covariance: by triangular solves, written out, or the two terms of DTC.
+"""Roots of the explained part of a prior covariance: by triangular solves, as a matrix, or the two terms of DTC.
 
 Notation: ``D`` the m support points, ``h(x) = Rᵀ k_D(x)`` (r) the columns of a point, ``hᵀ h'`` the explained covariance.
 Conditioning on p points ``F`` appends the columns ``L_F⁻¹ C(F, x)``, where ``L_F L_Fᵀ = C(F, F) + noise`` and ``C = k − hᵀh'``.
@@ -16,7 +16,7 @@ from sparse_bo.gp import dtc
 
 
 class Root(Protocol):
-    """The root ``R`` of what the data explains of the prior covariance. A value."""
+    """The root ``R`` of the explained part of the prior covariance. A value."""
 
     def columns(self, K_DX: Tensor) -> Tensor:
         """Return ``h``, ``r x n``, from ``k(D, X)``, ``m x n``."""

@@ -21,7 +21,7 @@ from sparse_bo.linalg.cholesky import safe_cholesky
 
 @dataclass(frozen=True, eq=False)
 class LowRankSums:
-    """What a low-rank Gaussian model needs to know of its data. Sums over disjoint blocks of rows add up."""
+    """Sufficient statistics of a low-rank Gaussian model; those of disjoint blocks of rows add up."""
 
     gram: Tensor
     """``batch_shape x r x r``: ``ZᵀN⁻¹Z`` (without the identity)."""

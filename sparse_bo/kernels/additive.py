@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """Pairs of n points, each once: what does not depend on hyper-parameters."""
+    """Pairs of n points, each once, without hyper-parameters."""
 
     squares: Tensor
     """``d x n(n−1)/2`` squared differences by input."""

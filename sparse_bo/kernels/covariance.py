@@ -40,7 +40,7 @@ class CovarianceFunction:
         return GPYTORCH_BLOCKS if self.structure is None else 1
 
     def cheap(self, X: Tensor) -> bool:
-        """Return whether evaluating the kernel of ``X`` (``n x d``) anew takes no longer than reading what was kept of it.
+        """Return whether evaluating the kernel of ``X`` (``n x d``) takes no longer than reading a cached copy.
 
         On a GPU the fused evaluation writes a value once, as reading a kept one from among others does, and its arithmetic is
         hidden behind that up to some tens of inputs: about 3 d + 40 operations at half the rate of memory-bound work.
@@ -81,7 +81,7 @@ class CovarianceFunction:
 
 
 def evaluated_here(structure: Structure | None, X: Tensor, Y: Tensor) -> bool:
-    """Return whether inputs are two matrices in the precision of a known kernel: what is broadcast is left to GPyTorch."""
+    """Return whether inputs are two matrices in the precision of a known kernel; GPyTorch evaluates broadcast ones."""
     if structure is None:
         return False
     dtype = dtype_of(structure)

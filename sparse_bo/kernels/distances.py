@@ -30,7 +30,7 @@ _MOST_PAIRS = 1.0 / 32.0
 
 
 class Others:
-    """The other side, for many evaluations: what does not depend on the fixed rows is computed when it is first asked for.
+    """The other inputs of many evaluations; parts independent of the fixed rows are computed on first use.
 
     Takes ``16 (d + 1) n`` bytes at most.
     """
@@ -46,12 +46,12 @@ class Others:
 
     @cached_property
     def centre(self) -> Tensor:
-        """``d``: what inputs are moved by, so that as few digits as possible cancel."""
+        """``d``: shift of the inputs that keeps cancellation small."""
         return self.Y.mean(dim=0)
 
     @cached_property
     def right(self) -> Tensor:
-        """``d + 2 x n + 1``: what :class:`Expansion` multiplies with; a column more, because there is no product with one."""
+        """``d + 2 x n + 1``: right factor of :class:`Expansion`; an extra column avoids slow products with one column."""
         n, d = self.Y.shape
         right = self.Y.new_zeros(d + 2, n + 1)
         centred = torch.sub(self.Y.T, self.centre.unsqueeze(-1), out=right[:d, :n])
@@ -61,7 +61,7 @@ class Others:
 
     @cached_property
     def scaled(self) -> Tensor:
-        """``n x d``: what :class:`Differences` takes differences of."""
+        """``n x d``: scaled inputs of :class:`Differences`."""
         if self.leaf.isotropic_weight is not None:
             return self.Y
         return (self.Y - self.centre).mul_(self.leaf.inverse_lengthscale)

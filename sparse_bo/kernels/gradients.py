@@ -1,4 +1,4 @@
-"""Kernel matrices with gradients by inputs and hyper-parameters, without a graph: what they come from is computed again.
+"""Kernel matrices with gradients by inputs and hyper-parameters, without a graph: the backward pass recomputes.
 
 Of one stationary part, with scaled inputs ``u = (x − c)/ℓ`` and ``v = (y − c)/ℓ``, ``s = ‖u − v‖²``, ``k = variance · p(s)``
 and ``G`` the gradient by the values, let ``M = G ∘ (−2 dk/ds)``. Then
@@ -28,7 +28,7 @@ BLOCK = 2**22
 
 
 def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
-    """Return ``k(X, Y)``, ``… x n'``, with gradients by inputs and hyper-parameters; ``None`` if that is left to GPyTorch.
+    """Return ``k(X, Y)``, ``… x n'``, with gradients by inputs and hyper-parameters; ``None`` for kernels of GPyTorch only.
 
     Gaussian and Matérn kernels, their sums and products without batch shape, and one matrix as the other side. A gradient of
     the gradient goes through a graph, O(n n' d) in memory. At equal inputs a Matérn-1/2 kernel has gradient 0, as in GPyTorch.

@@ -1,4 +1,4 @@
-"""Inputs that a kernel is evaluated at again and again: what depends on them and on the kernel alone is computed once."""
+"""Fixed inputs of a kernel: parts that depend on them and the kernel only are computed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARE = 8
 
 @dataclass(frozen=True, eq=False)
 class FixedInputs:
-    """The kernel between any rows and fixed ones. On a CPU centred and scaled rows are kept, on a GPU their transpose.
+    """The kernel between any rows and fixed ones. It stores centred and scaled rows, on a GPU their transpose.
 
     Values are those of :meth:`sparse_bo.kernels.CovarianceFunction.cross` up to round-off, on a GPU to the last bit.
     """
@@ -68,5 +68,5 @@ class FixedInputs:
 
     @property
     def _bytes(self) -> int:
-        """What a number counts against the budget."""
+        """Bytes of a number in the budget."""
         return SHARE * self.X.element_size()

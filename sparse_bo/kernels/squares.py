@@ -1,4 +1,4 @@
-"""Sums of squares of the columns of a product, added to what is there."""
+"""Sums of squares of the columns of a product, added to a tensor."""
 
 from __future__ import annotations
 

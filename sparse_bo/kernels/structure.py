@@ -1,4 +1,4 @@
-"""What a GPyTorch kernel is made of, where that is known to the last operation: Gaussian and Matérn kernels and their algebra.
+"""The structure of known GPyTorch kernels: Gaussian and Matérn kernels and their sums, products and scales.
 
 Only what is certain is recognised: exact classes, without hooks, overridden methods or batch shape. A subclass may compute
 anything, so it stays GPyTorch's.
@@ -37,12 +37,12 @@ class Stationary:
 
     @cached_property
     def weights(self) -> Tensor:
-        """``1`` or one for each column: what a squared difference is multiplied by (1/x²)."""
+        """``1`` or one per column: factors of squared differences (1/x²)."""
         return self.inverse_lengthscale.square()
 
     @cached_property
     def parameters(self) -> Tensor:
-        """Variance, then what inputs are multiplied by (``1`` or one for each column): what a GPU reads."""
+        """Variance, then factors of the inputs (``1`` or one per column), for a GPU."""
         return torch.cat([self.inverse_lengthscale.new_full((1,), self.variance), self.inverse_lengthscale])
 
     def of(self, X: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ Structure = Stationary | Sum | Product
 
 
 def structure_of(kernel: Kernel) -> Structure | None:
-    """Return what a kernel is made of, with its hyper-parameters as they are now; ``None`` if that is not certain.
+    """Return the structure of a kernel with its present hyper-parameters; ``None`` if it is unknown.
 
     ``ScaleKernel`` becomes the variance of what it scales.
     """
@@ -116,12 +116,12 @@ class Parts:
 
 
 def live_structure_of(kernel: Kernel) -> Live | Parts | None:
-    """Return what a kernel is made of with its own hyper-parameters; ``None`` if that is not certain. Reads no number."""
+    """Return the structure of a kernel with its own parameter tensors; ``None`` if it is unknown. Reads no values."""
     return _live(kernel, None) if _plain(kernel) else None
 
 
 def _live(kernel: Kernel, outer: Tensor | None) -> Live | Parts | None:
-    """Recognise a plain kernel that GPyTorch *calls*: its active dimensions choose among those of the kernel around it."""
+    """Recognise a kernel that GPyTorch *calls*: its active dimensions select from those of the enclosing kernel."""
     columns = outer
     if kernel.active_dims is not None:
         columns = kernel.active_dims if outer is None else outer[kernel.active_dims]
@@ -176,11 +176,11 @@ def _plain(kernel: Kernel) -> bool:
 
 
 def untouched(kernel: Kernel) -> bool:
-    """Return whether nothing was attached to a kernel that would change what its class does."""
+    """Return whether a kernel has no instance attributes or hooks that change its class's behaviour."""
     hooks = kernel._forward_hooks or kernel._forward_pre_hooks
     return not hooks and not {"forward", "covar_dist", "__call__"} & vars(kernel).keys()
 
 
 def _same(inner: Tensor | None, outer: Tensor | None) -> bool:
-    """Return whether a base kernel has no active dimensions of its own, or those of the ``ScaleKernel`` around it."""
+    """Return whether a base kernel has no active dimensions, or those of its ``ScaleKernel``."""
     return inner is None or (outer is not None and torch.equal(inner, outer))

@@ -1,4 +1,4 @@
-"""Kernel matrices with plain tensor operations, a tile at a time: what is computed with stays in the processor's cache.
+"""Kernel matrices by tensor operations, in tiles that fit into the processor's cache.
 
 GPyTorch makes a dozen passes over memory for a kernel matrix and holds up to four more of its size. Here one tile goes through
 all operations, in place, and only the result is written to memory. A value does not depend on the tiles beyond round-off.

@@ -51,7 +51,7 @@ def _tile(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write one tile of ``m x n`` values or slopes, alone or added to or multiplied with what is ``given``.
+    """Write one tile of ``m x n`` values or slopes, alone, or added to or multiplied with ``given``.
 
     ``parameters`` are the variance and what inputs are multiplied by (1 or d numbers): as arguments Triton would pass them in
     float32. ``columns`` are the inputs that the kernel sees, if it does not see all.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class JitteredCholesky(NamedTuple):
-    """A Cholesky factor and what was added to the diagonal to get it."""
+    """A Cholesky factor and the jitter on the diagonal."""
 
     factor: Tensor
     """``batch_shape x n x n`` lower triangular ``L`` with ``L Lᵀ = A + jitter · I``."""

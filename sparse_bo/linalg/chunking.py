@@ -22,7 +22,7 @@ LEAST_MEMORY_BYTES = 2**20
 
 
 def default_memory_bytes(device: torch.device) -> int:
-    """Return the budget of whoever has not said otherwise: a share of what is free on a GPU, elsewhere a fixed one."""
+    """Return the default memory budget: a share of the free memory on a GPU, elsewhere a constant."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return DEFAULT_MEMORY_BYTES
     return max(int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]), LEAST_MEMORY_BYTES)

@@ -1,4 +1,4 @@
-"""Greedy pivoted Cholesky by columns, which chooses rows one after another by what is left of their variance.
+"""Greedy pivoted Cholesky by columns, which chooses rows one after another by their residual variance.
 
 Notation: ``A`` ``n x n`` positive semi-definite, ``ν`` (n) noise, ``d_i`` the variance of row i given the rows chosen so far,
 ``d ← d − c²`` with ``c = A(·, p | chosen)/√(d_p + ν_p)`` for each chosen row p. Without noise that is the pivoted Cholesky
@@ -17,7 +17,7 @@ from sparse_bo.linalg.largest import first_largest
 
 
 class Pivots(NamedTuple):
-    """The rows chosen, and what they leave."""
+    """The chosen rows and the residual variances."""
 
     rows: Tensor
     """``m`` rows in the order in which they were chosen; m = 0 if there is nothing to choose from."""

@@ -14,12 +14,14 @@ from sparse_bo.models.sparse_gp.row_sums import Summation
 from sparse_bo.models.sparse_gp.sharded import ShardedSparseGP
 from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.single_task import SparseGP
+from sparse_bo.models.sparse_gp.triangular import ProductSizes
 from sparse_bo.models.vecchia import VecchiaGP
 
 __all__ = [
     "DictionarySettings",
     "JointSettings",
     "LearningSettings",
+    "ProductSizes",
     "RefinementSettings",
     "ShardedSparseGP",
     "SparseGP",

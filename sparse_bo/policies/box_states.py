@@ -1,4 +1,4 @@
-"""The state of a policy on a box between two batches: a value, and how it begins, grows, is kept and read."""
+"""The state of a policy on a box between two batches, a value, and its snapshot."""
 
 from __future__ import annotations
 
@@ -32,32 +32,29 @@ from sparse_bo.policies.persistence import (
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 
-REDRAWS = 16
-"""Times that points of a design are drawn again because they lie near failures."""
-
 
 @dataclass(frozen=True, eq=False)
 class BoxState:
-    """Everything a policy over a box knows between two batches. A value."""
+    """The state of a policy on a box between two batches. A value."""
 
     box: Box
-    """In float64."""
+    """The box, in float64."""
     X: Tensor = field(metadata=KEPT)
-    """``n x d`` evaluated points in the order in which they were told, in the user's units, float64."""
+    """``n x d`` evaluated points in the order of their results, in the user's units, float64."""
     y: Tensor = field(metadata=KEPT)
     """``n`` observations."""
     round: int = field(default=0, metadata=KEPT)
-    """Batches told so far."""
+    """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
     failures: Failures | None = None
-    """Where evaluations failed; ``None`` as long as none has."""
+    """Failures; ``None`` before the first."""
 
     def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
-        """Return which points (``n x d``, in the user's units) are better left alone: those near failures.
+        """Return a function that marks points (``n x d``, in the user's units) near failures, to avoid.
 
         Args:
-            kernel: Says what is near; ``None``: a Gaussian one of a width of its own.
+            kernel: Kernel of the distance; ``None``: a Gaussian one of fixed width.
 
         Returns:
             ``None`` if nothing has failed.
@@ -167,10 +164,10 @@ def told(state: B, X: Tensor, y: Tensor) -> B:
 def spared_points(
     draw: Callable[..., Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return ``q x d`` points of a design, those near failures (and near what is out, once there are any) drawn anew.
+    """Return ``q x d`` points of a design, with points near failures (then also near pending ones) drawn again.
 
     Without failures they are ``draw(q, generator=generator)``. O(q (failures + successes) d) for each of at most
-    :data:`REDRAWS` draws.
+    16 draws.
 
     Args:
         draw: From how many points, and ``generator=``, to the points (``n x d``).
@@ -183,7 +180,7 @@ def spared_points(
     if refuse is None:
         return points
     correlation = box_correlation(state.box.bounds)
-    for _ in range(REDRAWS):
+    for _ in range(16):
         wrong = refuse(points)
         if len(pending):  # nothing is known of it, and one failure there is enough
             wrong |= (correlation(points, pending) > SAME).any(dim=-1)
@@ -194,10 +191,10 @@ def spared_points(
 
 
 def freeze_points(state: BoxState) -> dict[str, Any]:
-    """Return what was evaluated on a box, without the model: O(n d)."""
+    """Return a snapshot of the evaluations on a box, without the model. O(n d)."""
     return freeze_fields(state) | freeze_failures(state.failures)
 
 
 def thaw_points(kind: type[BoxState], frozen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what :func:`freeze_points` kept of a state of class ``kind``, to make or replace one with."""
+    """Return the fields of a state of class ``kind`` from a snapshot of :func:`freeze_points`."""
     return thaw_fields(kind, frozen) | {"failures": thaw_failures(frozen)}

@@ -45,12 +45,12 @@ LARGEST_EXPONENT = 40
 Correlation = Callable[[Tensor, Tensor], Tensor]
 """From ``n x d`` and ``n' x d`` points to ``n x n'`` numbers in [0, 1], 1 for equal points."""
 Refusal = Callable[[Tensor], Tensor]
-"""From ``q`` arms, or ``q x d`` points, to ``q`` booleans: which are better left alone now."""
+"""From ``q`` arms, or ``q x d`` points, to ``q`` booleans: which to avoid now."""
 
 
 @dataclass(frozen=True, eq=False)
 class Failures:
-    """Where evaluations have failed since they last succeeded there. A value."""
+    """Inputs whose last evaluation failed. A value."""
 
     where: Tensor
     """``n`` arms, or ``n x d`` points of a box: distinct, ascending."""
@@ -67,7 +67,7 @@ class Failures:
         return Failures(self.where[kept], self.strikes[kept], self.last[kept], self.total)
 
     def backing_off(self, pulls: int, *, proven: Tensor | None = None) -> Tensor:
-        """Return which of the ``n`` are left alone, after ``pulls`` successes.
+        """Return which of the ``n`` are avoided after ``pulls`` successes.
 
         Args:
             pulls: Successes so far.
@@ -79,17 +79,17 @@ class Failures:
         return self.last + 2 ** exponent.clamp_max(LARGEST_EXPONENT) > pulls + self.total
 
     def speaking(self, pulls: int) -> Tensor:
-        """Return the rows, at most :data:`NEWEST`, that still speak against their neighbourhood after ``pulls`` successes."""
+        """Return the rows, at most :data:`NEWEST`, that count as evidence in their neighbourhood after ``pulls`` successes."""
         rows = (self.last + (3 * self.last).clamp_min(EVIDENCE) > pulls + self.total).nonzero().squeeze(-1)
         newest = self.last[rows].argsort(descending=True, stable=True)[:NEWEST]
         return rows[newest].sort().values
 
 
 def failed(before: Failures | None, picks: Tensor, *, pulls: int) -> Failures:
-    """Return the failures with those of one update added. O((n + q) log(n + q)).
+    """Return the failures after one update. O((n + q) log(n + q)).
 
     Args:
-        before: Those so far, ``None`` without any.
+        before: Failures so far, ``None`` without any.
         picks: ``q ≥ 1`` arms or ``q x d`` points that failed, repeats allowed.
         pulls: Successes so far, those of this update included.
     """
@@ -112,18 +112,18 @@ def forgiven(failures: Failures | None, picks: Tensor) -> Failures | None:
 
 
 def freeze_failures(failures: Failures | None) -> dict[str, Any]:
-    """Return failures as arrays; nothing without any."""
+    """Return a snapshot of failures, empty without any."""
     return {} if failures is None else under("failures", vars(failures))
 
 
 def thaw_failures(frozen: Mapping[str, Any]) -> Failures | None:
-    """Return what :func:`freeze_failures` froze; ``None`` of a snapshot without failures, or from before they were kept."""
+    """Return the failures of a snapshot; ``None`` without any."""
     parts = part_of(frozen, "failures")
     return Failures(**parts) if parts else None
 
 
 def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:
-    """Return which points of a box are better left alone.
+    """Return a function that marks points of a box to avoid.
 
     Args:
         failures: Points where evaluations failed.
@@ -205,11 +205,11 @@ def box_correlation(bounds: Tensor) -> Correlation:
 
 
 def spared(draws: Tensor, refuse: Refusal | None, *, count: int, generator: torch.Generator) -> Tensor:
-    """Return random arms (``q``) with refused ones drawn again, a few times. Draws only where there is one.
+    """Return random arms (``q``) with refused ones drawn again, up to 16 times. Draws only if there are any.
 
     Args:
         draws: ``q`` arms.
-        refuse: Tells the arms to leave alone; ``None``: none.
+        refuse: Function that marks arms to avoid; ``None``: none.
         count: Number of arms.
         generator: CPU generator.
     """

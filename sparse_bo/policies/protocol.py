@@ -19,21 +19,21 @@ S = TypeVar("S", bound=State)
 
 
 Frozen = Mapping[str, Any]
-"""A state as tensors (of any shape) and what ``json`` takes, by name."""
+"""A snapshot of a state: tensors of any shape and JSON values, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """What to evaluate next.
+    """The next picks.
 
     Attributes:
         picks: ``q ≥ 1`` arms (int64, repeats allowed), or ``q x d`` points of a box (float64).
-        rechecked: Arms whose score was recomputed in float64 to choose them.
-        ahead: What the policy will propose after these, as far as it is known already: as long as the state stays, the next
-            picks are taken from here and the policy is asked again only when they are used up.
+        rechecked: Number of arms whose score was computed again in float64 for this choice.
+        ahead: Later picks of the policy, as far as known: they are used for the next asks with the same state, before the
+            policy is asked again.
 
     Raises:
-        ValueError: If there are no picks: a policy that needs results first returns :class:`Wait`.
+        ValueError: If there are no picks; a policy that needs results first returns :class:`Wait`.
     """
 
     picks: Tensor
@@ -42,15 +42,17 @@ class Proposal:
 
     def __post_init__(self) -> None:
         if not len(self.picks):
-            raise ValueError("expected a proposal of at least one pick, got none; return Wait(needed) where results are needed")
+            raise ValueError(
+                "expected a proposal of at least one pick, got none; return Wait(needed) if results are needed first"
+            )
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to evaluate before more results are told.
+    """The policy needs results before the next picks.
 
     Attributes:
-        needed: After so many results, at least 1, the policy expects to go on.
+        needed: Number of results, at least 1, after which the policy expects to continue.
 
     Raises:
         ValueError: If it is less than 1.
@@ -64,7 +66,7 @@ class Wait:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses what to evaluate: a frozen value with settings. Bound to a domain it is a :class:`Mechanism`."""
+    """Settings of a policy, a frozen value. On a domain it is a :class:`Mechanism`."""
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ class Policy(Protocol):
         """Check the settings against a domain (in float64) and return the mechanism there.
 
         Raises:
-            TypeError: If a setting has the wrong kind, or the policy does not work on this kind of domain.
+            TypeError: If a setting has the wrong type, or the policy does not support this kind of domain.
             ValueError: If a setting does not fit the domain.
         """
         ...
@@ -84,13 +86,13 @@ class Policy(Protocol):
 class Mechanism(ABC, Generic[S]):
     """A policy on a domain: pure functions from a state value to picks and back. A frozen value.
 
-    The generator passed in is its only source of randomness. Picks, pending or told, are ``q`` rows of the arm set (int64)
+    The generator passed in is its only source of randomness. Picks are ``q`` rows of the arm set (int64)
     on arms and ``q x d`` points (float64) on a box.
     """
 
     keeps_batch_open: bool = False
-    """Whether the batch goes on while its first results come back: they wait until :meth:`ask` returns :class:`Wait`, or no
-    evaluation is out. Otherwise results are taken in before every ask."""
+    """Whether the batch continues after its first results: the state is updated once :meth:`ask` returns :class:`Wait`, or no
+    evaluation is pending. Otherwise the state is updated before every ask."""
 
     @abstractmethod
     def init(self) -> S:
@@ -98,13 +100,13 @@ class Mechanism(ABC, Generic[S]):
 
     @abstractmethod
     def ask(self, state: S, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return at most ``max_q`` picks, or how many results are needed first.
+        """Return at most ``max_q`` picks, or the number of results needed first.
 
         Args:
             state: The state after the last update.
             max_q: At least 1.
-            pending: Picks handed out of which the state has no result yet, in order; they keep their effect on the variance
-                and count towards the batch. Zero rows if nothing is out.
+            pending: Picks without a result in the state, in order; they keep their effect on the variance and count towards the
+                batch. May have zero rows.
             generator: CPU generator.
         """
 
@@ -113,29 +115,29 @@ class Mechanism(ABC, Generic[S]):
         """Return the state after observing ``y`` (``q``, finite, y) at ``picks``, q ≥ 1."""
 
     def observe(self, state: S, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> S:
-        """Return the state after observing ``y`` (``q``) at ``picks`` before the run: by default, what :meth:`tell` returns.
+        """Return the state after observing ``y`` (``q``) at ``picks`` before the run; by default :meth:`tell`.
 
-        Policies for which results count only at picks of their own tell the two apart.
+        Policies whose bounds need their own picks override it.
         """
         return self.tell(state, picks, y, generator=generator)
 
     def fail(self, state: S, picks: Tensor) -> S:
-        """Return the state after evaluations at ``picks``, q ≥ 1, have failed; results of the same update have been told.
+        """Return the state after failed evaluations at ``picks``, q ≥ 1, and after :meth:`tell` of the same update.
 
-        By default they leave no trace, and the same picks may be made again. The policies of this package avoid what keeps
-        failing (:mod:`sparse_bo.policies.failures`).
+        Default: the state itself, so the same picks are possible again. The policies of this package avoid inputs that fail
+        again (:mod:`sparse_bo.policies.failures`).
         """
         return state
 
     def freeze(self, state: S) -> Frozen | None:
-        """Return what :meth:`thaw` needs, without the domain; ``None`` if states cannot be kept: such runs are replayed."""
+        """Return a snapshot for :meth:`thaw`, without the domain; ``None``: no snapshots, runs are replayed."""
         return None
 
     def thaw(self, frozen: Frozen) -> S:
-        """Return the state that :meth:`freeze` froze: it gives the same picks (what is recomputed agrees to rounding).
+        """Return the state of a snapshot, with the same picks; recomputed values agree to rounding.
 
         Raises:
-            NotImplementedError: If states cannot be kept.
+            NotImplementedError: If the policy has no snapshots.
         """
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
@@ -152,22 +154,22 @@ def as_arms(domain: Domain, *, policy: str) -> Arms:
 
 
 def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
-    """Return the arms of a policy that needs a finite arm set in memory; a lazy set is brought there if it fits.
+    """Return the arms of a policy that needs a finite arm set in memory; a lazy set is loaded if it fits.
 
     Raises:
         TypeError: If the domain is a box.
-        ValueError: If a lazy set does not fit into ``memory_bytes``, or the arms are in shards.
+        ValueError: If a lazy set does not fit into ``memory_bytes``, or the arms are sharded.
     """
     points = as_arms(domain, policy=policy).points
     if isinstance(points, ShardedArms) and points.group.size > 1:
-        raise ValueError(f"{policy!r} takes no arms in shards, got ShardedArms; pass a tensor, or use BBKB, BKB or SBPE")
-    arms = held_arms_of(domain, policy=policy, memory_bytes=memory_bytes)
-    assert isinstance(arms, Tensor)  # what one rank alone holds is no shard
+        raise ValueError(f"{policy!r} needs arms of one process, got ShardedArms; pass a tensor, or use BBKB, BKB or SBPE")
+    arms = loaded_arms_of(domain, policy=policy, memory_bytes=memory_bytes)
+    assert isinstance(arms, Tensor)  # a single rank holds a plain set
     return arms
 
 
-def held_arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor | ShardedArms:
-    """Return the arms of a policy that keeps numbers for each of them: in memory, or in shards that are.
+def loaded_arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor | ShardedArms:
+    """Return the arms of a policy that stores numbers for each of them: in memory, or in shards in memory.
 
     Raises:
         TypeError: If the domain is a box.

@@ -21,7 +21,7 @@ LEAST, MOST = 1e-30, 1e30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PriorSettings:
-    """What is known of the objective before the first evaluation; the rest is learned.
+    """Known parts of the objective's prior; the rest is learned.
 
     Attributes:
         covar_module: Any GPyTorch kernel without batch shape; its hyper-parameters stay as they are (it is copied, and moved
@@ -52,7 +52,7 @@ class PriorSettings:
 
     @property
     def given(self) -> Prior:
-        """What is known, as a value; ``None`` where something is to be learned."""
+        """The known parts as a value; ``None`` for parts to learn."""
         return Prior(self.covar_module, self.prior_mean, self.regularization)
 
     @property
@@ -63,7 +63,7 @@ class PriorSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidenceSettings:
-    """What confidence widths and bounds are computed from.
+    """Settings of confidence widths and bounds.
 
     Attributes:
         noise_variance: ξ² > 0 (y²), the noise in the width or bounds (their variance proxy). ``None``: λ.
@@ -133,5 +133,5 @@ class SweepSettings:
             raise ValueError(f"expected sweep_dtype torch.float64 or torch.float32, got {self.sweep_dtype!r}")
 
     def sweep_budget(self, device: torch.device) -> int:
-        """Return ``memory_bytes``, or what it is on a device where it was not said."""
+        """Return ``memory_bytes``, or its default on a device."""
         return default_memory_bytes(device) if self.memory_bytes is None else self.memory_bytes

@@ -1,4 +1,4 @@
-"""What every policy's state between two batches is asked for, and what it reports."""
+"""The protocol of a policy's state, and its report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparse_bo.policies.timing import Phase
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What is worth telling of a state in plain numbers: how good the best points are, and the size of the model."""
+    """Report of a state in plain numbers: the best points and the size of the model."""
 
     best_index: int | None = None
     """Arm with the highest posterior mean (without a model: mean observation) among those with a success; ``None`` without
@@ -37,42 +37,42 @@ class Summary:
     rank: int | None = None
     """Features after rank truncation."""
     jitter: float | None = None
-    """What was added to the diagonal of the dictionary's kernel matrix (y²)."""
+    """Jitter on the diagonal of the dictionary's kernel matrix (y²)."""
     effective_dimension: float | None = None
-    """``Σ count · leverage`` over what was evaluated."""
+    """``Σ count · leverage`` over the evaluated inputs."""
     width: float | None = None
     """Multiplier of √leverage in the next batch's scores (y)."""
     rkhs_norm: float | None = None
-    """F in the width; ``None`` where it has none."""
+    """F in the width; ``None`` without one."""
     norm_at_least: float | None = None
-    """The objective's RKHS norm is at least this, as the results show; ``None`` where that is not looked at."""
+    """Lower bound on the objective's RKHS norm from the results; ``None`` if it is not computed."""
     coverage: float | None = None
-    """Of the inputs evaluated in the newest complete batch, the share whose mean result lies in the interval that the bounds
-    promised before it, widened by the noise; ``None`` where there are no such bounds."""
+    """Share of the inputs of the newest complete batch with their mean result in the interval predicted before it, widened by
+    the noise; ``None`` without such bounds."""
     promised: float | None = None
-    """What they promise: at least this share."""
+    """Smallest such share that the bounds allow."""
     refuted: str | None = None
-    """What refutes the certificate of a policy that eliminates; ``None``: nothing has."""
+    """Refutation of an elimination policy's certificate; ``None`` without one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report(Summary):
-    """What is worth telling of a state, with the points themselves."""
+    """Report of a state with its points."""
 
     best_x: Tensor | None = None
     """``d``, the best arm; on a box, the evaluated point with the highest posterior mean."""
     best_observed_x: Tensor | None = None
     """``d``, the arm with the highest mean observation; on a box, the point with the highest observation."""
     survivors: Tensor | None = None
-    """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` where nothing is eliminated."""
+    """Arms (ascending) that can still be optimal, or candidates of a box (``… x d``); ``None`` without elimination."""
 
 
 class State(Protocol):
-    """A frozen value with everything a policy knows. Policies with more to remember bring their own."""
+    """The state of a policy, a frozen value."""
 
     @property
     def round(self) -> int:
-        """Batches told so far."""
+        """Updates so far."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class State(Protocol):
         ...
 
     def without_results(self) -> State:
-        """Return the state after a batch of which nothing came back."""
+        """Return the state after a batch without results."""
         ...
 
     def report(self) -> Report:
@@ -94,7 +94,7 @@ class State(Protocol):
         ...
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
-        """Return how far results ``y`` (``q``) at ``picks`` are from what this state predicts of them.
+        """Return the standardised errors of this state's predictions for results ``y`` (``q``) at ``picks``.
 
         Returns:
             ``q`` errors in predicted standard deviations, noise included; ``None`` without a model.
@@ -102,14 +102,14 @@ class State(Protocol):
         ...
 
 
-class Failing(Protocol):
-    """A state, a data class, that remembers failures."""
+class StateWithFailures(Protocol):
+    """A state with failures, a data class."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def failures(self) -> Failures | None:
-        """What has failed so far."""
+        """Failures so far."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class Failing(Protocol):
         ...
 
 
-E = TypeVar("E", bound=Failing)
+E = TypeVar("E", bound=StateWithFailures)
 
 
 def with_failures(state: E, picks: Tensor) -> E:

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from typing import Literal
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
-"""Evaluations; merging what was told; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
+"""Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
 the sweep of streamed arms; choosing a batch."""
 
 
 class Stopwatch:
-    """Seconds by phase of one update; lives only inside it."""
+    """Seconds by phase of one update."""
 
     def __init__(self) -> None:
         self.seconds: dict[Phase, float] = {}
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Add the time spent inside to ``name`` (wall clock; work queued on a GPU counts where it is waited for)."""
+        """Add the time spent inside to ``name`` (wall clock; work on a GPU counts in the phase that synchronises)."""
         start = time.perf_counter()
         try:
             yield

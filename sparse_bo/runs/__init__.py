@@ -1,4 +1,4 @@
-"""Runs: ask and tell, the engine under it, what is kept of a run, and a whole run in one call."""
+"""Runs: ask and tell, its engine, records of a run, and a whole run in one call."""
 
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit, audit_run

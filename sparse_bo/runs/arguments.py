@@ -81,7 +81,7 @@ def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any
 
 
 def count_initial(initial: Any) -> int:
-    """Return how many observations there are before a run; 0 where they are not what :func:`checked_initial` takes."""
+    """Return the number of initial observations; 0 for arguments that :func:`checked_initial` refuses."""
     try:
         return len(initial[1])
     except (TypeError, LookupError):

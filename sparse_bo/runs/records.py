@@ -226,7 +226,7 @@ def _changed(before: Any, now: Any) -> str:
 
 
 def _check_about(journal: Journal, needed: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Check that a description has what is needed of it, each of its kind.
+    """Check that a description has the required fields, each of its type.
 
     Raises:
         StorageError: If not; names what is missing.
@@ -243,7 +243,7 @@ def _check_about(journal: Journal, needed: Mapping[str, type | tuple[type, ...]]
 
 
 def about_of(path: str | Path) -> Mapping[str, Any]:
-    """Return what a journal says that its run is, without reading the run.
+    """Return the description of a run from its journal, without reading the run.
 
     Raises:
         FileNotFoundError: If there is no journal.
@@ -324,7 +324,7 @@ def start_of(journal: Journal, evaluations: Evaluations) -> Start:
 
 
 def run_info(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a history says of its run."""
+    """Return the description of a run for its history."""
     return {
         key: about[key] for key in ("policy", "why", "seed", "arms", "bounds", "space", "versions", "device") if key in about
     }
@@ -341,7 +341,7 @@ def read_run(path: str | Path) -> Recorded:
 
 
 def recorded_in(journal: Journal) -> Recorded:
-    """Return what an open journal says of its run. Errors: :func:`read_run`."""
+    """Return the recorded run of an open journal. Errors: :func:`read_run`."""
     _check_about(journal, _READ)
     evaluations, (rows, whole) = evaluations_of(journal), journal.rows()
     if not whole:

@@ -6,17 +6,16 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel
 
-from sparse_bo.arms.conditioning import fixed_dictionary, process
 from sparse_bo.arms.local import LocalRatios
 from tests.arms.builders import Problem, random_problem
 
-KINDS = {"fixed": fixed_dictionary, "process": process}
+KINDS = ("fixed", "process")
 PICKS = [3, 7, 3, 0, 19, 3, 11, 7]
 
 
 def _ratios(problem: Problem, kind: str, threshold: float = math.inf) -> LocalRatios:
     posterior = problem.posterior()
-    return LocalRatios(posterior, KINDS[kind](posterior), threshold)
+    return LocalRatios(posterior, posterior.at_start(kind), threshold)
 
 
 @pytest.mark.parametrize("kind", KINDS)

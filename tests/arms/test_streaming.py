@@ -9,7 +9,6 @@ from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
 from sparse_bo.arms import ArmPosterior, StopRule, StreamedPosterior, arm_fit, pick_batch, streamed_posterior, streaming
-from sparse_bo.arms.conditioning import fixed_dictionary
 from sparse_bo.arms.prior import LazyVariances
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem
@@ -195,7 +194,7 @@ def test_in_memory_no_arm_is_left_out_of_the_contenders():
     """So the bounds at the batch start hold after any picks."""
     posterior, rule, where = _problem(1).posterior(), StopRule("global", 2.0), torch.tensor([3, 77])
     start = posterior.contenders_at_start(width=WIDTH, stop_rule=rule)
-    conditioner = fixed_dictionary(posterior).given(where, torch.ones(2, dtype=torch.float64))
+    conditioner = posterior.at_start("fixed").given(where, torch.ones(2, dtype=torch.float64))
     after = posterior.contenders_after(conditioner, width=WIDTH, stop_rule=rule)
     reducible, residual = conditioner.leverages(torch.arange(150))
     scores = posterior.means + WIDTH * (reducible + residual).sqrt()
@@ -214,7 +213,7 @@ def test_a_tile_that_cannot_fit_is_refused():
 def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch):
     p = _problem(1)
     lazy = _swept(streamed(p), "global", 6.0)
-    conditioner = fixed_dictionary(lazy)
+    conditioner = lazy.at_start("fixed")
     picks = [3, 3, 77]
     where = torch.tensor(picks)
     conditioner = conditioner.absorb(where, conditioner.block(where), torch.arange(3), torch.ones(3, dtype=torch.float64))

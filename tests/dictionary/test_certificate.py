@@ -53,6 +53,7 @@ def test_few_steps_enclose_the_ratio():
         got = _certify(p, steps=steps)
         assert got.ratio_lower <= _ratio(p) * (1 + 1e-9)
         assert got.ratio >= _ratio(p) * (1 - 1e-9)
+        assert got.factor == pytest.approx(certificate_factor(got.ratio))
 
 
 def test_a_dictionary_of_all_pulled_arms_is_exact(device):

@@ -13,6 +13,7 @@ from sparse_bo import AskTell, Storage
 from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.journal import Event, Journal, Row, Writer, pack, unpack
 from sparse_bo.journal.format import ARMS, ROW, RUN, SNAPSHOT, frame, header
+from sparse_bo.policies.description import describe
 from sparse_bo.runs.records import read_run
 from tests.journal.runs import arms, finished, policy, records, rewritten
 
@@ -287,6 +288,15 @@ def test_contents_that_this_version_does_not_write_are_named(name, run, tmp_path
         with pytest.raises(StorageError, match=message):
             attempt(path)
     assert path.read_bytes() == before
+
+
+def test_a_policy_that_is_not_the_one_recorded_is_refused(run, tmp_path):
+    path, description = tmp_path / "run.journal", describe(policy())
+    description["fields"]["ratio_threshold"] = 4.0
+    path.write_bytes(described(run, description=description))
+    for given in (None, policy(), policy(ratio_threshold=4.0)):
+        with pytest.raises(StorageError, match=r"the policy of .* \(bbkb\) is not the one whose fingerprint is beside it"):
+            AskTell.resume(path, policy=given)
 
 
 def damaged(data: bytes, kind: bytes, number: int) -> bytes:

@@ -30,6 +30,7 @@ def set_sizes(
     refinement: dict[str, Any] | None = None,
     dictionary: dict[str, Any] | None = None,
     sums: dict[str, Any] | None = None,
+    products: dict[str, int] | None = None,
 ) -> None:
     """Set sizes of the models that :func:`make_sparse` makes from now on; the fixture ``scale`` takes them back."""
     now = _SETTINGS[0]
@@ -39,6 +40,7 @@ def set_sizes(
         learning=replace(now.learning, **(learning or {}), refinement=last),
         dictionary=replace(now.dictionary, **(dictionary or {})),
         sums=replace(now.sums, **(sums or {})),
+        products=replace(now.products, **(products or {})),
     )
 
 

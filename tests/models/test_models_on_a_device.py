@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sparse_bo import AskTell, SparseGP, gradient_subset, optimize_batch
 from sparse_bo.dictionary import KMeansPlusPlusSampler, LeverageSampler, RecursiveRLSSampler
-from sparse_bo.models import RefinementSettings, VecchiaGP
-from sparse_bo.models.sparse_gp import triangular
+from sparse_bo.models import ProductSizes, RefinementSettings, SparseSettings, VecchiaGP
 from sparse_bo.models.sparse_gp.refinement import shorten
 from sparse_bo.policies import QFFTS, SGPTS
 from sparse_bo.seeding import seeded
@@ -80,20 +79,17 @@ def paths(device: torch.device) -> list[Tensor]:
 def large_root(device: torch.device) -> list[Tensor]:
     """Of an exact posterior, whose root is multiplied by blocks: variances, a fantasy's, rows after a baseline and paths."""
     X, Y = (value.to(device) for value in data().values())
-    gp, x = SparseGP(X, Y), points(3, 1).to(device).requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triangular, "BLOCK", 11)
-        patch.setattr(triangular, "LARGE_COLUMNS", 22)
-        patch.setattr(triangular, "RECENT_ROWS", 4)
-        several = [gp.posterior(x).variance, gp.condition_on_observations(x, x[..., :1]).posterior(x).variance]
-        baseline = points(5, seed=2).to(device)
-        several.append(gp.posterior(torch.cat([baseline.expand(3, 5, 2), x], dim=-2)).distribution.covariance_matrix)
-        (gradient,) = torch.autograd.grad(sum(part.square().sum() for part in several), x)
-        with torch.no_grad():
-            several.append(gp.posterior(points(6, 1).to(device)).variance)
-        with seeded(torch.Generator().manual_seed(0), device=device):
-            drawn = draw_matheron_paths(gp, torch.Size([3]))
-        return [*several, gradient, drawn(points(4).to(device))]
+    settings = SparseSettings(products=ProductSizes(block=11, large=22, recent=4))
+    gp, x = SparseGP(X, Y, settings=settings), points(3, 1).to(device).requires_grad_()
+    several = [gp.posterior(x).variance, gp.condition_on_observations(x, x[..., :1]).posterior(x).variance]
+    baseline = points(5, seed=2).to(device)
+    several.append(gp.posterior(torch.cat([baseline.expand(3, 5, 2), x], dim=-2)).distribution.covariance_matrix)
+    (gradient,) = torch.autograd.grad(sum(part.square().sum() for part in several), x)
+    with torch.no_grad():
+        several.append(gp.posterior(points(6, 1).to(device)).variance)
+    with seeded(torch.Generator().manual_seed(0), device=device):
+        drawn = draw_matheron_paths(gp, torch.Size([3]))
+    return [*several, gradient, drawn(points(4).to(device))]
 
 
 def vecchia(device: torch.device) -> list[Tensor]:

@@ -8,17 +8,22 @@ import torch
 from linear_operator.operators import DenseLinearOperator
 
 from sparse_bo.models.sparse_gp import posterior as posteriors
-from sparse_bo.models.sparse_gp import process, representation, triangular
+from sparse_bo.models.sparse_gp import representation
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
-from sparse_bo.models.sparse_gp.triangular import Products, Recent, TimesRoot, by_columns, times_root_transpose
+from sparse_bo.models.sparse_gp.triangular import Products, ProductSizes, Recent, TimesRoot, by_columns, times_root_transpose
 from tests.models.sparse_problems import pair, points
+
+SIZES = {"block": 11, "large": 22}
+"""A root of two blocks of columns and a rest is large."""
 
 
 @pytest.fixture
-def large(monkeypatch):
-    """A root of two blocks of columns and a rest is large."""
-    monkeypatch.setattr(triangular, "BLOCK", 11)
-    monkeypatch.setattr(triangular, "LARGE_COLUMNS", 22)
+def large(scale):
+    scale(products=SIZES)
+
+
+def recent():
+    return Recent(ProductSizes(**SIZES))
 
 
 def upper(*batch, m=27, dtype=torch.float64):
@@ -40,86 +45,84 @@ def dense_products(K, R, q):
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_are_those_of_whole_matrices(batch, q, dtype, large):
     R, K = by_columns(upper(*batch, dtype=dtype)), covariances(*batch, rows=6, dtype=dtype)
-    found, expected = Products.apply(K, R, q, Recent()), dense_products(K, R, q)
+    found, expected = Products.apply(K, R, q, recent()), dense_products(K, R, q)
     weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(2)).to(part) for part in expected]
     totals = [sum((p * w).sum() for p, w in zip(parts, weights, strict=True)) for parts in (found, expected)]
     gradients = [torch.autograd.grad(total, K)[0] for total in totals]
     tolerance = {"rtol": 1e-12, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-3}
     for one, other in [*zip(found, expected, strict=True), gradients]:
         torch.testing.assert_close(one, other, **tolerance)
-    h = TimesRoot.apply(K, R, Recent())
+    h = TimesRoot.apply(K, R, recent())
     torch.testing.assert_close(h, K @ R, **tolerance)
-    torch.testing.assert_close(times_root_transpose(h, R), expected[1], **tolerance)
+    torch.testing.assert_close(times_root_transpose(h, R, 11), expected[1], **tolerance)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_can_be_differentiated_twice_and_mapped(batch, large):
     R, K = by_columns(upper(*batch)), covariances(*batch, rows=2)
     for q in (1, 2):
-        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
-        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, Recent()), K)
-    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
-    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, R, Recent()), K)
+        assert torch.autograd.gradcheck(lambda K, q=q: Products.apply(K, R, q, recent()), K)
+        assert torch.autograd.gradgradcheck(lambda K, q=q: Products.apply(K, R, q, recent()), K)
+    assert torch.autograd.gradcheck(lambda K: TimesRoot.apply(K, R, recent()), K)
+    assert torch.autograd.gradgradcheck(lambda K: TimesRoot.apply(K, R, recent()), K)
     if not batch:
         many = torch.stack([K, 2 * K, K + 1], dim=1)
-        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2, Recent()), in_dims=1)(many)
+        E, P = torch.func.vmap(lambda k: Products.apply(k, R, 2, recent()), in_dims=1)(many)
         each = [dense_products(k, R, 2) for k in many.unbind(1)]
         torch.testing.assert_close(E, torch.stack([part[0] for part in each]), rtol=1e-12, atol=1e-11)
         torch.testing.assert_close(P, torch.stack([part[1] for part in each]), rtol=1e-12, atol=1e-11)
-        h = torch.func.vmap(lambda k: TimesRoot.apply(k, R, Recent()), in_dims=1)(many)
+        h = torch.func.vmap(lambda k: TimesRoot.apply(k, R, recent()), in_dims=1)(many)
         torch.testing.assert_close(h, many.movedim(1, 0) @ R, rtol=1e-12, atol=1e-11)
         with pytest.raises(NotImplementedError, match="map over points"):
-            torch.func.vmap(lambda k, r: Products.apply(k, r, 1, Recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
+            torch.func.vmap(lambda k, r: Products.apply(k, r, 1, recent()), in_dims=(1, 0))(many, R.expand(3, *R.shape))
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
-def test_variances_of_many_points_are_added_up_without_the_columns(configuration, large, monkeypatch):
-    model = pair(configuration)[1]
+def test_variances_of_many_points_are_added_up_without_the_columns(configuration, large, scale):
+    X = points(6, 1) if configuration != "batch" else points(3, 1, 1)
     with torch.no_grad():
-        X = points(6, 1) if configuration != "batch" else points(3, 1, 1)
-        expected = model.posterior(X).variance
-        monkeypatch.setattr(triangular, "RECENT_ROWS", 2)
-        monkeypatch.setattr(triangular, "times_root", lambda *_: pytest.fail("the columns are not needed"))
-        torch.testing.assert_close(model.posterior(X).variance, expected, rtol=1e-9, atol=1e-12)
+        expected = pair(configuration)[1].posterior(X).variance
+        scale(products={"recent": 2})
+        torch.testing.assert_close(pair(configuration)[1].posterior(X).variance, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("rows", [2, 7])
-def test_equal_points_are_multiplied_once_and_have_graphs_of_their_own(rows, large, monkeypatch):
-    monkeypatch.setattr(triangular, "FEW_ROWS", 4)  # two rows: value and gradient together
+def test_equal_points_have_graphs_of_their_own(rows, large, scale):
+    scale(products={"few": 4})  # two rows: value and gradient together
     model = pair("plain")[1]
-    multiplied = []
-    for name in ("_one_pass", "times_root"):
-        whole = getattr(triangular, name)
-        monkeypatch.setattr(triangular, name, lambda K, R, w=whole: multiplied.append(len(K)) or w(K, R))
     X = points(rows, 1, seed=5).requires_grad_()
     first, second = model.posterior(X).variance, model.posterior(X, observation_noise=True).variance
     once = torch.autograd.grad(first.sum(), X)[0]
     assert torch.equal(torch.autograd.grad(second.sum(), X)[0], once)
     assert torch.equal(torch.autograd.grad(model.posterior(X).variance.sum(), X)[0], once)
-    model.condition_on_observations(X[:, 0], torch.ones(rows, 1, dtype=torch.float64))
-    assert multiplied == [rows]
     other = (X.detach() + 1e-9).requires_grad_()
     gradient = torch.autograd.grad(model.posterior(other).variance.sum(), other)[0]
-    assert multiplied == [rows, rows]
     torch.testing.assert_close(gradient, once, rtol=1e-5, atol=1e-6)
     assert not torch.equal(gradient, once)
-    copied = copy.deepcopy(model)
-    assert torch.equal(copied.posterior(X).variance, first)
-    assert multiplied == [rows] * 3
-    monkeypatch.setattr(triangular, "RECENT_ROWS", 1)
-    assert torch.equal(model.posterior(X).variance, first)
-    assert multiplied == [rows] * 4
+    assert torch.equal(copy.deepcopy(model).posterior(X).variance, first)
+
+
+def test_equal_points_are_multiplied_once():
+    made, cache = [], Recent(ProductSizes(recent=3))
+    K = covariances(rows=3).detach()
+    for argument in (K, K.clone(), K + 1, K + 1, K):
+        cache.recall("h", argument, lambda: made.append(1))
+    assert len(made) == 3
+    for _ in range(2):  # a copy starts empty, and more points are not kept
+        copy.deepcopy(cache).recall("h", K, lambda: made.append(1))
+        cache.recall("many", covariances(rows=4).detach(), lambda: made.append(1))
+    assert len(made) == 7
 
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs", "batch"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
 @pytest.mark.parametrize("q", [1, 2])
-def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fantasy, q, large, monkeypatch):
-    model = pair(configuration)[1]
-    assert model.representation().triangular
+def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fantasy, q, large, scale):
     found = []
     for few in (0, 256):
-        monkeypatch.setattr(triangular, "FEW_ROWS", few)
+        scale(products={"few": few})
+        model = pair(configuration)[1]
+        assert model.representation().triangular
         X = points(3, q, seed=8) if configuration != "batch" else points(3, 1, q, seed=8)
         X.requires_grad_()
         now = model
@@ -137,16 +140,14 @@ def test_posteriors_are_the_same_for_few_points_and_for_many(configuration, fant
 
 @pytest.mark.parametrize("configuration", ["plain", "two outputs"])
 @pytest.mark.parametrize("fantasy", [False, True], ids=["model", "fantasy"])
-def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fantasy, large, monkeypatch):
-    model = pair(configuration)[1]
-    model.posterior(points(1))
-    if fantasy:
-        model = model.condition_on_observations(points(2), torch.ones(2, model.num_outputs, dtype=torch.float64))
-    baseline, found, lifted = points(5, seed=7), [], []
-    whole = process.Base.lifted
-    monkeypatch.setattr(process.Base, "lifted", lambda self, root: lifted.append(root) or whole(self, root))
+def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fantasy, large, scale):
+    baseline, found = points(5, seed=7), []
     for few in (0, 256):
-        monkeypatch.setattr(triangular, "FEW_ROWS", few)
+        scale(products={"few": few})
+        model = pair(configuration)[1]
+        model.posterior(points(1))
+        if fantasy:
+            model = model.condition_on_observations(points(2), torch.ones(2, model.num_outputs, dtype=torch.float64))
         X = points(4, 2, seed=8).requires_grad_()
         posterior = model.posterior(torch.cat([baseline.expand(4, 5, 2), X], dim=-2))
         assert model.prediction_strategy.baseline.base.rows == 5
@@ -154,12 +155,11 @@ def test_rows_after_a_baseline_are_the_same_from_few_products(configuration, fan
         operator = operator if model.num_outputs == 1 else operator.base_linear_op
         entries = operator[..., 5:, :].to_dense()
         found.append((entries, torch.autograd.grad(entries.square().sum(), X)[0]))
-    assert len(lifted) == 1
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, monkeypatch):
+def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, scale):
     model = pair("plain")[1]
     form, kernel = model.representation(), model.covar_module
     X = points(4).requires_grad_()
@@ -167,8 +167,8 @@ def test_a_root_that_takes_part_in_the_graph_is_multiplied_plainly(large, monkey
     assert not representation.replace(form, root=form.root.clone().requires_grad_()).project(kernel, X).few
     with torch.no_grad():
         assert not form.project(kernel, X).few
-    monkeypatch.setattr(triangular, "FEW_ROWS", 3)
-    assert not form.project(kernel, X).few
+    scale(products={"few": 3})
+    assert not pair("plain")[1].representation().project(kernel, X).few
 
 
 def test_a_large_root_lies_in_memory_by_columns_in_copies_and_fantasies_too(large):

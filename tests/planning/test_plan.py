@@ -24,6 +24,12 @@ DENSE = BBKB(covar_module=rbf_kernel(0.1), regularization=0.01, oversampling=10.
 """Explores, and keeps all that it has seen."""
 
 
+@pytest.fixture(scope="module")
+def dense():
+    """The plan of a run that keeps all its points."""
+    return quick(300, 3, kernel=None, policy=DENSE, budget=70)
+
+
 def quick(arms=500, dims=2, *, budget=60, **settings):
     return plan(arms, dims, budget=budget, **{"kernel": rbf_kernel(), "pilot_seconds": 100.0, **settings})
 
@@ -116,9 +122,9 @@ def test_the_planned_policy_learns_what_the_given_one_learns(generator):
 
 
 def test_tiles_shrink_before_the_dictionary_does():
-    free = quick(200_000, kernel=rbf_kernel(0.2))
+    free = quick(200_000, kernel=rbf_kernel(0.2), pilot_seconds=0.5)
     vectors = free.memory["arms"] + free.memory["vectors"]
-    tight = quick(200_000, kernel=rbf_kernel(0.2), memory=vectors + 2**24)
+    tight = quick(200_000, kernel=rbf_kernel(0.2), memory=vectors + 2**24, pilot_seconds=0.5)
     assert tight.memory_bytes <= vectors + 2**24
     assert tight.settings["memory_bytes"] < free.settings["memory_bytes"]
     assert tight.settings["max_dictionary"] is None
@@ -127,11 +133,10 @@ def test_tiles_shrink_before_the_dictionary_does():
     assert tight.fits
 
 
-def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch):
+def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch, dense):
+    assert dense.dictionary_size > 64
     monkeypatch.setattr("sparse_bo.planning.costs.memory", lambda *, m, **others: {"model": 1000 * m})
-    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
-    assert free.dictionary_size > 64
-    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, memory=70_000)
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=70, memory=64_900)
     assert tight.settings["max_dictionary"] == 64
     assert tight.dictionary_size == 64
     assert tight.policy.max_dictionary == 64
@@ -140,37 +145,36 @@ def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch):
 
 
 def test_what_cannot_fit_is_said_aloud():
-    made = quick(10**9, memory=2**30)
+    made = quick(10**9, memory=2**30, pilot_seconds=0.5)
     assert not made.fits
     assert any("does NOT fit: 1.0 GiB may be used; pass a lazy arm set" in note for note in made.notes)
 
 
 def test_a_billion_lazy_arms_fit():
     grid = ProductGrid.linspace(unit_box(3), [1000] * 3)
-    made = quick(grid, None, memory=2**28)
+    made = quick(grid, None, memory=2**28, pilot_seconds=0.5)
     assert made.fits
     assert made.streamed
     assert made.memory_bytes < 2**28
     assert made.arms == 10**9
 
 
-def test_a_short_time_caps_the_dictionary():
-    free = quick(300, 3, kernel=None, policy=DENSE, budget=100)
-    tight = quick(300, 3, kernel=None, policy=DENSE, budget=100, seconds=1e-3)
+def test_a_short_time_caps_the_dictionary(dense):
+    tight = quick(300, 3, kernel=None, policy=DENSE, budget=70, seconds=1e-3)
     assert tight.settings["sweep_dtype"] == torch.float64
     assert tight.settings["max_dictionary"] == 64
-    assert tight.dictionary_size <= free.dictionary_size
+    assert tight.dictionary_size <= dense.dictionary_size
     assert not tight.fits
     assert any("0.001 s are too short" in note for note in tight.notes)
 
 
 def test_a_run_takes_its_settings_from_the_plan(generator):
-    X = torch.rand(800, 3, generator=generator, dtype=torch.float64)
+    X = torch.rand(300, 3, generator=generator, dtype=torch.float64)
     policy = BBKB(covar_module=rbf_kernel(0.1), regularization=0.05, max_dictionary=10)
-    made = plan(X, budget=150, policy=policy, pilot_seconds=100.0)
+    made = plan(X, budget=60, policy=policy, pilot_seconds=100.0)
     assert 8 <= made.dictionary_size <= 10
     loop = AskTell(X, made.policy, seed=0)
-    loop.run(lambda x: (9.0 * x).sin().sum(dim=-1), 150)
+    loop.run(lambda x: (9.0 * x).sin().sum(dim=-1), 60)
     sizes = [row.dictionary_size for row in loop.history.rows]
     assert 8 <= max(sizes) <= 10
 
@@ -302,7 +306,7 @@ def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path, monkey
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "100"])
+    return CliRunner().invoke(app, ["plan", *arguments, "--pilot-seconds", "1"])
 
 
 def test_the_command_prints_a_plan(tmp_path):

@@ -26,6 +26,7 @@ from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.models.sparse_gp.row_sums import sweep
 from sparse_bo.models.sparse_gp.state import GrowthState, PosteriorCache, Stamp, same_parameters
+from sparse_bo.models.sparse_gp.triangular import Recent
 
 GROWTH = 1.5
 """The dictionary is chosen anew when the data have grown by this factor, and the root is made anew when its columns have."""
@@ -117,7 +118,8 @@ def extended(
     root = torch.cat([R, W], dim=-1).to(F)
     triangular = growth.whitening is None and old.triangular
     after = GrowthState(ones.to(F), growth.whitening, growth.chosen_at)
-    return Representation(dictionary, alpha.to(F), root, triangular=triangular), after
+    grown = Representation(dictionary, alpha.to(F), root, triangular=triangular, recent=Recent(old.recent.sizes))
+    return grown, after
 
 
 @dataclass(frozen=True, eq=False)

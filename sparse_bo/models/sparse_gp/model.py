@@ -60,6 +60,7 @@ from sparse_bo.models.sparse_gp.state import (
     row_count,
     set_parameters,
 )
+from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class SparseSettings:
     learning: LearningSettings = field(default_factory=LearningSettings)
     joint: JointSettings = field(default_factory=JointSettings)
     sums: Summation = field(default_factory=Summation)
+    products: ProductSizes = field(default_factory=ProductSizes)
 
 
 class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no types
@@ -278,12 +280,13 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             if grown is not None:
                 return grown
             rows, points, unexplained = self.chosen_dictionary(X)
+            sizes = self.settings.products
             if points is None and len(rows) == X.shape[-2]:
-                representation, growth = exact_representation(kernel, X, **data), None
+                representation, growth = exact_representation(kernel, X, **data, sizes=sizes), None
             else:
                 D = self.dictionary_points(X, rows, points)
                 state = fit_dtc(kernel, D, X, residuals=data["residuals"], noise=data["noise"], how=self.settings.sums)
-                representation, growth = dtc_representation(state, D), None
+                representation, growth = dtc_representation(state, D, sizes), None
                 if self._grows:
                     ones = response_to_ones(kernel, state, D, X, data["noise"])
                     growth = GrowthState(ones, state.factor, X.shape[-2])
@@ -597,7 +600,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             data = {"residuals": targets - prior_mean, "noise": self.data_noise(X, targets.shape)}
             if cache.holds_all(X.shape[-2]):
                 whole = cache.representation.extension is None
-                exact = cache.representation if whole else exact_representation(kernel, X, **data)
+                exact = cache.representation
+                if not whole:
+                    exact = exact_representation(kernel, X, residuals=data["residuals"], noise=data["noise"])
                 means, variances = left_out_of_exact(exact, **data)
             else:
                 D = self.dictionary_points(X, cache.rows, cache.points)

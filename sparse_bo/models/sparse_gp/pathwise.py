@@ -26,7 +26,7 @@ from torch import Tensor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel, cross_covariance, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
-from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, blocks, is_large
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, blocks
 
 
 class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types
@@ -132,12 +132,13 @@ def _between_roots(representation: Representation, K: Tensor) -> Tensor:
     """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes half."""
     R = representation.root
     r = R.shape[-1]
-    if not representation.triangular or not is_large(R):
+    if not representation.is_large:
         return R.mT @ (K @ R)
     whole = R.new_empty(*R.shape[:-2], r, r)
-    for part in blocks(r):
+    block_size = representation.recent.sizes.block
+    for part in blocks(r, block_size):
         right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
-        for i in blocks(part.stop):
+        for i in blocks(part.stop, block_size):
             block = R[..., : i.stop, i].mT @ right[..., : i.stop, :]
             whole[..., i, part], whole[..., part, i] = block, block.mT
     return whole

@@ -26,7 +26,7 @@ from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
 from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import triangular
 from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix, unfolded
-from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, Recent, TimesRoot, is_large
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +78,17 @@ class Projection:
         if self.few:
             return unfolded(self._products[1], self.rows)
         root, h = self.posterior.root, self._folded_h
-        dense = not (self.posterior.triangular and is_large(root))
-        return unfolded(h @ root.mT if dense else triangular.times_root_transpose(h, root), self.rows)
+        dense = not self.posterior.is_large
+        return unfolded(
+            h @ root.mT if dense else triangular.times_root_transpose(h, root, self.posterior.recent.sizes.block), self.rows
+        )
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
         if self.few:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
         elif self._many:
-            squares = triangular.squares(self.K, self.posterior.root).unsqueeze(-1)
+            squares = triangular.squares(self.K, self.posterior.root, self.posterior.recent.sizes.block).unsqueeze(-1)
             prior_variance = prior_variance - unfolded(squares, self.rows).squeeze(-1)
         else:
             prior_variance = prior_variance - self._h.square().sum(dim=-1)
@@ -114,15 +116,15 @@ class Projection:
         """Whether value and gradient are computed in one pass: few points, with gradients, and a large triangular root."""
         K, root = self.K, self.posterior.root
         graph = torch.is_grad_enabled() and K.requires_grad and not root.requires_grad
-        fits = 0 < K.shape[-2] <= triangular.FEW_ROWS and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
-        return graph and fits and self.posterior.triangular and is_large(root)
+        fits = 0 < K.shape[-2] <= self.posterior.recent.sizes.few and K.device.type == "cpu" and K.shape[:-2] == root.shape[:-2]
+        return graph and fits and self.posterior.is_large
 
     @property
     def _many(self) -> bool:
         """Whether variances are summed without ``h`` in memory: no graph needs it, and it would not be cached."""
         graph = torch.is_grad_enabled() and (self.K.requires_grad or self.posterior.root.requires_grad)
-        many = self.K.shape[-2] > triangular.RECENT_ROWS and "_folded_h" not in vars(self)
-        return many and not graph and self.posterior.triangular and is_large(self.posterior.root)
+        many = self.K.shape[-2] > self.posterior.recent.sizes.recent and "_folded_h" not in vars(self)
+        return many and not graph and self.posterior.is_large
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor]:
@@ -140,10 +142,10 @@ class Projection:
     @cached_property
     def _folded_h(self) -> Tensor:
         root = self.posterior.root
-        if not (self.posterior.triangular and is_large(root)):
+        if not self.posterior.is_large:
             return self.K @ root
         if (torch.is_grad_enabled() and root.requires_grad) or self.K.shape[:-2] != root.shape[:-2]:
-            return triangular.times_root(self.K, root)
+            return triangular.times_root(self.K, root, self.posterior.recent.sizes.block)
         product: Tensor = TimesRoot.apply(self.K, root, self.posterior.recent)  # type: ignore[no-untyped-call]  # torch ships no types
         return product
 
@@ -182,8 +184,13 @@ class Representation:
 
     def __post_init__(self) -> None:
         """Store a large triangular root by columns, as products read it."""
-        if self.triangular and is_large(self.root):
+        if self.is_large:
             object.__setattr__(self, "root", triangular.by_columns(self.root))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether ``R`` is triangular and multiplied by blocks."""
+        return self.triangular and self.recent.is_large(self.root)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -199,7 +206,7 @@ class Representation:
             extension = Extension(*map(function, parts))
         at_dictionary = None if self.at_dictionary is None else self.at_dictionary.map(function)
         base = (function(self.points), function(self.alpha), function(self.root))
-        return Representation(*base, extension, self.triangular, at_dictionary)
+        return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
         """Return the posterior at ``… x q x d`` transformed points. O(q m (d + e)), O(q m r) for variances; independent of n.
@@ -252,7 +259,7 @@ class Representation:
         base = torch.cat([self.alpha.expand(*batch_shape, -1), bottom.new_zeros(*batch_shape, bottom.shape[-1])], dim=-1)
         alpha = base + (R[..., self.root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
         points = [_expanded(self.points, batch_shape), _expanded(extension.points, batch_shape)]
-        return Representation(torch.cat(points, dim=-2), alpha, R)
+        return Representation(torch.cat(points, dim=-2), alpha, R, recent=Recent(self.recent.sizes))
 
 
 def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:
@@ -274,7 +281,9 @@ def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     )
 
 
-def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor) -> Representation:
+def exact_representation(
+    kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, sizes: ProductSizes | None = None
+) -> Representation:
     """Return the exact GP posterior: ``D = X``, ``R = L⁻ᵀ`` with ``L Lᵀ = K + N``. O(n³).
 
     Args:
@@ -282,6 +291,7 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
         X: ``batch_shape x n x d``, transformed.
         residuals: ``batch_shape x n``: targets less the prior mean.
         noise: ``batch_shape x n`` noise variances.
+        sizes: Sizes of products with the root.
 
     Raises:
         ValueError: If the covariance is not finite or not positive semi-definite.
@@ -292,10 +302,10 @@ def exact_representation(kernel: PriorKernel, X: Tensor, *, residuals: Tensor, n
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
     points = X.expand(L.shape[:-2] + X.shape[-2:])
-    return Representation(points, alpha.to(X), root.to(X), triangular=True)
+    return Representation(points, alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
 
 
-def dtc_representation(state: dtc.DTC, points: Tensor) -> Representation:
+def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | None = None) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
     form = dtc.one_product(state, relative=True)
     batch_shape = form.root.shape[:-2]
@@ -309,4 +319,5 @@ def dtc_representation(state: dtc.DTC, points: Tensor) -> Representation:
         form.root.to(points),
         triangular=form.triangular,
         at_dictionary=at_dictionary,
+        recent=Recent(sizes),
     )

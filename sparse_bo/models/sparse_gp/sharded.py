@@ -155,7 +155,9 @@ class ShardedSparseGP(SparseGP):
                     every = torch.arange(rows.total, device=X.device)
                     data = (X, self.original_inputs(), residuals, noise)
                     all_X, all_raw, all_residuals, all_noise = rows.gathered(every, *data)
-                    exact = exact_representation(kernel, all_X, residuals=all_residuals, noise=all_noise)
+                    exact = exact_representation(
+                        kernel, all_X, residuals=all_residuals, noise=all_noise, sizes=self.settings.products
+                    )
                     return PosteriorCache(exact, stamp, nothing, all_raw)
                 if points is None:
                     points = self.dictionary_of_all(X, noise, size)
@@ -163,7 +165,7 @@ class ShardedSparseGP(SparseGP):
                 state = fit_of_all(rows, kernel, inputs, X, residuals=residuals, noise=noise, how=self.settings.sums)
             except ValueError as error:  # the type that SingleTaskGP raises
                 raise NotPSDError(str(error)) from error
-            return PosteriorCache(dtc_representation(state, inputs), stamp, nothing, points)
+            return PosteriorCache(dtc_representation(state, inputs, self.settings.products), stamp, nothing, points)
 
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
         """Return a dictionary of at most ``size`` points for the rows of all ranks; ``X`` are this rank's, transformed."""

@@ -40,10 +40,10 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
     - The joint posterior of more than 4,096 points is lazy. Means and variances are exact. Samples and cached roots (qLogNEI,
       qLogNEHVI) are exact on variances, at 1,024 pivots and inside blocks of 256 neighbours; between blocks they correlate as
       the pivots explain (:mod:`sparse_bo.models.sparse_gp.joint_root`).
-    - BoTorch's pruning of a baseline draws joint samples of all its rows: 17 CPU seconds at n = 20,000. Pass
-      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): a second.
+    - BoTorch's pruning of a baseline draws joint samples of all its rows: 12 CPU seconds at n = 20,000. Pass
+      ``X_baseline=prune_baseline(model, train_X)`` (:func:`sparse_bo.models.prune_baseline`): half a second.
     - ``ModelListGP`` makes the joint covariance of more than 4,096 points dense, with a ``MemoryWarning``, and raises
-      ``UnsupportedError`` beyond 10,000. Use :class:`sparse_bo.models.SparseModelListGP`, or one ``SparseGP`` of all outputs.
+      ``UnsupportedError`` beyond 10,000. Use :class:`sparse_bo.models.SparseModelListGP`, or one model of several outputs.
     - ``botorch.cross_validation.loo_cv`` raises ``UnsupportedError`` if the model is sparse: use :meth:`leave_one_out`.
     - qLogNEHVI with its default ``prune_baseline=False`` copies base samples inside BoTorch, ``samples x candidates x rows x
       outputs`` numbers at a time: with many rows, prune, or set ``init_batch_limit`` and ``batch_limit``.

@@ -16,14 +16,19 @@ from torch import Tensor
 
 Made = TypeVar("Made")
 
-BLOCK = 256
-"""Columns of a triangle that are multiplied at a time."""
-LARGE_COLUMNS = 1024
-"""A triangular root of so many columns is multiplied by blocks."""
-FEW_ROWS = 64
-"""Up to so many points a product with a large triangular root is bound by memory."""
-RECENT_ROWS = 512
-"""Products of up to so many points are cached for the next call with the same points: 32 MB with m = 4,096."""
+
+@dataclass(frozen=True)
+class ProductSizes:
+    """Sizes of products with a triangular root. Measurements: docs/decisions/041-joint-posterior.md."""
+
+    block: int = 256
+    """Columns that are multiplied at a time."""
+    large: int = 1024
+    """A root of so many columns is multiplied by blocks."""
+    few: int = 64
+    """Up to so many points a product with a large root is bound by memory."""
+    recent: int = 512
+    """Products of up to so many points are cached for the next call with the same points: 32 MB with m = 4,096."""
 
 
 class Recent:
@@ -31,15 +36,23 @@ class Recent:
 
     Acquisition functions ask for the same points several times in one value (with noise, of a fantasy model, to condition on
     them) or in every value (integration points).
+
+    Args:
+        sizes: Sizes of the products.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: ProductSizes | None = None) -> None:
+        self.sizes = sizes or ProductSizes()
         self._products: dict[str, tuple[Tensor, Any]] = {}
         self._constants: dict[str, Any] = {}
 
+    def is_large(self, root: Tensor) -> bool:
+        """Return whether a triangular root is multiplied by blocks."""
+        return root.shape[-1] >= self.sizes.large
+
     def recall(self, name: str, K: Tensor, make: Callable[[], Made]) -> Made:
         """Return the cached value of the function ``name`` at ``K`` (``… x q x m``), or ``make()``. O(q m)."""
-        if K.shape[-2] > RECENT_ROWS or K.device.type != "cpu":  # others would wait for the comparison
+        if K.shape[-2] > self.sizes.recent or K.device.type != "cpu":  # others would wait for the comparison
             return make()
         known = self._products.get(name)
         if known is not None and known[0].shape == K.shape and torch.equal(known[0], K):
@@ -60,17 +73,12 @@ class Recent:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_products": {}, "_constants": {}}
+        return {"sizes": self.sizes, "_products": {}, "_constants": {}}
 
 
-def blocks(r: int, size: int = BLOCK) -> list[slice]:
+def blocks(r: int, size: int) -> list[slice]:
     """Return the slices of ``r`` columns in blocks of ``size``."""
     return [slice(start, min(start + size, r)) for start in range(0, r, size)]
-
-
-def is_large(root: Tensor) -> bool:
-    """Return whether a triangular root is multiplied by blocks."""
-    return root.shape[-1] >= LARGE_COLUMNS
 
 
 def by_columns(root: Tensor) -> Tensor:
@@ -78,23 +86,23 @@ def by_columns(root: Tensor) -> Tensor:
     return root if root.mT.is_contiguous() else root.mT.contiguous().mT
 
 
-def squares(K: Tensor, root: Tensor) -> Tensor:
+def squares(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``Σ (K R)²`` of each point, ``batch_shape x q``, without ``K R`` in memory. O(q m r / 2)."""
     total = K.new_zeros(K.shape[:-1])
-    for part in blocks(root.shape[-1]):
+    for part in blocks(root.shape[-1], block):
         total = total + (K[..., : part.stop] @ root[..., : part.stop, part]).square_().sum(dim=-1)
     return total
 
 
-def times_root(K: Tensor, root: Tensor) -> Tensor:
+def times_root(K: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``K R``, ``batch_shape x q x r``. O(q m r / 2)."""
-    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in blocks(root.shape[-1])]
+    parts = [K[..., : part.stop] @ root[..., : part.stop, part] for part in blocks(root.shape[-1], block)]
     return torch.cat(parts, dim=-1)
 
 
-def times_root_transpose(h: Tensor, root: Tensor) -> Tensor:
+def times_root_transpose(h: Tensor, root: Tensor, block: int = 256) -> Tensor:
     """Return ``h Rᵀ``, ``batch_shape x q x m``. O(q m r / 2)."""
-    parts = [h[..., part.start :] @ root[..., part, part.start :].mT for part in blocks(root.shape[-1])]
+    parts = [h[..., part.start :] @ root[..., part, part.start :].mT for part in blocks(root.shape[-1], block)]
     return torch.cat(parts, dim=-1)
 
 
@@ -104,17 +112,19 @@ class TimesRoot(torch.autograd.Function):
     @staticmethod
     def forward(K: Tensor, root: Tensor, recent: Recent) -> Tensor:
         """Return ``batch_shape x q x r`` of ``batch_shape x q x m`` and ``batch_shape x m x r``. O(q m r)."""
-        return recent.recall("h", K, lambda: times_root(K, root)).detach()  # a cached tensor stays out of every graph
+        h = recent.recall("h", K, lambda: times_root(K, root, recent.sizes.block))
+        return h.detach()  # a cached tensor stays out of every graph
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save the root."""
+        ctx.block = inputs[2].sizes.block
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient with respect to ``K``; it can be differentiated again."""
-        return times_root_transpose(gradient, ctx.saved_tensors[0]), None, None
+        return times_root_transpose(gradient, ctx.saved_tensors[0], ctx.block), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], K: Tensor, root: Tensor, recent: Recent) -> tuple[Tensor, int]:
@@ -206,6 +216,8 @@ class PosteriorAtDictionary:
     """``batch_shape x m x (m + 1)``: ``L/s`` up to the diagonal, ``L_Bᵀ`` from one column right of it on."""
     scale: Tensor
     """``batch_shape``: ``s``."""
+    block: int = 256
+    """Columns that are multiplied at a time."""
 
     @classmethod
     def of(cls, prior_root: Tensor, gram_root: Tensor) -> PosteriorAtDictionary:
@@ -216,7 +228,7 @@ class PosteriorAtDictionary:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> PosteriorAtDictionary:
         """Return a copy with ``function`` applied to its tensors."""
-        return PosteriorAtDictionary(function(self.triangles), function(self.scale))
+        return replace(self, triangles=function(self.triangles), scale=function(self.scale))
 
     def scaled(self, factors: Tensor) -> PosteriorAtDictionary:
         """Return the posterior of values times ``factors`` (``batch_shape``), noise included; the triangles are shared."""
@@ -245,4 +257,4 @@ class PosteriorAtDictionary:
 
     @property
     def _blocks(self) -> list[slice]:
-        return blocks(self.triangles.shape[-2])
+        return blocks(self.triangles.shape[-2], self.block)

@@ -263,7 +263,7 @@ class ArmUCB(Mechanism[BanditState]):
         return replace(state, fitted=FittedArms(posterior=posterior, columns=columns, **kept))
 
     def _largest_batch(self, state: BanditState) -> int:
-        """Return how large the batch after ``state`` may be: with a learned prior, a share of what it was learned from."""
+        """Return the limit of the batch after ``state``: with a learned prior, a share of its observations."""
         if self.given.complete:
             return self.max_batch_size
         return min(self.max_batch_size, max(int(BATCH_SHARE * state.pulls), self.design_size))
@@ -338,7 +338,7 @@ class ArmUCB(Mechanism[BanditState]):
 
 
 def _not_evaluated(state: BanditState, pending: Tensor) -> Refusal:
-    """Return what refuses the arms that have a value, and those that failures speak against."""
+    """Return a function that marks evaluated arms, and arms to avoid after failures."""
     rows, failing = state.observations.rows, state.refusal(pending)
 
     def refuse(indices: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ def _candidates(
     columns: KernelColumns,
     generator: torch.Generator,
 ) -> tuple[Candidates, KernelColumns]:
-    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
+    """Return the candidates of the next dictionary: leverages and means before the newest batch, under the current prior."""
     given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
     previous: Fitted | ArmPosterior
     if before is not None and surrogate is before.posterior.prior:
@@ -378,7 +378,7 @@ def _candidates(
 
 
 def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, picks: Tensor) -> Candidates:
-    """Return the candidates with what is known of the last dictionary and of the newest batch. O((m + q) log n)."""
+    """Return the candidates with the probabilities of the last dictionary and the newest batch. O((m + q) log n)."""
     dictionary = None if before is None else before.posterior.dictionary
     if dictionary is None or dictionary.indices is None or candidates.indices is None:
         return candidates
@@ -392,14 +392,14 @@ def _with_last_dictionary(candidates: Candidates, before: FittedArms | None, pic
 
 
 def _errors(before: FittedArms, picks: Tensor, y: Tensor) -> StandardisedErrors:
-    """Return the one-step-ahead errors with those of the told arms."""
+    """Return the one-step-ahead errors after the newest results."""
     posterior = before.posterior
     means, leverages = posterior.means_at(picks), posterior.leverages_at(picks)
     return before.errors.after(y, means=means, leverages=leverages, regularization=posterior.prior.regularization)
 
 
 def _leverages(before: FittedArms | None, surrogate: ArmPrior, picks: Tensor) -> Tensor:
-    """Return the leverages of the told arms (``q``) at the start of their batch."""
+    """Return the leverages of the newest arms (``q``) at the start of their batch."""
     if before is None:
         return surrogate.prior_variance[picks] / surrogate.regularization
     return before.posterior.leverages_at(picks)

@@ -25,26 +25,20 @@ class BBKB(UCBPolicy):
     Settings shared with the other policies: :class:`sparse_bo.policies.bandits.policy.UCBPolicy`.
 
     Attributes:
-        oversampling: q̄ > 0; theory: ``8 log(4T/δ)`` for the size, ``72 C̃ log(4T/δ)`` for the regret; practice: 2 to 10. 2 is
-            the paper's. Its published runs have 8 to 22 % less regret with 4, in 0.85 to 0.97 of the processor time (Cadata,
-            Abalone, 10⁴ evaluations, three and two seeds), 1 to 2 % less again with 8 in 1.1 to 1.2 of that time, 13 to 40 %
-            more with 1.5. With everything learned 4 is not better: on Cadata 0.0143 for 0.0130 per evaluation in twice the
-            time, on Abalone 0.101 for 0.149 (means of seeds 0 to 2), so 2 is the default. A small q̄ leaves the sparse variance
-            too large, by up to what :meth:`sparse_bo.AskTell.certificate` tells: batches are cut short, and arms look better
-            than they are.
-        ratio_threshold: C̃ ≥ 1; 1 gives batches of one (then this is BKB, but for the width). ``None``: 2 with a given prior
-            (the paper), 10 with a learned one: as good per evaluation on Abalone and Cadata, in a fifth of the batches.
+        oversampling: q̄ > 0; theory: ``8 log(4T/δ)`` for the size, ``72 C̃ log(4T/δ)`` for the regret; practice: 2 to 10; 2 is
+            the paper's (decision 172). With a small q̄ the sparse variance is too large, by at most the factor of
+            :meth:`sparse_bo.AskTell.certificate`: batches end early, and scores are too high.
+        ratio_threshold: C̃ ≥ 1; 1 gives batches of one, BKB but for the width. ``None``: 2 with a complete prior (the paper), 10
+            with a learned one (decision 172).
         stop_rule: ``"global"`` (the paper), ``"local"`` (larger batches), ``"gp-bucb"`` (smaller) or ``"repeat"`` (one arm
             per batch: mini-META on a sparse posterior), see :class:`sparse_bo.arms.StopRule`.
         in_batch: ``"fixed"``: fixed-dictionary update (the paper); ``"process"``: picked arms join the representation, so
             their residual shrinks too and batches are more diverse. Every stop rule is valid with both. ``None``:
-            ``"process"`` with the local rule or a learned prior, else
-            ``"fixed"``. The fixed update leaves the residual of a picked arm as it
-            is, and where that is most of its variance (a dictionary far from it, a small λ) neither its score nor any local
-            ratio moves: a local batch could be one arm, thousands of times. The global sum ends such a batch.
-        inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
-        dictionary: Another sampler in place of leverage sampling.
-        max_dictionary: Leverage sampling keeps at most so many points; see :func:`sparse_bo.plan`.
+            ``"process"`` with the local rule or a learned prior, else ``"fixed"``: the fixed update does not change the
+            residual of a picked arm, so a local batch could repeat one arm whose variance is mostly residual.
+        inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
+        dictionary: Another sampler instead of leverage sampling.
+        max_dictionary: Maximum size of the leverage dictionary; see :func:`sparse_bo.plan`.
     """
 
     oversampling: float = 2.0

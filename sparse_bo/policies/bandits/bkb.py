@@ -19,16 +19,16 @@ class BKB(UCBPolicy):
     With another ``dictionary`` it is GP-UCB on another surrogate, as the papers' comparators are: ``IVMSampler(size=m)``
     (Lawrence et al. 2002), ``KMeansPlusPlusSampler(size=m)`` (Oglic & Gärtner 2017), ``IPASampler(size=m)`` (Moss et al.
     2023), ``FirstSampler(size=m)`` (LR-First m; Williams & Seeger 2001), ``UniformSampler(size=m)``; on the command line
-    ``--policy bkb --dictionary ivm --dictionary-size m``. BKB's guarantee (Thm 1 and 2) is for leverage sampling alone. Its
+    ``--policy bkb --dictionary ivm --dictionary-size m``. BKB's guarantee (Thm 1 and 2) is for leverage sampling only. Its
     incremental dictionary (§3) is ``dictionary=IncrementalLeverageSampler()``.
 
     Settings shared with the other policies: :class:`sparse_bo.policies.bandits.policy.UCBPolicy`.
 
     Attributes:
         oversampling: q̄ > 0; theory: ``6α log(4T/δ)/ε²``, practice: 2 to 10.
-        inclusion: ``"exact"`` or ``"union"`` law of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
-        dictionary: Another sampler in place of leverage sampling.
-        max_dictionary: Leverage sampling keeps at most so many points; see :func:`sparse_bo.plan`.
+        inclusion: ``"exact"`` or ``"union"`` inclusion of the dictionary, see :class:`sparse_bo.dictionary.LeverageSampler`.
+        dictionary: Another sampler instead of leverage sampling.
+        max_dictionary: Maximum size of the leverage dictionary; see :func:`sparse_bo.plan`.
     """
 
     oversampling: float = 2.0

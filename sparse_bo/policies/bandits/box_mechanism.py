@@ -46,7 +46,7 @@ from sparse_bo.widths.norms import observed_form
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedBox(Fitted):
-    """What an upper-confidence policy on a box knows from one resparsification to the next. A value."""
+    """The model of an upper-confidence policy on a box between two resparsifications. A value."""
 
     model: SparseGP
     """In :attr:`units`: BoTorch's floors under variances are absolute, so a learned prior is brought to variance 1."""
@@ -339,7 +339,7 @@ def _candidates(
     observations: Observations,
     generator: torch.Generator,
 ) -> Candidates:
-    """Return what decides the next dictionary: leverages and means before the newest batch, under the current prior."""
+    """Return the candidates of the next dictionary: leverages and means before the newest batch, under the current prior."""
     covariance = covariance_function(prior.covar_module, like=after.X)
     given = partial(candidates_of, covariance=covariance, regularization=prior.regularization)
     if before is not None and prior is before.prior:

@@ -23,7 +23,7 @@ CHUNK = 4096
 
 
 class Units(NamedTuple):
-    """What a model's outputs are measured in: ``(y − shift)/scale``."""
+    """Units of a model's outputs: ``(y − shift)/scale``."""
 
     shift: float
     scale: float

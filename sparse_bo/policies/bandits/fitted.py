@@ -1,4 +1,4 @@
-"""What every upper-confidence policy keeps of a fit from one resparsification to the next, over arms and on boxes."""
+"""The numbers of an upper-confidence policy between two resparsifications, over arms and on boxes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparse_bo.widths.calibration import StandardisedErrors
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """The numbers beside a model that decide its width and when it is learned again. A value."""
+    """Numbers that determine the width and the next learning of hyper-parameters. A value."""
 
     width: float = field(metadata=KEPT)
     """Multiplier of √leverage (y) in the next batch's scores."""
@@ -19,11 +19,11 @@ class Fitted:
     pulls_at_learning: int = field(metadata=KEPT)
     """Pulls when hyper-parameters were last learned; 0 if never."""
     error_squares: float = field(metadata=KEPT)
-    """Of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.StandardisedErrors`."""
+    """Sum of squares of the recent one-step-ahead errors: :class:`sparse_bo.widths.calibration.StandardisedErrors`."""
     error_weight: float = field(metadata=KEPT)
-    """Their weight, see there."""
+    """Their weight."""
     rkhs_norm: float | None = field(default=None, metadata=KEPT)
-    """F in the width where it is estimated; else ``None``."""
+    """Estimate of F in the width; ``None`` without one."""
 
     @property
     def errors(self) -> StandardisedErrors:

@@ -1,4 +1,4 @@
-"""The exact comparators: the same parts with every distinct pulled arm in the dictionary."""
+"""Exact GP-UCB and GP-BUCB: every distinct pulled arm is in the dictionary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GPUCB(UCBPolicy):
 
     @property
     def parts(self) -> Parts:
-        """Everything in the dictionary, batches of one."""
+        """All pulled arms in the dictionary, batches of one."""
         width = named_width(self, theory=BKBTheory, authors=BKBAuthors)
         return Parts(sampler=AllSampler(), stop_rule=StopRule("single"), in_batch="fixed", width=width)
 
@@ -49,7 +49,7 @@ class GPBUCB(UCBPolicy):
 
     @property
     def parts(self) -> Parts:
-        """Everything in the dictionary, the product rule, process conditioning."""
+        """All pulled arms in the dictionary, the product rule, process conditioning."""
         width = named_width(self, theory=BBKBTheory, authors=BBKBAuthors)
         stop_rule = StopRule("gp-bucb", self.ratio_threshold)
         return Parts(sampler=AllSampler(), stop_rule=stop_rule, in_batch="process", width=width)

@@ -1,4 +1,4 @@
-"""The parts that tell one upper-confidence policy from another."""
+"""The parts of an upper-confidence policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARM_START_POINTS = 512
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """What tells one upper-confidence policy from another."""
+    """Sampler, stop rule, in-batch update and width of an upper-confidence policy."""
 
     sampler: Sampler
     stop_rule: StopRule

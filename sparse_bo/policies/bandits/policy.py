@@ -23,11 +23,11 @@ from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, Cal
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
-    """The settings that all upper-confidence policies share.
+    """Settings of upper-confidence policies.
 
-    Over arms the scores are exact and swept; on a box the model is :class:`sparse_bo.SparseGP` and the batch is made by
-    :func:`sparse_bo.optimize_batch`, with the same rules. A kernel, mean or noise that is not given is learned on the first
-    observations, and again when distinct inputs have grown by half or pulls have doubled. Over arms, t
+    Over arms the scores are swept exactly. On a box the model is :class:`sparse_bo.SparseGP`, and
+    :func:`sparse_bo.optimize_batch` makes the batch by the same rules. Kernel, mean or noise are learned on the first
+    observations if they are ``None``, and again when distinct inputs have grown by half or pulls have doubled. Over arms, t
     evaluations are then of at least 2 √t different ones (:data:`sparse_bo.policies.bandits.arm_mechanism.LOOKS`).
 
     Settings shared with other policies: :class:`sparse_bo.policies.settings.PriorSettings` (``covar_module``,
@@ -36,12 +36,13 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     (``sweep_dtype``, ``memory_bytes``).
 
     Attributes:
-        width: A number of posterior standard deviations, ``"calibrated"`` (2, more where the run's own errors say that the
+        width: A number of posterior standard deviations, ``"calibrated"`` (2, more if the run's own errors show that the
             intervals are too narrow: :class:`sparse_bo.widths.CalibratedWidth`), ``"theory"``, ``"authors"`` (these need
-            ``rkhs_norm``), or a :class:`sparse_bo.widths.Width`. ``None``: 2 with a given prior, calibrated with a learned one.
-        initial_design: Distinct random arms before the first score; ``None``: 1 if nothing is learned (as in the papers),
+            ``rkhs_norm``), or a :class:`sparse_bo.widths.Width`. ``None``: 2 with a complete prior, calibrated with a learned
+            one.
+        initial_design: Distinct random arms before the first score; ``None``: 1 with a complete prior (as in the papers),
             else ``max(10, 2d)``.
-        max_batch_size: No batch is larger.
+        max_batch_size: Largest batch.
     """
 
     width: Width | float | str | None = None
@@ -76,7 +77,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         return self.on_arms(as_arms(domain, policy=self.name))
 
     def on_arms(self, domain: Arms) -> ArmUCB:
-        """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is brought into memory.
+        """Return the mechanism over arms; a lazy set that fits into ``memory_bytes`` is loaded.
 
         Raises:
             ValueError: If a setting does not fit the arms.
@@ -100,7 +101,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             ValueError: If a setting does not fit the box.
         """
         if self.sweep_dtype != torch.float64:
-            raise ValueError("sweep_dtype=torch.float32 speeds up sweeps over arms; on a box leave it at torch.float64")
+            raise ValueError(f"expected sweep_dtype=torch.float64 on a box, got {self.sweep_dtype}; it is for sweeps over arms")
         return BoxUCB(
             box=domain,
             parts=self.parts,
@@ -118,11 +119,11 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
 def named_width(
     policy: UCBPolicy, *, theory: type[BKBTheory] | type[BBKBTheory], authors: type[BKBAuthors] | type[BBKBAuthors]
 ) -> Width:
-    """Return the policy's width: a :class:`sparse_bo.widths.Width` as it is, a number as a constant, or by name.
+    """Return the policy's width: a :class:`sparse_bo.widths.Width`, a constant for a number, or the width of a name.
 
     Raises:
-        ValueError: If the name is unknown, or the named width needs ``rkhs_norm`` and there is none.
-        TypeError: If it is none of these.
+        ValueError: If the name is unknown, or the named width needs an ``rkhs_norm``.
+        TypeError: If ``width`` has another type.
     """
     width = policy.width
     if isinstance(width, str):
@@ -133,7 +134,8 @@ def named_width(
             raise ValueError(unknown_norm(width, otherwise="width='calibrated', or a number of standard deviations"))
         if policy.rkhs_norm == "estimate" and policy.learns:
             raise ValueError(
-                "rkhs_norm='estimate' is of one kernel: pass covar_module= and regularization=, or width='calibrated'"
+                "expected covar_module= and regularization= with rkhs_norm='estimate', got a learned prior; pass them, or "
+                "width='calibrated'"
             )
         chosen = theory if width == "theory" else authors
         return chosen(

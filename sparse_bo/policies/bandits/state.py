@@ -1,4 +1,4 @@
-"""The state of a policy over a finite arm set between two batches: a value, and how it begins, is kept and read."""
+"""The state of a policy over a finite arm set between two batches, a value, and its snapshot."""
 
 from __future__ import annotations
 
@@ -39,39 +39,38 @@ from sparse_bo.policies.timing import Phase
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedArms(Fitted):
-    """What a policy with a model over arms knows from the last resparsification to the next. A value."""
+    """The model of a policy over arms between two resparsifications. A value."""
 
     posterior: ArmPosterior
     """Posterior over the arms."""
     columns: KernelColumns
-    """Kernel columns kept for the next resparsification: they save time and change nothing."""
+    """Cached kernel columns for the next resparsification."""
 
 
 @dataclass(frozen=True, eq=False)
 class BanditState:
-    """Everything a policy over arms knows between two batches. A value."""
+    """The state of a policy over arms between two batches. A value."""
 
     arms: ArmSet
     """``a x d``, float64."""
     observations: Observations
     fitted: FittedArms | None = None
-    """The model; ``None`` before there is data, or without a model."""
+    """The model; ``None`` before the first update, or for policies without a model."""
     round: int = field(default=0, metadata=KEPT)
-    """Batches told so far."""
+    """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
     failures: Failures | None = None
-    """Where evaluations failed; ``None`` as long as none has."""
+    """Failures; ``None`` before the first."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
-        """Return which arms are better left alone: those backing off, and those among failures.
+        """Return a function that marks arms to avoid: failed ones that back off, and arms among failures.
 
-        An arm whose last evaluation succeeded is never refused. What is near is told by the model's kernel, and before there
-        is one (in a design at random, and for policies without a model) by the distance in the arms' hull, as on a box.
+        An arm whose last evaluation succeeded is never refused. The distance is that of the model's kernel, and without a
+        model (in a random design, for example) that in the arms' hull, as on a box.
 
         Args:
-            pending: Arms without results (``q``); once there are failures, those that have never succeeded are not tried
-                twice at a time.
+            pending: Pending arms (``q``); after the first failure, arms without a success are not evaluated twice at a time.
 
         Returns:
             ``None`` if nothing has failed.
@@ -103,7 +102,7 @@ class BanditState:
         return refuse
 
     def tried_once(self, picks: Tensor, *, pending: Tensor) -> Tensor:
-        """Return which of ``q`` picks to make, once evaluations have failed: arms that never succeeded not twice at a time."""
+        """Return a mask of ``q`` picks that keeps one evaluation at a time of arms without a success, after failures."""
         if self.failures is None:
             return torch.ones_like(picks, dtype=torch.bool)
         out = torch.cat([pending, picks])
@@ -143,7 +142,7 @@ class BanditState:
         return (y - self.posterior.means_at(picks)) / variances.sqrt()
 
     def report(self) -> Report:
-        """See :meth:`State.report`; the best arm is sought among those evaluated. At most one posterior mean at n arms."""
+        """See :meth:`State.report`; the best arm is an evaluated one. At most one posterior mean at n arms."""
         observed_index, observed_mean, count = self._best_observed()
         posterior = self.posterior
         index, mean, sd = observed_index, observed_mean, None
@@ -188,9 +187,9 @@ def initial_state(arms: ArmSet) -> BanditState:
 
 
 def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``q`` random arms: not observed, pending or backing off as long as there are such.
+    """Return ``q`` random arms: not observed, pending or backing off, while such arms remain.
 
-    Draws as :meth:`Arms.uniform`; once evaluations have failed, again for arms better left alone.
+    Draws as :meth:`Arms.uniform`, and after failures again for arms to avoid.
     """
     failures, seen = state.failures, torch.cat([state.observations.rows, pending])
     if failures is None:
@@ -202,11 +201,11 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
 
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:
-    """Return what was evaluated, without arms and model: O(distinct pulled arms)."""
+    """Return a snapshot of the evaluations, without arms and model. O(distinct pulled arms)."""
     return freeze_observations(state.observations) | freeze_fields(state) | freeze_failures(state.failures)
 
 
 def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:
-    """Return the state that :func:`freeze_evaluated` froze, without a model; tensors on the device of ``arms``."""
+    """Return the state of a snapshot, without a model; tensors on the device of ``arms``."""
     failures = thaw_failures(frozen)
     return BanditState(arms, thaw_observations(frozen, arms), failures=failures, **thaw_fields(BanditState, frozen))

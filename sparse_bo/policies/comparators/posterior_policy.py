@@ -15,7 +15,7 @@ from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.bkb import BKB
 from sparse_bo.policies.bandits.state import BanditState
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, held_arms_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
 from sparse_bo.validation import check_count
 
@@ -134,5 +134,5 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
 
     def on(self, domain: Domain) -> PosteriorArms:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
+        arms = loaded_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
         return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))

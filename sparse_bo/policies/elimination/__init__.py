@@ -1,4 +1,4 @@
-"""Policies that eliminate what cannot be optimal: S-BPE and BPE; and regression designs."""
+"""Elimination policies, S-BPE and BPE, and regression designs."""
 
 from sparse_bo.policies.elimination.batches import batch_schedule
 from sparse_bo.policies.elimination.policy import BPE, SBPE

@@ -21,7 +21,7 @@ from sparse_bo.policies.elimination.regression import check_resampling, rls_resa
 from sparse_bo.policies.elimination.sharded import ShardedArmSource
 from sparse_bo.policies.elimination.source import ArmSource, BoxSource, CandidateSource
 from sparse_bo.policies.elimination.width import named_width, norm_of, on_box
-from sparse_bo.policies.protocol import held_arms_of
+from sparse_bo.policies.protocol import loaded_arms_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
 from sparse_bo.validation import check_choice, check_count, check_positive
 from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, SBPEOnBox
@@ -141,7 +141,7 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         width = named_width(self.width, self, bias=self.bias)
         if isinstance(domain, Box):
             return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
-        arms = held_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
+        arms = loaded_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
         return (ShardedArmSource if isinstance(arms, ShardedArms) else ArmSource)(Arms(arms)), width
 
     def _warn_if_nothing_can_be_eliminated(self, box: Box, width: SBPEOnBox, sizes: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ class ImprovementState(BanditState):
 
     @cached_property
     def replicates(self) -> Replicates:
-        """The evaluations as the model knows them: those of an arm as one."""
+        """The evaluations merged by arm, for the model."""
         return replicates(self.U, self.y)
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What evaluating a point twice tells: whether the objective is exact, so that what a model calls noise is roughness.
+"""Repeated evaluations of a point: whether the objective has noise, and the data of each point together.
 
 A rough objective without noise and a smooth one with noise look alike to a model of distinct points. They ask for opposite
 recommendations: the highest value seen, or the highest mean. One repeated point tells which it is. Without it, on objectives
@@ -16,9 +16,6 @@ from torch import Tensor
 from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.sums import group_sums, running_sums
 
-DISCRETE = 0.5
-"""With fewer distinct values than this share of the distinct points, values agree by chance: nothing follows from repeats."""
-
 
 def exact(X: Tensor, y: Tensor) -> bool | None:
     """Return whether points that were evaluated more than once gave the same value each time; ``None``: none tells.
@@ -33,7 +30,7 @@ def exact(X: Tensor, y: Tensor) -> bool | None:
     low, high = (y.new_zeros(len(points)).scatter_reduce(0, where, y, kind, include_self=False) for kind in ("amin", "amax"))
     if not torch.equal(low, high):
         return False
-    return True if len(torch.unique(low)) > DISCRETE * len(points) else None
+    return True if len(torch.unique(low)) > 0.5 * len(points) else None  # few values agree by chance
 
 
 class Replicates(NamedTuple):

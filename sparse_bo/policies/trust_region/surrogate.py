@@ -1,4 +1,4 @@
-"""The model of a region: which observations it knows, how they are warped, and its hyper-parameters."""
+"""The model of a trust region: its observations, their warping, and its hyper-parameters."""
 
 from __future__ import annotations
 
@@ -27,33 +27,18 @@ from sparse_bo.policies.trust_region.warping import Warp, warp, warps
 KNOWN = 400
 """Observations that the model is conditioned on, at most."""
 LEARNED_FROM = 300
-"""Observations that its hyper-parameters are learned from, at most."""
+"""Points that hyper-parameters are learned from, at most."""
 HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
-SCATTERED = 0.25
-"""Share of the observations that is spread over the whole run; the others are the nearest to the centre."""
 CHOOSE_AGAIN = 1.25
-"""Kernel and warping are chosen anew whenever the data has grown by this factor."""
-FIRST_STEPS, CHOICE_STEPS, STEPS = 40, 20, 15
-"""Steps of L-BFGS at the first fit, when kernel and warping are chosen, and otherwise."""
-
-SUMS_FROM = 4
-"""Observations for each input from which a sum of functions of one input each is tried: in up to 75 dimensions."""
-
+"""Family and warping are chosen anew whenever the data has grown by this factor."""
 EXACT_NOISE = 1e-6
-"""Largest noise variance, in units of the scale, of a model of exact observations: what is not noise is for the kernel to
-explain."""
-
-
-SMALLEST_VARIANCE = 1e-12
-"""Least posterior variance in units of the scale, so that its logarithm exists where the data determines the function."""
-ROUNDING = 1e-7
-"""What joint covariances get on their diagonals, in units of the scale, so that they can be sampled from."""
+"""Largest noise variance, in units of the scale, where repeats were equal: the kernel explains all variation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedRegion:
-    """What the policy knows of the objective after a batch. A value."""
+    """The model of the objective after a batch. A value."""
 
     gp: Posterior
     """In the unit cube and in warped observations."""
@@ -104,7 +89,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     first = y.argsort(descending=True, stable=True)[: min(HIGHEST, most // 4)]
     order = scaled.square().sum(dim=-1).argsort(stable=True)
     rest = order[~torch.isin(order, first)]
-    scattered = int(SCATTERED * most)
+    scattered = most // 4  # over the whole run
     near = most - len(first) - scattered
     far = rest[near:]
     spread = far[torch.linspace(0, len(far) - 1, scattered, device=X.device).round().long()]
@@ -127,11 +112,11 @@ def fitted_region(
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
-        replicates: What is to be known of their observations, which are finite.
+        replicates: Their observations, which are finite.
         centre: ``d``, of the region.
         before: The model before; learning starts from its hyper-parameters.
-        exact: Whether the objective is known to have no noise: see :data:`EXACT_NOISE`.
-        fresh: Whether there are points that the model before did not know: else its hyper-parameters stay.
+        exact: Whether repeats have shown no noise: see :data:`EXACT_NOISE`.
+        fresh: Whether there are new points: else hyper-parameters stay.
         most: Points that the model knows, at most.
     """
     priors = replace(PRIORS, noises=(PRIORS.noises[0], EXACT_NOISE)) if exact else PRIORS
@@ -146,7 +131,7 @@ def fitted_region(
         if before is not None and same is not None:
             learned = before.learned
             if fresh:
-                learned = data.learned(same, [learned.family], priors, start=learned, max_steps=STEPS)
+                learned = data.learned(same, [learned.family], priors, start=learned, max_steps=15)
             gp = local_posterior(U, same(v), learned, counts=counts)
             return FittedRegion(gp=gp, learned=learned, warp=same, rows=rows, chosen_at=before.chosen_at)
         chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
@@ -190,7 +175,7 @@ def local_posterior(X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: T
         counts: ``n`` observations that each y is the mean of; ``None``: one.
     """
     prior = ProcessPrior(learned.mean, learned, learned.scale)
-    return exact(prior, X, y, noise=learned.noise, counts=counts, floor=SMALLEST_VARIANCE)
+    return exact(prior, X, y, noise=learned.noise, counts=counts, floor=1e-12)  # log variances exist
 
 
 def freeze_region(fitted: FittedRegion) -> Frozen:
@@ -225,7 +210,7 @@ def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, pri
         start: Where to start.
         priors: Of the hyper-parameters.
     """
-    steps = FIRST_STEPS if start is None else CHOICE_STEPS
+    steps = 40 if start is None else 20
 
     def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:
         learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
@@ -234,7 +219,7 @@ def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, pri
     candidates = list(warps(v))
     best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
     n, d = data.X.shape
-    if 1 < d <= n / SUMS_FROM:
+    if 1 < d <= n / 4:  # a sum needs some observations for each input
         kinds = {warp.kind: warp for warp in (candidates[0], best[1])}
         best = max([best, *(fitted(candidate, [ADDITIVE]) for candidate in kinds.values())], key=lambda one: one[0])
     return best[1], best[2]
@@ -287,7 +272,7 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
             covariance = gp.moments(flat.flatten(0, 1)).variance.reshape(*X.shape[:-1], 1)
         else:
             covariance = torch.stack([gp.joint(part).covariance for part in flat]).reshape(*X.shape[:-1], q)
-            covariance = covariance + ROUNDING * gp.prior.scale * torch.eye(q, dtype=U.dtype, device=U.device)
+            covariance = covariance + 1e-7 * gp.prior.scale * torch.eye(q, dtype=U.dtype, device=U.device)
         warped = GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(covariance)))
         return TransformedPosterior(
             warped,

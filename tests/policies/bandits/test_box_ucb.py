@@ -224,7 +224,7 @@ def test_float32_bounds_are_computed_with_in_float64():
     ("policy", "match"),
     [
         (BBKB(stop_rule="local"), "on a box use stop_rule='global'"),
-        (BBKB(sweep_dtype=torch.float32), "on a box leave it at torch.float64"),
+        (BBKB(sweep_dtype=torch.float32), "sweep_dtype=torch.float64 on a box"),
         (BBKB(covar_module=rbf_kernel(LENGTHSCALE, scale=SCALE, ard_num_dims=3)), "ard_num_dims"),
     ],
 )

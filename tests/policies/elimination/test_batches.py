@@ -4,9 +4,11 @@ import math
 import re
 
 import pytest
+import torch
 
 from sparse_bo.policies import batch_schedule
 from sparse_bo.policies.elimination.batches import checked_schedule
+from sparse_bo.policies.elimination.candidates import ArmCandidates
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,9 @@ def test_bad_schedules_are_named(schedule, horizon, error, message):
 
 def test_a_schedule_may_be_shorter_than_the_horizon():
     assert checked_schedule([3, 4], 10) == (3, 4)
+
+
+def test_picks_outside_the_candidates_have_no_position():
+    rows = torch.tensor([1, 4, 6])
+    candidates = ArmCandidates(torch.zeros(3, 2, dtype=torch.float64), rows)
+    assert candidates.positions(torch.tensor([6, 2, 1, 9]), among=torch.arange(3)).tolist() == [2, -1, 0, -1]

@@ -56,6 +56,22 @@ def test_the_first_stage_is_expected_improvement_and_the_second_begins_with_its_
     assert loop.state.round == len(loop.history.rows)
 
 
+@pytest.mark.parametrize("after", [12, 40])
+def test_the_second_stage_begins_with_the_lengthscales_of_the_first(after: int):
+    """In the user's units, until learning is due; of a sum (from four observations for each input) its reach."""
+    X = arms(200, 3) * torch.tensor([1.0, 2.0, 0.1], dtype=torch.float64)
+    loop = AskTell(X, TwoStage(first=FIRST, after=after), seed=0)
+    while isinstance(loop.state, ImprovementState):
+        last = loop.state
+        batch = loop.ask(3)
+        loop.tell(batch.tickets, values(batch.indices, batch.tickets, X))
+    learned, fitted = last.surrogate.learned, loop.state.fitted
+    kernel = fitted.posterior.prior.covariance.kernel.base_kernel
+    torch.testing.assert_close(kernel.lengthscale.squeeze(0).detach(), learned.reach * (X.amax(dim=0) - X.amin(dim=0)))
+    assert type(kernel).__name__ == ("RBFKernel" if learned.family == "rbf" else "MaternKernel")
+    assert fitted.pulls_at_learning == loop.state.pulls
+
+
 def test_the_stage_ends_with_the_batch_that_completes_it_whatever_is_out():
     X = arms(90)
     loop = AskTell(X, two_stage(after=10), seed=0)

@@ -10,7 +10,6 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.policies.description import describe, rebuild
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.repeats import every_evaluation, replicates
 from sparse_bo.policies.trust_region.settling import LOOKS, due_looks, paced
@@ -190,12 +189,6 @@ def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
             region = again.state.region
     assert region == expected.state.region
     assert region.settled
-
-
-def test_an_older_journal_is_of_a_run_where_the_best_point_counts():
-    older = describe(TrustRegion(batch_size=2))
-    del older["fields"]["goal"]
-    assert rebuild(older) == TrustRegion(batch_size=2)
 
 
 def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
