@@ -163,7 +163,8 @@ def _sparse(view: RunView) -> Iterator[Plot]:
     at, sizes, dimensions = batches.evaluations, batches.dictionary_size, batches.effective_dimension
     if np.isfinite(sizes).any():
         curves = [Curve("dictionary", at, sizes, "s3")]
-        text = f"{number(_last(sizes))} points at the end"
+        last = _last(sizes)
+        text = f"{number(last)} point{'s' if last != 1 else ''} at the end"
         if np.isfinite(dimensions).any():
             curves.append(Curve("effective dimension", at, dimensions, "s2"))
             text += f", effective dimension {number(_last(dimensions), 3)}"

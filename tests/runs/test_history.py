@@ -88,7 +88,7 @@ def test_plot_of_a_policy_without_a_model_and_of_nothing():
     loop = AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), seed=0)
     with pytest.raises(ValueError, match="at least one batch"):
         loop.result().plot()
-    assert "No model" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
+    assert "No dictionary" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
 
 
 def test_a_history_that_cannot_be_written_leaves_the_file_that_was_there(result, tmp_path):
