@@ -210,8 +210,10 @@ class _Search:
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
-            made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
-        return self.domain.mended(made.picks, seen=known, generator=self.generator)
+            seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device="cpu"))
+            other = torch.Generator().manual_seed(seed)  # the run's own design would repeat the forgotten points
+            made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=other)
+        return self.domain.mended(made.picks, seen=known, repeats=made.repeats, generator=self.generator)
 
     @with_gradients
     def _take_in(self, current: int) -> None:

@@ -68,12 +68,13 @@ class Domain(ABC):
         """Return picks as dictionaries of named parameters; ``None`` for domains without names. O(q)."""
         return None
 
-    def mended(self, picks: Tensor, *, seen: Tensor, generator: torch.Generator) -> Tensor:
+    def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
         """Return ``q`` picks that can be evaluated: infeasible or repeated ones are replaced. Default: the picks themselves.
 
         Args:
             picks: ``q`` arms, or ``q x d`` points of a box.
             seen: Evaluated and pending points of the state.
+            repeats: Whether picks equal to one of these are to be evaluated again.
             generator: CPU generator.
         """
         return picks

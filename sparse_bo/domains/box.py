@@ -108,8 +108,15 @@ class Box(Domain):
     def sobol(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` points of a scrambled Sobol sequence; its seed is one integer of a CPU generator."""
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
-        engine = torch.quasirandom.SobolEngine(self.dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
-        return self.from_unit(engine.draw(n, dtype=torch.float64).to(self.bounds))
+        return self.from_unit(sobol_points(n, self.dims, seed=seed).to(self.bounds))
+
+    def design(self, n: int, *, start: int, generator: torch.Generator) -> Tensor:
+        """Return points ``start`` to ``start + n - 1`` (``n x d``) of the scrambled Sobol sequence of a run.
+
+        The scrambling depends on ``generator.initial_seed()`` alone, so that later asks continue the sequence, also after a
+        resume. Draws nothing.
+        """
+        return self.from_unit(sobol_points(n, self.dims, seed=generator.initial_seed(), start=start).to(self.bounds))
 
     def checked(self, name: str, X: Tensor) -> Tensor:
         """Return ``X`` (``n x d``) after checking that it is finite, of the box's width, dtype and device, and inside to 1e-6.
@@ -130,3 +137,10 @@ class Box(Domain):
             first = int(outside[0])
             raise ValueError(f"expected {name} inside the bounds, got {len(outside)} outside, the first at row {first}")
         return X
+
+
+def sobol_points(n: int, dims: int, *, seed: int, start: int = 0) -> Tensor:
+    """Return points ``start`` to ``start + n - 1`` of a scrambled Sobol sequence in the unit cube: ``n x d``, float64, CPU."""
+    engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=seed)  # type: ignore[no-untyped-call]  # torch
+    first = (engine.quasi.to(torch.float64) / 2**engine.MAXBIT).unsqueeze(0)  # the engine's own has the default dtype
+    return torch.cat([first, engine.draw(start + n, dtype=torch.float64)[1:]])[start:]

@@ -118,24 +118,26 @@ class SpaceBox(Box):
         """See :meth:`Domain.double`."""
         return replace(self, bounds=self.bounds.to(torch.float64))
 
-    def mended(self, picks: Tensor, *, seen: Tensor, generator: torch.Generator) -> Tensor:
+    def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
         """See :meth:`Domain.mended`.
 
         Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
         drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
-        or picked before is replaced too, while there is another. Draws nothing unless a pick is replaced.
+        or picked before is replaced too, while there is another; with ``repeats`` only if rounding has made it one. Draws
+        nothing unless a pick is replaced.
 
         Raises:
             ValueError: If no feasible point is found, or the feasibility function fails.
         """
-        picks = self.space.snap(picks)
+        proposed, picks = picks, self.space.snap(picks)
         countable = self.space.count is not None
         if self.feasible is None and not countable:
             return picks
         taken = {row.tobytes() for row in seen.cpu().numpy()} if countable else set()
         repaired: list[Tensor] = []
-        for pick in picks.cpu():
-            if pick.numpy().tobytes() in taken or not self._feasible(pick):
+        for pick, wanted in zip(picks.cpu(), proposed.cpu(), strict=True):
+            rounded = not (repeats and torch.equal(pick, wanted))
+            if (rounded and pick.numpy().tobytes() in taken) or not self._feasible(pick):
                 pick = self._neighbour(pick, taken, generator)
             repaired.append(pick)
             if countable:

@@ -161,22 +161,32 @@ def told(state: B, X: Tensor, y: Tensor) -> B:
     return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1, failures=failures)
 
 
-def spared_points(
-    draw: Callable[..., Tensor], q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Return ``q x d`` points of a design, with points near failures (then also near pending ones) drawn again.
+def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the next ``q x d`` points of a run's initial design; those near failures or pending points are replaced.
 
-    Without failures they are ``draw(q, generator=generator)``. O(q (failures + successes) d) for each of at most
-    16 draws.
+    The designs of all asks are one Sobol sequence (:meth:`.Box.design`), also over failures, pending points and a resume.
+    Draws nothing without failures.
+    """
+    failed = 0 if state.failures is None else state.failures.total
+    points = state.box.design(q, start=state.pulls + failed + len(pending), generator=generator)
+    return spared_points(points, state.box.sobol, state, pending=pending, generator=generator)
+
+
+def spared_points(
+    points: Tensor, draw: Callable[..., Tensor], state: BoxState, *, pending: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return ``q x d`` points of which those near failures are replaced; once there are failures, near pending points, too.
+
+    Draws nothing without failures. O(q (failures + successes) d) for each of at most 16 draws.
 
     Args:
-        draw: From how many points, and ``generator=``, to the points (``n x d``).
-        q: At least 1.
-        state: Knows the failures.
-        pending: Points that are out (``p x d``).
+        points: ``q x d``, q at least 1.
+        draw: From a number of points, and ``generator=``, to points (``n x d``) to replace some with.
+        state: The state, with the failures.
+        pending: Pending points (``p x d``).
         generator: CPU generator.
     """
-    points, refuse = draw(q, generator=generator), state.refusal()
+    refuse = state.refusal()
     if refuse is None:
         return points
     correlation = box_correlation(state.box.bounds)
@@ -186,7 +196,7 @@ def spared_points(
             wrong |= (correlation(points, pending) > SAME).any(dim=-1)
         if not bool(wrong.any()):
             break
-        points = torch.where(wrong.unsqueeze(-1), draw(q, generator=generator), points)
+        points = torch.where(wrong.unsqueeze(-1), draw(len(points), generator=generator), points)
     return points
 
 

@@ -31,6 +31,8 @@ class Proposal:
         rechecked: Number of arms whose score was computed again in float64 for this choice.
         ahead: Later picks of the policy, as far as known: they are used for the next asks with the same state, before the
             policy is asked again.
+        repeats: Whether picks equal to an evaluated point are to be evaluated again; else a domain without a continuum may
+            replace them by neighbours.
 
     Raises:
         ValueError: If there are no picks; a policy that needs results first returns :class:`Wait`.
@@ -39,6 +41,7 @@ class Proposal:
     picks: Tensor
     rechecked: int = 0
     ahead: Tensor | None = None
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.picks):

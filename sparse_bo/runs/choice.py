@@ -9,7 +9,7 @@ from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.policies import BBKB, ExpectedImprovement, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
-from sparse_bo.policies.trust_region.mechanism import SMALLEST_BATCH
+from sparse_bo.policies.trust_region.settings import default_batch
 from sparse_bo.validation import check_choice, check_count
 
 DESIGN_SHARE = 3
@@ -105,7 +105,7 @@ def _fitting(
 ) -> Choice:
     """Return the policy with batches for all workers, and an initial design of at most a third of the budget."""
     reasons = [why]
-    if workers is not None and workers > SMALLEST_BATCH:
+    if workers is not None and workers > default_batch(0):
         policy = replace(policy, batch_size=workers)
         reasons.append(f"batches for {workers} workers")
     design = policy.on(domain).design_size

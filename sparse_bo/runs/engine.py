@@ -139,7 +139,7 @@ class Engine:
             return more.needed
         self._rechecked += more.rechecked
         made = more.picks if more.ahead is None else torch.cat([more.picks, more.ahead])
-        made = self.domain.mended(made, seen=self._seen(pending), generator=generator)
+        made = self.domain.mended(made, seen=self._seen(pending), repeats=more.repeats, generator=generator)
         q = len(picks) + len(more.picks)
         return Ahead(self.domain, torch.cat([picks, made])).part(0, q, self.next_ticket, generator)
 

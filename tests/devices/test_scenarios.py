@@ -13,12 +13,10 @@ import torch
 from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
-from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, Storage, TrustRegion, maximize
+from sparse_bo import BBKB, SBPE, AskTell, MemmapArms, ProductGrid, Storage, maximize
 from sparse_bo.dictionary import FixedSampler
-from sparse_bo.domains import Box
 from sparse_bo.evaluations import Workers
 from sparse_bo.policies import SGPTS, QFFTSArms, SGPTSArms
-from sparse_bo.policies.trust_region.search import unresolved
 from tests.builders import arms, matern_kernel, rbf_kernel, unit_box, waves
 from tests.cli.builders import QUICK, invoke
 from tests.evaluations import flaky
@@ -61,18 +59,6 @@ def test_every_policy_picks_as_on_the_cpu(domain, name, accelerator):
     loop.run(waves, every.BUDGET[domain])
     assert loop._engine.domain.device == accelerator
     same_picks(picks_of(loop), _on_the_cpu(domain, name))
-
-
-def test_a_box_is_filled_as_on_the_cpu(accelerator):
-    def filled(device):
-        mechanism, generator = TrustRegion(initial_design=40, anywhere=1.0).on(Box(unit_box(2).to(device))), torch.Generator()
-        X = torch.cat([arms(60, 2), arms(1, 2)]).to(device)
-        y = torch.cos(90.0 * (X - 0.41).square().sum(dim=-1).sqrt())
-        state = mechanism.tell(mechanism.init(), X, y, generator=generator.manual_seed(0))
-        assert unresolved(state.fitted.gp, evaluated=len(X))
-        return mechanism.ask(state, max_q=4, pending=X[:0], generator=generator).picks
-
-    same_picks(filled(accelerator).cpu(), filled(CPU))
 
 
 @pytest.mark.parametrize(("domain", "name"), sampled(every.RUNS, every=4, ids=IDS))

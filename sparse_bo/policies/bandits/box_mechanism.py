@@ -25,7 +25,7 @@ from sparse_bo.models import SparseGP
 from sparse_bo.policies.bandits.box_model import USERS, Units, model_in, moments, prior_variances, sparse_model
 from sparse_bo.policies.bandits.fitted import Fitted
 from sparse_bo.policies.bandits.parts import WARM_START_POINTS, Parts
-from sparse_bo.policies.box_states import BoxState, freeze_points, spared_points, thaw_points, told
+from sparse_bo.policies.box_states import BoxState, design_points, freeze_points, thaw_points, told
 from sparse_bo.policies.persistence import (
     KEPT,
     freeze_dictionary,
@@ -164,8 +164,8 @@ class BoxUCB(Mechanism[BoxUCBState]):
     def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.
 
-        Pending points keep their effect on the variances and count towards the stop rule. Draws one integer for the design,
-        else as :func:`sparse_bo.optimize_batch`.
+        Pending points keep their effect on the variances and count towards the stop rule. Draws nothing for a design without
+        failures, else as :func:`sparse_bo.optimize_batch`.
         """
         fitted, out = state.fitted, len(pending)
         if fitted is None:
@@ -173,7 +173,7 @@ class BoxUCB(Mechanism[BoxUCBState]):
             if missing <= out and out:
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
-            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
+            return Proposal(design_points(q, state, pending=pending, generator=generator))
         room = self.max_batch_size - out
         if room <= 0:
             return Wait(1 - room)

@@ -91,7 +91,8 @@ class RandomPoints(Mechanism[BoxState]):
     def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
         """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers per point, and again near failures."""
         q = min(self.batch_size, max_q)
-        return Proposal(spared_points(self.box.uniform, q, state, pending=pending, generator=generator))
+        points = self.box.uniform(q, generator=generator)
+        return Proposal(spared_points(points, self.box.uniform, state, pending=pending, generator=generator))
 
     def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
         """Record the observations."""

@@ -17,22 +17,10 @@ from sparse_bo.policies.persistence import on_device, part_of, thaw_fields, unde
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.policies.trust_region import search
-from sparse_bo.policies.trust_region.mechanism import largest_batch
-from sparse_bo.policies.trust_region.repeats import exact
-from sparse_bo.policies.trust_region.search import Bounds, Pool
+from sparse_bo.policies.trust_region.replicates import is_exact
+from sparse_bo.policies.trust_region.search import Candidates, Corners, candidates_of, is_resolved
+from sparse_bo.policies.trust_region.settings import ImprovementSettings
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
-
-MOST_KNOWN = 1_000
-"""Evaluated arms that the model knows, at most: more than on a box (:data:`.surrogate.KNOWN`), as every arm is a candidate."""
-OFTEN = 400
-"""With noise, an arm is known well enough at :data:`.search.KNOWN`² of the noise's variance, and after more than so many
-evaluations, n, at ``(OFTEN/n)^1.5`` of that: 11 evaluations of an arm do at first, 120 at n = 2,000, 1,400 at 10⁴.
-
-Noise of a fifth of the range, 2,048 arms (Hartmann-6, Levy-4), how far the recommended arm is below the best in % of the range.
-11 throughout: 0, 2.5, 0, 2.8 after 1,200 (seeds 1, 2 of each). With this 0 to 0.1 after 2,000 (five runs of seeds 1, 3, 4), but
-5.1 after 1,200 and 0 after 2,500 on Levy-4, seed 2. OFTEN/n itself: 0, 0, 0, 1.7 after 1,200, and 2.5 after 4,000
-(Hartmann-6, seed 2)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,13 +29,16 @@ class ArmSearch(Mechanism[ImprovementState]):
 
     Attributes:
         domain: The arms, float64.
-        design_size: Distinct random arms before the first model.
-        batch_size: Arms per batch; ``None``: grows with the data.
+        settings: Settings of the policy.
     """
 
     domain: Arms
-    design_size: int
-    batch_size: int | None
+    settings: ImprovementSettings
+
+    @property
+    def design_size(self) -> int:
+        """Distinct random arms before the first model."""
+        return min(self.settings.design_size(self.domain.dims), len(self.arms))
 
     @property
     def arms(self) -> Tensor:
@@ -76,13 +67,13 @@ class ArmSearch(Mechanism[ImprovementState]):
                 return Wait(max(missing, 1))
             q = min(max_q, max(1, missing - out))
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = largest_batch(self.batch_size, state.pulls) - out
+        room = self.settings.largest_batch(state.pulls) - out
         if room <= 0:
             return Wait(1 - room)
-        again = self._again(state, pending)[:max_q]
+        replicate = self._replicate(state, pending)[:max_q]
         with one_thread():
-            others = self._improving(state, min(max_q, room) - len(again), given=torch.cat([pending, again]))
-        picks = torch.cat([again, others])
+            others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
+        picks = torch.cat([replicate, others])
         picks = picks[state.tried_once(picks, pending=pending)]
         return Proposal(picks) if len(picks) else Wait(1)
 
@@ -133,67 +124,67 @@ class ArmSearch(Mechanism[ImprovementState]):
             replicates,
             centre=after.U[replicates.rows[values.argmax()]],
             before=before.surrogate,
-            exact=bool(exact(after.U, after.y)),
+            exact=bool(is_exact(after.U, after.y)),
             fresh=bool((replicates.rows >= before.pulls).any()),
-            most=MOST_KNOWN,
+            most=self.settings.model_size,
         )
 
-    def _again(self, state: ImprovementState, pending: Tensor) -> Tensor:
-        """Return the arm of the highest observation (1) unless an arm has been repeated: see :func:`.repeats.exact`.
+    def _replicate(self, state: ImprovementState, pending: Tensor) -> Tensor:
+        """Return the arm of the highest observation (1) as long as no arm has been repeated, else none.
 
-        It is the first pick after the initial design. None (0) where all observations are equal.
+        It is the first pick after the initial design: see :func:`.is_exact`. None where all observations are equal.
         """
         everything = torch.cat([state.told, pending])
         if len(torch.unique(everything)) < len(everything) or bool(state.y.max() == state.y.min()):
             return pending[:0]
         return state.told[state.y.argmax()].unsqueeze(0)
 
-    def _improving(self, state: ImprovementState, q: int, *, given: Tensor) -> Tensor:
-        """Return ``q`` arms of the highest log expected improvement, each conditioned on ``given`` ones and those before.
+    def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
+        """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
-        What is known well enough (:func:`.search.known`; unless repeats have shown noise, all that has been evaluated) is left
-        out as long as there are other arms, then what has been evaluated. So are evaluated arms that the model does not know:
-        to it they are as promising as before.
+        Resolved arms (:func:`.is_resolved`; without noise all evaluated ones) are left out while there are others, then
+        evaluated ones. So are evaluated arms outside the model, which would look as promising as before.
         """
         arms, fitted, unit = torch.arange(len(self.arms), device=self.domain.device), state.surrogate, state.unit
         assert fitted is not None
-        refuse = state.refusal(given)
+        refuse = state.refusal(pending)
         if refuse is not None and not bool((refused := refuse(arms)).all()):
             arms = arms[~refused]
-        gp = fitted.gp.condition(unit[torch.cat([given, _failing(state)])])
-        best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[given])]).max()
-        noisy = exact(state.U, state.y) is False
-        corners = Bounds(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
+        gp = fitted.gp.condition(unit[torch.cat([pending, _failing(state)])])
+        best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[pending])]).max()
+        noisy = is_exact(state.U, state.y) is False
+        corners = Corners(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
         noise = fitted.gp.noise_variance if noisy else 0.0
-        pool = search.pool_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
-        seen = torch.isin(arms, torch.cat([state.told, given]))
-        unknown = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
-        share = search.KNOWN**2 * min(1.0, OFTEN / state.pulls) ** 1.5
-        picks: list[Tensor] = []
+        candidates = candidates_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
+        seen = torch.isin(arms, torch.cat([state.told, pending]))
+        outside = torch.isin(arms, state.told[~torch.isin(state.replicates.first, fitted.rows)])
+        # 11 evaluations of an arm resolve it at first, 120 of 2,000, 1,400 of 10⁴ (docs/decisions/111)
+        share = 0.09 * min(1.0, 400 / state.pulls) ** 1.5
+        picks = pending[:0]
         for _ in range(q):
-            known = search.known(gp, pool.moments, best=pool.best, picked=len(picks), share=share)
-            place = _next(pool, known | (unknown if noisy else seen), seen)
-            seen = seen | (place == torch.arange(len(arms), device=arms.device))
-            picks.append(arms[place].unsqueeze(0))
-            u = pool.U[place].unsqueeze(0)
-            pool, gp = pool.after(gp, u, gp.moments(u)), gp.condition(u)
-        return torch.cat([given[:0], *picks])
+            resolved = is_resolved(gp, candidates.moments, best=candidates.best, picked=len(picks), share=share)
+            at = _next(candidates, resolved | (outside if noisy else seen), seen)
+            seen = seen | (at == torch.arange(len(arms), device=arms.device))
+            picks = torch.cat([picks, arms[at].unsqueeze(0)])
+            u = candidates.U[at].unsqueeze(0)
+            candidates, gp = candidates.after(gp, u, gp.moments(u)), gp.condition(u)
+        return picks
 
 
-def _next(pool: Pool, known: Tensor, seen: Tensor) -> Tensor:
-    """Return the place in a pool of the arm to evaluate next, a scalar: the first of the best ones.
+def _next(candidates: Candidates, resolved: Tensor, seen: Tensor) -> Tensor:
+    """Return the row of the candidate to evaluate next, a scalar: the first of the best ones.
 
     Args:
-        pool: ``N`` arms.
-        known: ``N``: which are known well enough.
-        seen: ``N``: which have been evaluated, or will be.
+        candidates: ``N`` arms.
+        resolved: ``N`` booleans: resolved arms.
+        seen: ``N`` booleans: evaluated and pending arms.
     """
-    scores = pool.gain(pool.moments.mean, pool.moments.variance).value
-    left_out = next((mask for mask in (known, seen) if not bool(mask.all())), torch.zeros_like(seen))
-    return first_largest(scores.masked_fill(left_out, -torch.inf), scale=1.0)
+    scores = candidates.gain(candidates.moments.mean, candidates.moments.variance).value
+    excluded = next((mask for mask in (resolved, seen) if not bool(mask.all())), torch.zeros_like(seen))
+    return first_largest(scores.masked_fill(excluded, -torch.inf), scale=1.0)
 
 
 def _failing(state: ImprovementState) -> Tensor:
-    """Return the arms where evaluations failed lately: the model is not to hope for them as for others."""
+    """Return the arms of recent failures, which the model counts as pending."""
     failures = state.failures
     return state.told[:0] if failures is None else failures.where[failures.speaking(state.pulls)]

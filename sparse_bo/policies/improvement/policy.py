@@ -1,4 +1,4 @@
-"""The policy for the best of some arms: its settings."""
+"""The expected-improvement policy over arms."""
 
 from __future__ import annotations
 
@@ -8,43 +8,27 @@ from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.improvement.mechanism import ArmSearch
 from sparse_bo.policies.protocol import arms_of
 from sparse_bo.policies.settings import SweepSettings
-from sparse_bo.policies.trust_region.policy import LARGEST_DESIGN
-from sparse_bo.validation import check_count
+from sparse_bo.policies.trust_region.settings import ImprovementSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedImprovement:
-    """Expected improvement over all of some arms, where the best arm at the end counts (Jones et al. 1998; Huang et al. 2006).
+class ExpectedImprovement(ImprovementSettings):
+    """Expected improvement over all arms, where the best arm at the end counts (Jones et al. 1998; Huang et al. 2006).
 
-    Model, kernels, warping and recommendation are those of :class:`sparse_bo.TrustRegion`: an exact GP of at most 1,000 arms
-    (the highest, the nearest to the best, and some of everywhere), which knows all evaluations of an arm as their mean. The
-    best arm of the design is evaluated once more. If the objective gives another value, it has noise: improvement that noise
-    would hide counts for less, and an arm is evaluated again where that is worth more than another. Else no arm is evaluated
-    again while there are others, and the highest observation is recommended.
+    Model, kernels, warping and recommendation are those of :class:`sparse_bo.TrustRegion`; the model merges the evaluations of
+    an arm. The best arm of the design is evaluated once more. If the objective gives another value, it has noise: improvement
+    that noise would hide counts for less, and an arm is evaluated again where that is worth more than another arm. Else no arm
+    is evaluated again while there are others, and the arm of the highest observation is recommended.
 
-    The arms of a batch are the maximisers of log expected improvement among all arms, each conditioned on those before it and
-    on those that are out.
+    The picks of a batch maximise log expected improvement among all arms, each conditioned on pending and earlier ones.
 
-    O(n³ + a n²) per batch and 8 a n bytes for a arms, n ≤ 1,000. For millions of arms, for 10⁴ evaluations, or where every
-    evaluation counts: :class:`sparse_bo.BBKB`.
+    O(n³ + a n²) per batch and 8 a n bytes for a arms and n points of the model. For millions of arms, for 10⁴ evaluations, or
+    where every evaluation counts: :class:`sparse_bo.BBKB`.
 
-    Attributes:
-        batch_size: Arms that may be out at a time: as many as there are workers. ``None``: 4, and one for every 200
-            evaluations that there are, if that is more.
-        initial_design: Distinct random arms before the first model. ``None``: 2d, at least 5 and at most d + 20 or 100.
-
-    Raises:
-        TypeError: If a setting has the wrong kind.
-        ValueError: If one is out of range.
+    The settings are those of :class:`.ImprovementSettings`. The model is larger than on a box, as every arm is a candidate.
     """
 
-    batch_size: int | None = None
-    initial_design: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "initial_design"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+    model_size: int = 1_000
 
     @property
     def name(self) -> str:
@@ -60,6 +44,4 @@ class ExpectedImprovement:
         """
         memory_bytes = SweepSettings().sweep_budget(domain.device)
         arms = arms_of(domain, policy=self.name, memory_bytes=memory_bytes).double()
-        d = domain.dims
-        design = max(5, min(2 * d, d + 20, LARGEST_DESIGN)) if self.initial_design is None else self.initial_design
-        return ArmSearch(domain=Arms(arms), design_size=min(design, len(arms)), batch_size=self.batch_size)
+        return ArmSearch(domain=Arms(arms), settings=self)

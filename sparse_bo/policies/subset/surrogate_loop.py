@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.models.sparse_gp.state import shapes
-from sparse_bo.policies.box_states import freeze_points, initial_box_state, spared_points, thaw_points, told
+from sparse_bo.policies.box_states import design_points, freeze_points, initial_box_state, thaw_points, told
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import on_device, part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
@@ -66,7 +66,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return points of the initial design until it is complete, then points of the proposer.
 
-        Draws once for the scrambling, or once for BoTorch's seed.
+        Draws nothing for a design without failures, else once for BoTorch's seed.
         """
         out = len(pending)
         over = 1 + out - self.batch_size  # results needed before the batch has room for a point
@@ -75,7 +75,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
             if missing <= out:
                 return Wait(max(missing, over))
             q = min(max_q, missing - out)
-            return Proposal(spared_points(self.box.sobol, q, state, pending=pending, generator=generator))
+            return Proposal(design_points(q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
         known = self.fit.known(state.subset, len(state.y))

@@ -16,12 +16,12 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
+from sparse_bo.gp.hyperparameters import Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
 from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.repeats import Replicates
+from sparse_bo.policies.trust_region.replicates import Replicates
 from sparse_bo.policies.trust_region.warping import Warp, warp, warps
 
 KNOWN = 400
@@ -31,9 +31,9 @@ LEARNED_FROM = 300
 HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 CHOOSE_AGAIN = 1.25
-"""Family and warping are chosen anew whenever the data has grown by this factor."""
-EXACT_NOISE = 1e-6
-"""Largest noise variance, in units of the scale, where repeats were equal: the kernel explains all variation."""
+"""Kernel and warping are chosen anew whenever the data has grown by this factor."""
+EXACT_NOISE = 1e-10
+"""Largest noise variance, in units of the scale, of a model of exact observations (docs/decisions/110)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def fitted_region(
         fresh: Whether there are new points: else hyper-parameters stay.
         most: Points that the model knows, at most.
     """
-    priors = replace(PRIORS, noises=(PRIORS.noises[0], EXACT_NOISE)) if exact else PRIORS
+    priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if exact else PRIORS.noises[1]))
     at, n = replicates.rows, len(replicates.rows)
     ell = None if before is None else before.learned.reach
     rows = at[known_rows(X[at], replicates.values[at], centre=centre, lengthscales=ell, most=most)]
@@ -216,12 +216,7 @@ def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, pri
         learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
         return learned.evidence + data.log_slope(candidate), candidate, learned
 
-    candidates = list(warps(v))
-    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
-    n, d = data.X.shape
-    if 1 < d <= n / 4:  # a sum needs some observations for each input
-        kinds = {warp.kind: warp for warp in (candidates[0], best[1])}
-        best = max([best, *(fitted(candidate, [ADDITIVE]) for candidate in kinds.values())], key=lambda one: one[0])
+    best = max((fitted(candidate, FAMILIES) for candidate in warps(v)), key=lambda one: one[0])
     return best[1], best[2]
 
 

@@ -8,7 +8,6 @@ import torch
 from sparse_bo import AskTell, ProductGrid, maximize
 from sparse_bo.domains import Arms, Box
 from sparse_bo.policies import ExpectedImprovement, ImprovementState, Wait
-from sparse_bo.policies.improvement import mechanism as arm_search
 from tests.builders import arms, noisy, unit_box, waves
 
 
@@ -190,12 +189,11 @@ def rough(evaluated, count, *, noise):
     return values[evaluated] + noise * torch.randn(len(evaluated), generator=generator, dtype=torch.float64)
 
 
-def test_an_evaluated_arm_that_the_model_does_not_know_is_not_evaluated_again(monkeypatch):
+def test_an_evaluated_arm_outside_the_model_is_not_evaluated_again():
     """It was, hundreds of times: to the model it was as promising as before."""
-    monkeypatch.setattr(arm_search, "MOST_KNOWN", 40)
     X = arms(210, 3)
     evaluated = torch.cat([torch.arange(200), torch.arange(20)])  # repeats show the noise
-    mechanism, state = told(ExpectedImprovement(batch_size=60), X, evaluated, rough(evaluated, 210, noise=0.1))
+    mechanism, state = told(ExpectedImprovement(batch_size=60, model_size=40), X, evaluated, rough(evaluated, 210, noise=0.1))
     known = state.told[state.surrogate.rows]
     assert len(known) == 40
     picks = torch.tensor(ask(mechanism, state, 60))

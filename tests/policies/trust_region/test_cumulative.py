@@ -1,6 +1,5 @@
-"""The trust-region policy where every evaluation counts: what an evaluation is worth, and when the search settles."""
+"""The trust-region policy where every evaluation counts: the value of an evaluation, and repeats of the best point."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,10 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.acquisition.expected_improvement import log_expected_improvement
 from sparse_bo.domains import Box
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.repeats import every_evaluation, replicates
-from sparse_bo.policies.trust_region.settling import LOOKS, due_looks, paced
+from sparse_bo.policies.trust_region.cumulative import OnlineKnowledgeGradient
+from sparse_bo.policies.trust_region.replicates import merged, unmerged
 from sparse_bo.policies.trust_region.surrogate import local_posterior
 from sparse_bo.policies.trust_region.warping import KINDS, warp
-from sparse_bo.policies.trust_region.worth import Worth
 from tests.builders import arms, unit_box, waves
 from tests.policies.builders import bowl, box
 
@@ -33,7 +30,7 @@ def repeated(n=12, seed=0):
 
 def test_repeats_are_one_point_with_their_mean():
     X, y = repeated()
-    found, same = replicates(X, y), (X.unsqueeze(1) == X).all(dim=-1)
+    found, same = merged(X, y), (X.unsqueeze(1) == X).all(dim=-1)
     firsts = [min(row.nonzero().squeeze(-1).tolist()) for row in same]
     assert found.first.tolist() == firsts
     assert found.rows.tolist() == sorted(set(firsts))
@@ -47,101 +44,55 @@ def test_repeats_are_one_point_with_their_mean():
 
 def test_equal_observations_have_that_value_for_their_mean_to_the_last_bit():
     X = arms(1, 2).expand(7, 2)
-    assert replicates(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
+    assert merged(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
 
 
 def test_where_the_best_point_counts_repeats_are_evaluations_of_their_own():
     X, y = repeated()
     state = TrustRegion().on(Box(unit_box())).init()
-    assert [part.tolist() for part in replace(state, X=X, y=y).replicates] == [part.tolist() for part in every_evaluation(y)]
+    assert [part.tolist() for part in replace(state, X=X, y=y).replicates] == [part.tolist() for part in unmerged(y)]
 
 
 def test_a_gp_of_means_is_the_gp_of_the_observations():
     X, y = repeated()
-    found, A = replicates(X, y), arms(8, 2, seed=1)
+    found, A = merged(X, y), arms(8, 2, seed=1)
     rows = found.rows
-    merged = local_posterior(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
+    at_once = local_posterior(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
     every = local_posterior(X, y, LEARNED).moments(A)
-    assert torch.allclose(merged.mean, every.mean)
-    assert torch.allclose(merged.variance, every.variance)
+    assert torch.allclose(at_once.mean, every.mean)
+    assert torch.allclose(at_once.variance, every.variance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_worth_is_the_gain_less_the_cost_in_the_units_of_the_observations(kind):
+def test_the_knowledge_gradient_is_the_gain_less_the_cost_in_the_units_of_the_observations(kind):
     y = waves(arms(40, 2)).exp()
     bent = warp(kind, y)
     mean = torch.linspace(-1.5, 1.2, 7, dtype=torch.float64, requires_grad=True)
     variance = torch.linspace(0.1, 2.0, 7, dtype=torch.float64, requires_grad=True)
     best = bent(y).max()
     gain = log_expected_improvement(mean, variance, float(best))
-    worth = Worth(bent, best, horizon=20.0)(mean, gain)
+    value = OnlineKnowledgeGradient(bent, best, horizon=20.0)(mean, gain)
     at = best.clone().requires_grad_()
     unit = torch.autograd.grad(bent.inverse(at), at)[0]
     expected = (bent.inverse(mean) - bent.inverse(best)) / unit + 20.0 * gain.value.exp()
     by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
-    assert torch.allclose(worth.value, expected)
-    assert torch.allclose(worth.by_mean, by_mean)
-    assert torch.allclose(worth.by_variance, by_variance)
+    assert torch.allclose(value.value, expected)
+    assert torch.allclose(value.by_mean, by_mean)
+    assert torch.allclose(value.by_variance, by_variance)
 
 
-def test_a_search_settles_when_nothing_pays_or_a_region_ends_and_goes_on_when_the_best_value_rises():
-    still = {"rose": False, "idle": False, "looks": 2, "total": 30}
-    region = Region(centre=3)
-    assert paced(region, region, **still).settled == 0
-    assert paced(region, region, **{**still, "idle": True}).settled == 30
-    ended = paced(region, replace(region, restarts=1), **still)
-    assert (ended.settled, ended.looks) == (30, 0)
-    later = paced(ended, replace(region, restarts=1), **{**still, "total": 40})
-    assert (later.settled, later.looks) == (30, 2)
-    again = paced(later, later, **{**still, "rose": True})
-    assert (again.settled, again.looks) == (0, 0)
-
-
-def test_looks_are_a_shrinking_share():
-    region = Region(centre=3, settled=100, looks=3)
-    assert due_looks(region, total=100 + 49, out=0) == int(LOOKS * 7.0) - 3
-    assert due_looks(region, total=100 + 49, out=2) == int(LOOKS * 7.0) - 5
-    assert due_looks(region, total=104, out=0) == 0
-
-
-def counted(objective, budget, *, bounds=None, seed=0):
-    """Run until the budget is spent; return the loop, and of each batch since the search settled: evaluations, others."""
-    loop = AskTell(bounds=box() if bounds is None else bounds, policy=EVERY, seed=seed)
-    seen, settled, others, total = [], 0, 0, 0
-    while loop.asked < budget:
-        before = loop.state
-        batch = loop.ask(budget - loop.asked)
-        loop.tell(batch.tickets, objective(batch.X))
-        if settled:
-            best = before.X[before.best_row]
-            others, total = others + int((best != batch.X).any(dim=-1).sum()), total + len(batch.X)
-            seen.append((total, others))
-        now = 0 if loop.state.region is None else loop.state.region.settled
-        if now != settled:
-            settled, others, total = now, 0, 0
-    return loop, seen
-
-
-def hills(X):
-    """Two hills that a model does not foresee from afar, and a wavy plain: there is always something to look for."""
+def narrow(X):
+    """A narrow maximum on a wavy plain: there is always something to explore."""
     return torch.exp(-40.0 * (X - 0.3).square().sum(dim=-1)) + 0.05 * torch.sin(25.0 * X).sum(dim=-1)
 
 
-def test_once_settled_few_evaluations_are_of_other_points():
-    loop, seen = counted(hills, 260, bounds=unit_box(2))
-    assert seen[-1][0] > 100  # it has settled, and stays settled
-    assert all(others <= LOOKS * math.sqrt(total) for total, others in seen)
-    assert seen[-1][1] > 0  # but it goes on looking
-    assert loop.state.region.looks == seen[-1][1]
-
-
-def test_a_smooth_maximum_is_evaluated_again_and_again():
-    result = maximize(bowl, bounds=box(), policy=EVERY, budget=100, seed=0)
+def test_evaluations_gather_at_a_smooth_maximum():
+    result = maximize(bowl, bounds=box(), policy=EVERY, budget=80, seed=0)
     assert result.best_mean > -1e-4
-    same = (result.best_x == result.state.X).all(dim=-1)
-    assert int(same.sum()) > 60
-    best = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=100, seed=0)
-    assert float(bowl(result.state.X).sum()) > 0.7 * float(bowl(best.state.X).sum())
+    values = bowl(result.state.X)
+    assert float(values[-40:].median()) > -1e-2
+    best = maximize(bowl, bounds=box(), policy=TrustRegion(), budget=80, seed=0)
+    assert float(values.sum()) > 0.7 * float(bowl(best.state.X).sum())
 
 
 def test_a_point_that_was_lucky_is_left():
@@ -168,11 +119,11 @@ def test_the_model_knows_the_noise_that_repeats_show():
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.2
 
 
-def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
+def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
     def go_on(loop, until):
         while loop.asked < until:
             batch = loop.ask(until - loop.asked)
-            loop.tell(batch.tickets, hills(batch.X))
+            loop.tell(batch.tickets, narrow(batch.X))
         return loop
 
     stops = (60, 110, 180)
@@ -186,16 +137,20 @@ def test_a_settled_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
             assert again.policy == EVERY
             go_on(again, stop)
             assert again.history.points == expected.history.points[: len(again.history.points)]
-            region = again.state.region
-    assert region == expected.state.region
-    assert region.settled
+            state = again.state
+    assert state.region == expected.state.region
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
 def test_a_best_point_that_fails_is_not_asked_for_again_at_once():
-    loop, _ = counted(bowl, 60)
-    best = loop.state.X[loop.state.best_row]
-    batch = loop.ask()
-    assert bool((best == batch.X).all())
+    loop = AskTell(bounds=box(), policy=EVERY, seed=0)
+    while True:
+        batch = loop.ask(4)
+        best = None if loop.state.fitted is None else loop.state.X[loop.state.best_row]
+        if best is not None and bool((best == batch.X).all()):
+            break
+        assert loop.asked < 120
+        loop.tell(batch.tickets, bowl(batch.X))
     loop.fail(batch.tickets)
     assert not bool((best == loop.ask().X).all(dim=-1).any())
 
