@@ -37,16 +37,17 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import own_arms
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
-from sparse_bo.report.tables import audit_table, recorded_summary
+from sparse_bo.report.page import run_page
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.choice import chosen_policy
-from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
+from sparse_bo.runs.view import view_of_journal
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
+from sparse_bo.tables.runs import audit_table, recorded_summary
 from sparse_bo.validation import check_choice
 
 
@@ -378,7 +379,7 @@ def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded:
             raise ValueError(f"--html {path} is the journal itself; name another file")
         regret = None if problem is None or not recorded.history.rows else problem.regret_of(recorded.history)
         arms = None if "arms" not in recorded.about or "space" in recorded.about else _arms_of(made, None)
-        facts = facts_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist())
+        facts = view_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist())
         page = run_page(facts)
     except INPUT_ERRORS as error:
         raise refused(error) from error

@@ -16,9 +16,9 @@ from sparse_bo.domains import check_domain
 from sparse_bo.policies import EpsilonGreedy, Policy, RandomSearch
 from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.report.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.tables.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 
 
 def compare(settings: CompareSettings) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import typer
 from rich.console import Console
 
-from sparse_bo.report.text import plain
+from sparse_bo.tables.terminal import plain
 
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)

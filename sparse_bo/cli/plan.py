@@ -14,7 +14,7 @@ from sparse_bo.cli.settings import PlanSettings
 from sparse_bo.planning import Plan
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
-from sparse_bo.report.tables import plan_table
+from sparse_bo.tables.runs import plan_table
 from sparse_bo.validation import check_choice
 
 

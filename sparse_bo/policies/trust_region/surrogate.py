@@ -243,7 +243,8 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
     """The model of a region as a BoTorch model of one output, in the user's units.
 
     Under a warping that bends, mean and variance of the posterior are the median and the square of half the width between the
-    quantiles one standard deviation below and above it; samples are exact.
+    quantiles one standard deviation below and above it; samples are exact. A median at or below ``fitted.warp.floor`` says that
+    the objective is at most that: lower observations are clipped.
     """
 
     def __init__(self, fitted: FittedRegion, box: Box) -> None:

@@ -33,6 +33,11 @@ class Warp:
     shift: float
     spread: float
 
+    @property
+    def floor(self) -> float | None:
+        """Value (y) at which lower observations are clipped; ``None`` without one. Warped values at it mean "at most this"."""
+        return None if self.kind == "plain" else self.origin - DEEPEST * self.width
+
     def __call__(self, y: Tensor) -> Tensor:
         """Return warped observations, elementwise."""
         return (self._bent(self._distances(y)) - self.shift) / self.spread

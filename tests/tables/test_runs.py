@@ -11,11 +11,11 @@ from sparse_bo import AskTell
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import Problem
 from sparse_bo.problems.synthetic import gp_draw
-from sparse_bo.report import plain, recorded_summary, summary
-from sparse_bo.report.tables import audit_table
+from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
-from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import read_run
+from sparse_bo.runs.view import view_of_journal
+from sparse_bo.tables import audit_table, plain, recorded_summary, summary
 from tests.builders import arms
 
 HOSTILE = "a [/x] [red]b[/red] :bug:"
@@ -66,7 +66,7 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
     assert "4 asked (10 observed before), 2 told, 1 failed" in shown
     assert shown.partition("since the last update │ ")[2].startswith("2 ")
     assert "4 asked (10 observed before), 2 told, 1 failed, 1 out; all checksums fit" in text_of(audit_table(path, audited))
-    assert "1 evaluations are out" in run_page(facts_of_journal(path))
+    assert "1 evaluations are out" in run_page(view_of_journal(path))
 
 
 @pytest.mark.parametrize(
