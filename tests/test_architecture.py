@@ -21,11 +21,12 @@ SOURCES = {path: path.read_text(encoding="utf-8") for path in (*FILES, *TEST_FIL
 
 LAYERS = [
     ["cli"],
-    ["report"],
+    ["tables"],
     ["adapters"],
     ["problems"],
     ["planning"],
     ["runs"],
+    ["report"],
     ["journal"],
     ["evaluations"],
     ["policies"],

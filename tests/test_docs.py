@@ -99,6 +99,12 @@ def test_formulas_and_code_of_how_it_works_are_where_the_pages_say():
             assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
+def test_files_of_the_glossary_exist():
+    files = re.findall(r"`([a-z_]+(?:/\w+)+\.py)`", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))
+    assert len(files) >= 10
+    assert [file for file in files if not (ROOT / "sparse_bo" / file).exists()] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
 def test_linked_files_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")

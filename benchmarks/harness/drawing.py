@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from sparse_bo.runs.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, STYLE
+from sparse_bo.report.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, STYLE
 
 __all__ = ["BLUE", "GREEN", "INK", "MUTED", "ORANGE", "PURPLE", "RED", "STYLE", "band", "plain_ticks"]
 

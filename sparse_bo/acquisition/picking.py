@@ -21,10 +21,6 @@ TINY = 1e-20
 """Floor of a variance (relative to the largest) under a root whose gradient is asked for."""
 LOCAL_SAMPLES = 16
 """Starts drawn around the point just picked: the next maximum is often beside it."""
-LOCAL_SPREAD = 0.1
-"""Their standard deviation, as a fraction of the box."""
-APART = 0.1
-"""Starts of one pick differ by more than this fraction of the box in some coordinate: one start per hill, not four."""
 
 PostProcessing = Callable[[Tensor], Tensor]
 
@@ -168,7 +164,8 @@ def around(search: Search, X: Tensor) -> Tensor:
     """Return feasible points around a pick (``1 x d``). Draws ``LOCAL_SAMPLES x d`` normals."""
     feasible, box = search.feasible, search.feasible.box
     noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=search.generator, device="cpu", dtype=torch.float64).to(X)
-    near = X + LOCAL_SPREAD * noise * (box.upper - box.lower)
+    # Their standard deviation, as a fraction of the box.
+    near = X + 0.1 * noise * (box.upper - box.lower)
     near = feasible.settle(near.clamp(box.lower, box.upper))
     return near[feasible.contains(near)]
 
@@ -176,7 +173,8 @@ def around(search: Search, X: Tensor) -> Tensor:
 def apart(search: Search, best: Tensor) -> list[int]:
     """Return up to ``num_restarts`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
     unit = search.feasible.to_unit(best)
-    near = ((unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= APART).tolist()  # one wait for the device
+    # Starts of one pick differ by more than this fraction of the box in some coordinate: one start per local maximum.
+    near = ((unit.unsqueeze(0) - unit.unsqueeze(1)).abs().amax(dim=-1) <= 0.1).tolist()  # one wait for the device
     rows: list[int] = []
     for i in range(len(best)):
         if len(rows) < search.num_restarts and not any(near[i][row] for row in rows):

@@ -15,9 +15,6 @@ from torch import Tensor
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
 from sparse_bo.linalg.chunking import row_slices
 
-_LEAST_BLOCK_BYTES = 2**20
-"""Smaller blocks of new columns only cost calls."""
-
 
 class _Storage:
     """Rows that are only ever appended to; several values may share it, each sees the rows it knows.
@@ -84,7 +81,8 @@ class KernelColumns:
         fixed = FixedInputs(covariance, arms, 0) if fixed is None else fixed
         points = arms[missing] if points is None else points[torch.isin(indices, indices.new_tensor(missing))]
         # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
-        share = max(self.memory_bytes // (3 * covariance.blocks), _LEAST_BLOCK_BYTES)
+        # Smaller blocks of new columns only cost calls.
+        share = max(self.memory_bytes // (3 * covariance.blocks), 2**20)
         for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
             fixed.cross(points, part, out=storage.rows[start:stop, part])
         storage.used += len(missing)

@@ -17,10 +17,6 @@ from scipy.linalg.blas import dger
 
 Vector = NDArray[np.float64]
 
-RESOLUTION_BITS = 40
-"""Means and leverages are rounded to this many bits of the largest: what is equal in exact arithmetic is equal here (but for
-the odd value at a rounding boundary), so ties go to the lowest index whatever chunk size, thread count or device did to the
-last bits."""
 
 TIE_UNITS = 4.0
 """Scores within so many units of a bound computed elsewhere are taken to tie with it."""
@@ -43,7 +39,10 @@ def resolution(scale: float) -> float:
     """Return the unit that numbers of magnitude ``scale`` are rounded to: a power of two, ``2^-40`` of the magnitude."""
     if scale == 0.0 or not math.isfinite(scale):
         return 1.0
-    return 2.0 ** (math.ceil(math.log2(scale)) - RESOLUTION_BITS)
+    # Means and leverages are rounded to this many bits of the largest: what is equal in exact arithmetic is equal here
+    # (but for the odd value at a rounding boundary), so ties go to the lowest index whatever chunk size, thread count or
+    # device did to the last bits.
+    return 2.0 ** (math.ceil(math.log2(scale)) - 40)
 
 
 def fresh_scores(means: Vector, reducible: Vector, residual: Vector, *, width: float, unit: float, low: float) -> Vector:

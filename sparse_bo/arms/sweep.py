@@ -14,18 +14,11 @@ from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
-_PRODUCT_BYTES = 2**20
-"""On a CPU, a chunk's product stays in the processor's cache until it is squared and summed."""
-
 DEVICE_TILE_BYTES = 2**25
 """On a GPU, a tile and its product stay in the cache that all its processors share (50 MB on an H100 or H200), so that neither
 is written to memory before it is used."""
 DEVICE_TILE_ROWS = 8192
 """Fewer arms would leave processors idle in a product: 128 x 128 numbers keep one busy."""
-
-_PRODUCT_BLOCKS = 3
-"""Blocks of the size of a kernel block that a sweep holds while it computes with one: in the two-term form the block, the
-features and what they are solved for."""
 
 
 class Sweep(NamedTuple):
@@ -41,7 +34,9 @@ class Sweep(NamedTuple):
 
 def block_count(covariance: CovarianceFunction) -> int:
     """Return how many blocks of the size of a kernel block a sweep holds at its peak: evaluating one, or computing with it."""
-    return max(covariance.blocks, _PRODUCT_BLOCKS)
+    # Blocks of the size of a kernel block that a sweep holds while it computes with one: in the two-term form the block,
+    # the features and what they are solved for.
+    return max(covariance.blocks, 3)
 
 
 def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
@@ -58,7 +53,8 @@ def sweep_rows(prior: ArmPrior, *, m: int, step: int) -> int:
     per_row = block_count(prior.covariance) * 8 * m
     rows = chunk_rows(prior.arms.shape[0], bytes_per_row=per_row, memory_bytes=prior.memory_bytes)
     if prior.arms.device.type == "cpu":
-        return min(rows, max(_PRODUCT_BYTES // (8 * step), 1024))
+        # On a CPU, a chunk's product stays in the processor's cache until it is squared and summed.
+        return min(rows, max(2**20 // (8 * step), 1024))
     return min(rows, max(DEVICE_TILE_BYTES // (8 * (m + step)), DEVICE_TILE_ROWS))
 
 

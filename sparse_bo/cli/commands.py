@@ -23,11 +23,12 @@ from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
 from sparse_bo.problems.custom import own_arms
-from sparse_bo.report.tables import audit_table, plan_table, recorded_summary
+from sparse_bo.report.page import run_page
 from sparse_bo.runs.audit import audit_run
-from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
+from sparse_bo.runs.view import view_of_journal
+from sparse_bo.tables.runs import audit_table, plan_table, recorded_summary
 from sparse_bo.validation import check_choice
 
 
@@ -112,7 +113,7 @@ def _write_html(path: Path, storage: Path, problem: AnyProblem | None, recorded:
             raise ValueError(f"--html {path} is the journal itself; name another file")
         regret = None if problem is None or not recorded.history.rows else problem.regret_of(recorded.history)
         arms = None if "arms" not in recorded.about or "space" in recorded.about else _arms_of(made, None)
-        page = run_page(facts_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist()))
+        page = run_page(view_of_journal(storage, arms=arms, regret=None if regret is None else regret.tolist()))
     except INPUT_ERRORS as error:
         raise refused(error) from error
     try:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.report.text import plain
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.history import HistoryRow
+from sparse_bo.tables.terminal import plain
 
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)

@@ -27,14 +27,13 @@ from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.report.tables import summary
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.history import History
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.written import written_whole
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
+from sparse_bo.tables.runs import summary
 
 
 @contextmanager
@@ -196,7 +195,7 @@ def save(
 
     def draw(path: Path) -> None:
         with written_whole(path) as partial:
-            plot_history(history, regret=regret).savefig(partial, dpi=150, format="png")
+            history.plot(regret=regret).savefig(partial, dpi=150, format="png")
 
     writers: dict[str, tuple[Path, Callable[[Path], None]]] = {
         "figure": (out / f"{name}.png", draw),

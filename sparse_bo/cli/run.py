@@ -31,13 +31,13 @@ from sparse_bo.policies.settings import Goal
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.problems.names import TABLES
 from sparse_bo.problems.synthetic import SYNTHETIC
-from sparse_bo.report.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
+from sparse_bo.tables.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.validation import check_choice
 
 

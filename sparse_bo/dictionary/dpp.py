@@ -21,9 +21,6 @@ from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
 from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count
 
-_NUGGET = 1e-10
-"""Nugget in units of the largest diagonal entry: below it a chain of swaps cannot distinguish determinants."""
-
 _BLOCK = 64
 """Proposals whose kernel columns are evaluated together; any number gives the same chain."""
 
@@ -91,7 +88,8 @@ def _walk(gram: Gram, diagonal: Tensor, start: Tensor, draws: Tensor) -> Tensor:
         start: ``m`` rows, the first state.
         draws: ``3 x steps`` uniform numbers: which member, which candidate, whether accepted.
     """
-    m, nugget = len(start), _NUGGET * float(diagonal.max())
+    # Nugget in units of the largest diagonal entry: below it a chain of swaps cannot distinguish determinants.
+    m, nugget = len(start), 1e-10 * float(diagonal.max())
     proposal = _proposal(gram, diagonal, start)
     ends = running_sums(proposal)
     proposed = torch.searchsorted(ends, draws[1] * ends[-1], right=True).clamp(max=gram.n - 1)

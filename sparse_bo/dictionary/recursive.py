@@ -20,9 +20,6 @@ from sparse_bo.linalg.cholesky import round_off, safe_cholesky
 from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count, check_probability
 
-LARGEST_FAILURE_PROBABILITY = 1.0 / 32.0
-"""Lemma 3.8 of S-BPE (Musco & Musco 2017, Thm 7) holds for δ below this."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecursiveRLSSampler:
@@ -60,7 +57,8 @@ class RecursiveRLSSampler:
 
     def __post_init__(self) -> None:
         check_probability("failure_probability", self.failure_probability)
-        if self.failure_probability >= LARGEST_FAILURE_PROBABILITY:
+        # Lemma 3.8 of S-BPE (Musco & Musco 2017, Thm 7) holds for δ below this.
+        if self.failure_probability >= (1.0 / 32.0):
             raise ValueError(f"expected failure_probability < 1/32 (S-BPE Lemma 3.8), got {self.failure_probability}")
         if self.size is not None:
             check_count("size", self.size)

@@ -48,8 +48,6 @@ CONCENTRATED = Priors(
 """Where evaluations concentrate on a few inputs (:func:`learn_prior`); see there for the reason."""
 FAMILIES = ("rbf", "matern52")
 """Stationary families, the simpler one first: it wins a tie."""
-ALONE_STARTS = (0.05, 0.3)
-"""Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones."""
 logger = logging.getLogger(__name__)
 
 
@@ -172,9 +170,10 @@ class LogPosterior:
         if self.family != ADDITIVE:
             return [[torch.cat(start) for start in starts]]
         shares = X.new_full((d,), -math.log(d))
+        # Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones.
         return [
             [torch.cat([ell, X.new_full((d,), math.log(alone)), shares, noise]) for ell, noise in starts]
-            for alone in ALONE_STARTS
+            for alone in (0.05, 0.3)
         ]
 
 

@@ -16,8 +16,6 @@ from sparse_bo.kernels import tiles
 from sparse_bo.kernels.distances import TOLERANCES
 from sparse_bo.kernels.structure import Structure, dtype_of, structure_of, value_at_zero
 
-FUSED_INPUTS = 32
-"""Up to so many inputs a GPU evaluates a kernel faster than it gathers kept values (predicted for an H200, not measured)."""
 GPYTORCH_BLOCKS = 5
 """GPyTorch's distance computation holds about four temporaries of the size of its result."""
 
@@ -45,7 +43,9 @@ class CovarianceFunction:
         On a GPU the fused evaluation writes a value once, as reading a kept one from among others does, and its arithmetic is
         hidden behind that up to some tens of inputs: about 3 d + 40 operations at half the rate of memory-bound work.
         """
-        if X.device.type == "cpu" or X.shape[-1] > FUSED_INPUTS or self.structure is None:
+        # Up to so many inputs a GPU evaluates a kernel faster than it gathers kept values (predicted for an H200, not
+        # measured).
+        if X.device.type == "cpu" or X.shape[-1] > 32 or self.structure is None:
             return False
         return evaluated_here(self.structure, X, X)
 

@@ -20,13 +20,6 @@ from sparse_bo.kernels.structure import Stationary
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Error of a kernel value, where the variance is 1, that expanding the square may cost."""
-LEAST_ROWS = 8
-"""Fewer rows do not repay what preparing the other side for a matrix product costs; and BLAS computes with up to 3 rows
-otherwise than with more, so that their last bits would depend on who is evaluated together."""
-LEAST_ROWS_PREPARED = 4
-"""The same where the other side is prepared already."""
-_MOST_PAIRS = 1.0 / 32.0
-"""Recomputing a pair costs about as much as the differences of so many pairs one after the other."""
 
 
 class Others:
@@ -105,13 +98,16 @@ def distances(leaf: Stationary, X: Tensor, *, most: int, others: Others | None =
         others: The other side, if it is prepared.
     """
     X = leaf.of(X)
-    least = LEAST_ROWS if others is None else LEAST_ROWS_PREPARED
+    # Fewer rows do not repay the preparation of the other side for a matrix product. BLAS has another algorithm for up
+    # to 3 rows, so their last bits would depend on the other rows. A prepared side needs 4 rows.
+    least = 8 if others is None else 4
     if X.device.type != "cpu" or len(X) < least:  # on a GPU looking for near pairs would make the host wait
         return Differences(leaf, X, others)
     expansion = Expansion(leaf, X, most=most, others=others)
     # About this share of all pairs is near: high dimensions are taken for two, because inputs often lie near a surface.
     share = (expansion.near / expansion.radius) ** (min(X.shape[-1], 2) / 2) if expansion.radius > 0.0 else math.inf
-    return Differences(leaf, X, others) if expansion.near > 0.0 and not share <= _MOST_PAIRS else expansion
+    # Recomputing a pair costs about as much as the differences of so many pairs one after the other.
+    return Differences(leaf, X, others) if expansion.near > 0.0 and not share <= (1.0 / 32.0) else expansion
 
 
 class Differences:

@@ -19,8 +19,6 @@ from sparse_bo.linalg.chunking import row_slices
 
 TILE = 2**17
 """Numbers of the tiles that a stationary kernel needs on a CPU, one or two, for each thread: 1 MiB."""
-_DEVICE_TILE = 2**23
-"""The same on another device, where small operations cost launches."""
 _TILE_ROWS = 512
 """Rows of a tile, at most."""
 _TILE_COLUMNS = 128
@@ -48,7 +46,8 @@ def fill(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, *, prepared: P
     if not m or not n:
         return
     X, Y = X.detach(), Y.detach()
-    tile = TILE * torch.get_num_threads() if X.device.type == "cpu" else _DEVICE_TILE
+    # The same on another device, where small operations cost launches.
+    tile = TILE * torch.get_num_threads() if X.device.type == "cpu" else 2**23
     if not (isinstance(structure, Stationary) and structure.profile in IN_PLACE):
         tile //= 2
     height = min(m, _TILE_ROWS)

@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 16
-"""Loads under way at a time in a program: adding waits for nothing else."""
 _COLUMNS = 64
 """512 bytes of neighbours in a row, and enough programs to fill a card with the 8,192 columns of a sweep's tile."""
 
@@ -40,4 +38,5 @@ def add(product: Tensor, out: Tensor) -> None:
     if not r or not n:
         return
     grid: Any = (triton.cdiv(n, _COLUMNS),)
-    _add[grid](product, out, r, n, product.stride(0), ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=2)
+    # Loads under way at a time in a program: adding waits for nothing else.
+    _add[grid](product, out, r, n, product.stride(0), ROWS=16, COLUMNS=_COLUMNS, num_warps=2)

@@ -50,10 +50,6 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
     return math.isfinite(found) and failed == 0.0
 
 
-_JITTERS = 5
-"""That are tried, each a hundred times the one before."""
-_LARGEST_JITTER = 1e-2
-"""Of the largest entry of the diagonal: in float32 the last of them would be a thousand times as large as the matrix."""
 _PRECISE = ", and use torch.float64"
 
 
@@ -76,8 +72,10 @@ def safe_cholesky(A: Tensor) -> JitteredCholesky:
     if not bool(A.detach().isfinite().all()):
         raise ValueError("expected a finite matrix to factorise, got NaN or infinite entries; check inputs and kernel")
     unit, jitter = round_off(A), 0.0
-    most = unit * _LARGEST_JITTER / (A.shape[-1] * torch.finfo(A.dtype).eps)
-    for attempt in range(_JITTERS):
+    # In units of the largest diagonal entry; in float32 the last jitter would be a thousand times as large as the matrix.
+    most = unit * 1e-2 / (A.shape[-1] * torch.finfo(A.dtype).eps)
+    # Five jitters, each a hundred times the one before.
+    for attempt in range(5):
         jitter = unit * 10.0 ** (2 * attempt + 1)
         if jitter > most:
             break

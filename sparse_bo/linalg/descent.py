@@ -16,10 +16,6 @@ from torch import Tensor
 Function = Callable[[Tensor], tuple[float, Tensor]]
 """``p`` numbers to value and gradient (``p``); an infinite value where there is none."""
 
-LONGEST_STEP = 1.0
-"""No number changes by more in one step."""
-HALVINGS = 8
-"""Shorter steps that are tried where a step does not descend."""
 DIFFERENCE = 1e-4
 """By which a number is moved to see how the gradient changes."""
 
@@ -80,8 +76,10 @@ def descend(
         step = _step(B, g, free=~(((x <= low) & (g > 0)) | ((x >= high) & (g < 0))))
         if -0.5 * float(g @ step) <= tolerance:
             return Descent(x, value, evaluations, True)
-        step = step * min(1.0, LONGEST_STEP / float(step.abs().amax()))
-        for _ in range(HALVINGS):
+        # No number changes by more in one step.
+        step = step * min(1.0, 1.0 / float(step.abs().amax()))
+        # Shorter steps that are tried where a step does not descend.
+        for _ in range(8):
             moved = torch.minimum(torch.maximum(x + step, low), high)
             moved_value, moved_g = function(moved)
             evaluations += 1

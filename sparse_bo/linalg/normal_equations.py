@@ -14,8 +14,6 @@ GRAM_BLOCKS = 16
 """Blocks of rows of a symmetric product; each is computed up to its diagonal: 17/32 of the work is left."""
 SMALLEST_BLOCK = 128
 """Thinner blocks cost calls."""
-ITERATIONS = 12
-"""Of the power method: the norm comes out a few per cent low at most, and the bound it goes into is a hundredfold too large."""
 
 
 def add_lower_gram(gram: Tensor, S: Tensor) -> None:
@@ -49,7 +47,9 @@ def whitening_error(L: Tensor, trace: Tensor) -> float:
     """
     vector = torch.ones_like(L[..., :1])
     norm = torch.ones_like(vector[..., 0, 0])
-    for _ in range(ITERATIONS):
+    # Of the power method: the norm comes out a few per cent low at most, and the bound it goes into is a hundredfold too
+    # large.
+    for _ in range(12):
         vector = vector / vector.norm(dim=-2, keepdim=True)
         half = torch.linalg.solve_triangular(L, vector, upper=False)
         vector = torch.linalg.solve_triangular(L.mT, half, upper=True)

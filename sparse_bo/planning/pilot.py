@@ -17,8 +17,6 @@ from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.runs.ask_tell import AskTell
 
-PILOT_ARMS = 2048
-"""Arms of a pilot; a second one on a quarter of them gives the growth with the number of arms."""
 DRAWS = 8
 """Number of objectives, draws of a Gaussian process."""
 
@@ -86,7 +84,8 @@ def run_pilots(
         seconds_per_pick: Measured seconds of a pick, subtracted from the pilots' time.
         generator: CPU generator.
     """
-    X = sample(min(PILOT_ARMS, arms))
+    # Arms of a pilot; a second one on a quarter of them gives the growth with the number of arms.
+    X = sample(min(2048, arms))
     most, d = X.shape
     sizes = [most] if most == arms else [max(most // 4, 1), most]
     traces = _pilots(X, sizes, policy, budget, seconds, generator)

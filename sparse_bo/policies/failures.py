@@ -30,17 +30,11 @@ NEIGHBOURS = 5
 """Evaluated points that decide whether a point is feasible; odd, and few: the edge of a region is sharp."""
 GIVEN = 3.0
 """Weight of the success given in advance: a lone failure condemns what is correlated with it by more than 0.91."""
-CLOSEST = 1e-4
-"""1 − ρ of points that count as one."""
 NEWEST = 128
 """Failures that are looked at, at most: O(candidates · NEWEST) kernel values per ask, for a million streamed arms in eight
 dimensions 1.5 s of processor time (``doubtful`` on one thread, 128 failures and 500 successes)."""
 SAME = 0.999
 """Points of a box correlated by more than this back off together."""
-RADIUS = 0.25
-"""Lengthscale of the correlation used without a kernel on a box, in sides of the box and times √d."""
-LARGEST_EXPONENT = 40
-"""Of a back-off: longer than any run."""
 
 Correlation = Callable[[Tensor, Tensor], Tensor]
 """From ``n x d`` and ``n' x d`` points to ``n x n'`` numbers in [0, 1], 1 for equal points."""
@@ -76,7 +70,8 @@ class Failures:
         exponent = 3 * self.strikes - 1
         if proven is not None:
             exponent = torch.where(proven, self.strikes + 1, exponent)
-        return self.last + 2 ** exponent.clamp_max(LARGEST_EXPONENT) > pulls + self.total
+        # Largest exponent of a back-off, longer than any run.
+        return self.last + 2 ** exponent.clamp_max(40) > pulls + self.total
 
     def speaking(self, pulls: int) -> Tensor:
         """Return the rows, at most :data:`NEWEST`, that count as evidence in their neighbourhood after ``pulls`` successes."""
@@ -179,7 +174,8 @@ def doubtful(
 
 
 def _weights(correlations: Tensor) -> Tensor:
-    return correlations / (1.0 - correlations).clamp_min(CLOSEST).sqrt()
+    # 1 − ρ of points that count as one.
+    return correlations / (1.0 - correlations).clamp_min(1e-4).sqrt()
 
 
 def kernel_correlation(covariance: CovarianceFunction) -> Correlation:
@@ -195,7 +191,8 @@ def kernel_correlation(covariance: CovarianceFunction) -> Correlation:
 
 def box_correlation(bounds: Tensor) -> Correlation:
     """Return a Gaussian correlation on a box (``2 x d``), for policies without a kernel of their own."""
-    sides = (bounds[1] - bounds[0]) * (RADIUS * bounds.shape[1] ** 0.5)
+    # Lengthscale of the correlation used without a kernel on a box, in sides of the box and times √d.
+    sides = (bounds[1] - bounds[0]) * (0.25 * bounds.shape[1] ** 0.5)
     sides = torch.where(sides > 0.0, sides, torch.full_like(sides, torch.finfo(sides.dtype).tiny ** 0.25))  # or all one point
 
     def correlation(X: Tensor, Y: Tensor) -> Tensor:

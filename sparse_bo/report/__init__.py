@@ -1,7 +1,5 @@
-"""What is told of a run: tables for the terminal, and text shown as it is."""
+"""Figures and the page of a run, from a value of plain columns."""
 
-from __future__ import annotations
+from sparse_bo.report.view import Batches, Observation, RunView, Slice
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ = ["Batches", "Observation", "RunView", "Slice"]

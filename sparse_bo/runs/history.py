@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
@@ -17,8 +18,12 @@ from sparse_bo.evaluations.answers import FAILED
 from sparse_bo.policies import State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase
+from sparse_bo.report.view import Batches
 from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration, calibration
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = 1
 
@@ -144,6 +149,33 @@ class History:
             return None
         _, named = names_of(self.info["space"])
         return named(self.indices or self.points)
+
+    def batches(self) -> Batches:
+        """Return the columns that figures show."""
+        names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
+        columns = {name: np.array([np.nan if v is None else v for v in self.column(name)], np.float64) for name in names}
+        phases = dict.fromkeys(phase for row in self.rows for phase in row.seconds)
+        return Batches(
+            sizes=np.array(self.column("batch_size"), np.float64),
+            seconds={phase: np.array([row.seconds.get(phase, 0.0) for row in self.rows]) for phase in phases},
+            refuted=self.refuted,
+            refuted_after=next((row.pulls for row in self.rows if row.refuted is not None), None),
+            **columns,
+        )
+
+    def plot(self, *, regret: Sequence[float] | None = None, best_possible: float | None = None) -> Figure:
+        """Draw the run: best value, batch sizes, dictionary and effective dimension, time by phase.
+
+        Args:
+            regret: Regret of every evaluation in order (y): draws its sum in place of the best value.
+            best_possible: Highest true value (y): draws the gap to it in place of the best value.
+
+        Raises:
+            ValueError: If the history has no rows.
+        """
+        from sparse_bo.report.figures import plot_run  # matplotlib is slow to import
+
+        return plot_run(self.batches(), self.info, regret=regret, best_possible=best_possible)
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines: one header, then one row per batch. An existing file is replaced once all is written.

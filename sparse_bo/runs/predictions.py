@@ -20,6 +20,7 @@ from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.improvement.state import ImprovementState
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.surrogate import FittedRegion
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.recorder import repeat
 from sparse_bo.runs.records import domain_of, evaluations_of, policy_of, start_of
@@ -29,12 +30,16 @@ REPLAYED_SECONDS = 60.0
 
 
 class Predictions(NamedTuple):
-    """Marginal posterior of the objective at n inputs."""
+    """Marginal posterior of the noiseless objective at n inputs."""
 
-    mean: Tensor
+    lower: Tensor
+    """``n`` quantiles at 2.5 % (y)."""
+    median: Tensor
     """``n`` (y)."""
-    sd: Tensor
-    """``n`` standard deviations of the objective itself, without noise (y)."""
+    upper: Tensor
+    """``n`` quantiles at 97.5 % (y)."""
+    floor: float | None = None
+    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without."""
 
 
 class Replayed(NamedTuple):
@@ -56,15 +61,38 @@ def predictions_of(state: State, picks: Tensor) -> Predictions | None:
     if isinstance(state, BanditState) and state.posterior is not None:
         posterior = state.posterior
         variance = posterior.leverages_at(picks) * posterior.prior.regularization
-        return Predictions(posterior.means_at(picks).double(), variance.clamp_min(0.0).sqrt())
+        return _normal(posterior.means_at(picks).double(), variance)
     if isinstance(state, RegionState) and state.fitted is not None:
-        return Predictions(*state.fitted.medians(state.box.to_unit(picks)))
+        return _warped(state.fitted, state.box.to_unit(picks), state.y)
     if isinstance(state, ImprovementState) and state.surrogate is not None:
-        return Predictions(*state.surrogate.medians(state.unit[picks]))
+        return _warped(state.surrogate, state.unit[picks], state.y)
     if isinstance(state, BoxState) and state.model is not None:
         mean, variance = state.predicted(picks)
-        return Predictions(mean.detach().flatten(), variance.detach().flatten().clamp_min(0.0).sqrt())
+        return _normal(mean.detach().flatten(), variance.detach().flatten())
     return None
+
+
+def _normal(mean: Tensor, variance: Tensor) -> Predictions:
+    spread = 1.96 * variance.clamp_min(0.0).sqrt()
+    return Predictions(mean - spread, mean, mean + spread)
+
+
+def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
+    """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
+
+    The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
+    floor and some of ``y`` are below it, nothing bounds the objective from below.
+    """
+    at, warp = fitted.gp.moments(U), fitted.warp
+    spread = 1.96 * at.variance.sqrt()
+    floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
+
+    def unwarped(t: Tensor) -> Tensor:
+        if floor is None:
+            return warp.inverse(t)
+        return torch.where(t <= warp(y.min()), -torch.inf, warp.inverse(t))  # the lowest observation is warped to the floor
+
+    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), unwarped(at.mean + spread), floor)
 
 
 class _Watched(Mechanism[Any]):

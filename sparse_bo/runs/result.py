@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History
+from sparse_bo.runs.view import view_of_result
 from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration
 
@@ -130,9 +131,7 @@ class Result:
             OSError: If the file cannot be written.
         """
         self._check_regret(regret)
-        from sparse_bo.runs.figures import plot_history  # matplotlib is slow to import
-
-        figure = plot_history(self.history, regret=regret, best_possible=best_possible)
+        figure = self.history.plot(regret=regret, best_possible=best_possible)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -152,9 +151,9 @@ class Result:
             OSError: If the file cannot be written.
         """
         self._check_regret(regret)
-        from sparse_bo.runs.page import facts_of_result, run_page
+        from sparse_bo.report.page import run_page  # matplotlib is slow to import
 
-        page = run_page(facts_of_result(self, regret=regret))
+        page = run_page(view_of_result(self, regret=regret))
         if path is not None:
             write_page(path, page)
         return page
@@ -182,9 +181,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the best point and a table of the run, for notebooks."""
-        from sparse_bo.runs.page.notebook import result_card
+        from sparse_bo.report.page import result_card
 
-        return result_card(self)
+        return result_card(view_of_result(self))
 
 
 def _shown(x: Tensor | None) -> list[float | str] | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparse_bo import History
+from sparse_bo.report.figures import NotebookFigure
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.figures import NotebookFigure
 from tests.cli.builders import QUICK, invoke
 
 RUN = [*QUICK, "--policy", "random"]

@@ -115,14 +115,14 @@ def test_what_does_not_fit_is_refused():
 
 def test_the_choice_is_logged_recorded_and_survives_a_resume(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="sparse_bo.runs.ask_tell"):
-        result = maximize(waves, bounds=unit_box(), budget=12, seed=0, storage=tmp_path / "run.db")
+        result = maximize(waves, bounds=unit_box(), budget=12, seed=0, storage=tmp_path / "run.journal")
     why = result.history.info["why"]
     assert "2 inputs" in why
     assert f"chose {TrustRegion(initial_design=4)}: {why}" in caplog.text
-    with AskTell.resume(tmp_path / "run.db") as loop:
+    with AskTell.resume(tmp_path / "run.journal") as loop:
         assert loop.policy == TrustRegion(initial_design=4)
         assert loop.about["why"] == why
-    again = maximize(waves, bounds=unit_box(), budget=16, seed=0, storage=tmp_path / "run.db", resume=True)
+    again = maximize(waves, bounds=unit_box(), budget=16, seed=0, storage=tmp_path / "run.journal", resume=True)
     assert again.state.pulls == 16
 
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from sparse_bo import AskTell, History, Int, Result, maximize
 from sparse_bo.policies import RandomSearch
-from sparse_bo.runs.figures import plot_history
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_plot_draws_four_panels_and_saves(result, tmp_path):
 
 def test_plot_draws_cumulative_regret_where_it_is_known(result):
     regret = [0.5] * 40
-    figure = plot_history(result.history, regret=regret)
+    figure = result.history.plot(regret=regret)
     assert figure.axes[0].lines[0].get_ydata()[-1] == pytest.approx(20.0)
 
 
@@ -89,7 +88,7 @@ def test_plot_of_a_policy_without_a_model_and_of_nothing():
     loop = AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), seed=0)
     with pytest.raises(ValueError, match="at least one batch"):
         loop.result().plot()
-    assert "No model" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
+    assert "No dictionary" in loop.run(lambda X: X[:, 0], 5).plot().axes[2].get_title(loc="left")
 
 
 def test_a_history_that_cannot_be_written_leaves_the_file_that_was_there(result, tmp_path):

@@ -47,7 +47,7 @@ def test_an_objective_may_write_into_what_it_is_given(where, call_with, arrays, 
     domain = {"arms": arms()} if "arms" in where else where
     how = {"budget": 20, "seed": 1, "policy": RandomSearch(batch_size=4)}
     honest = maximize(lambda X: X[:, 0] + X[:, 1], **domain, **how)
-    storage = tmp_path / "run.db"
+    storage = tmp_path / "run.journal"
     got = maximize(vandal, **domain, **how, call_with=call_with, arrays=arrays, executor=executor, storage=storage)
     assert got.history.points == honest.history.points
     assert got.history.indices == honest.history.indices
@@ -78,15 +78,17 @@ def test_whatever_ends_a_run_carries_it(tmp_path):
             raise Odd("from the callback")
 
     with pytest.raises(Odd) as caught:
-        maximize(lambda X: X.sum(-1), arms=arms(), policy=policy(), budget=30, callback=callback, storage=tmp_path / "run.db")
+        maximize(
+            lambda X: X.sum(-1), arms=arms(), policy=policy(), budget=30, callback=callback, storage=tmp_path / "run.journal"
+        )
     error = caught.value
     assert len(error.result.history.rows) == 3
     assert "attributes .loop and .result" in error.__notes__[0]
-    with AskTell.resume(tmp_path / "run.db") as again:  # nobody holds it
+    with AskTell.resume(tmp_path / "run.journal") as again:  # nobody holds it
         assert again.history.column("values") == error.result.history.column("values")
     error.loop.run(lambda X: X.sum(-1), 5)  # takes it up again
     error.loop.release()
-    with AskTell.resume(tmp_path / "run.db") as again:
+    with AskTell.resume(tmp_path / "run.journal") as again:
         again.run(lambda X: X.sum(-1), 1)
     with pytest.raises(StorageError, match="written by another process since this loop released it"):
         error.loop.run(lambda X: X.sum(-1), 1)
@@ -100,8 +102,8 @@ def test_a_journal_is_free_if_observations_from_before_the_run_are_not_taken_in(
     run = {"arms": arms(), "policy": policy(), "budget": 4, "initial": ([3, 3, 8], [1.0, 2.0, 3.0])}
     monkeypatch.setattr(Engine, "observed", interrupted)
     with pytest.raises(KeyboardInterrupt) as kept:
-        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
-    result = maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db", resume=True)
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.journal")
+    result = maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.journal", resume=True)
     assert kept.tb  # as a notebook keeps it
     assert result.history.indices == maximize(lambda X: X.sum(-1), **run).history.indices
 
@@ -120,15 +122,15 @@ def test_a_result_leaves_a_released_journal_free(tmp_path, monkeypatch):
     reference = maximize(lambda X: X.sum(-1), **run).history.column("values")
     monkeypatch.setattr(Engine, "next_update", interrupted)
     with pytest.raises(RunInterrupted) as kept:
-        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.db")
+        maximize(lambda X: X.sum(-1), **run, storage=tmp_path / "run.journal")
     loop = kept.value.loop
     assert len(loop.result().history.rows) == 3
-    with AskTell.resume(tmp_path / "run.db") as resumed:
+    with AskTell.resume(tmp_path / "run.journal") as resumed:
         assert resumed.history.column("values") == reference[:3]
     loop.run(lambda X: X.sum(-1), 12 - loop.asked)
     loop.close()
     assert loop.history.column("values") == reference
-    assert read_run(tmp_path / "run.db").history.column("values") == reference
+    assert read_run(tmp_path / "run.journal").history.column("values") == reference
 
 
 @pytest.mark.parametrize(("stop", "raised"), [(OSError, ObjectiveError), (KeyboardInterrupt, RunInterrupted)])
@@ -141,7 +143,7 @@ def test_a_journal_is_free_after_a_failure_that_a_notebook_keeps(stop, raised, t
             raise stop
         return X.sum(-1)
 
-    run = {"arms": arms(), "policy": policy(), "budget": 12, "seed": 1, "storage": tmp_path / "run.db"}
+    run = {"arms": arms(), "policy": policy(), "budget": 12, "seed": 1, "storage": tmp_path / "run.journal"}
     with pytest.raises(raised) as kept:  # as a notebook keeps the last traceback, with all that is in it
         maximize(objective, **run)
     result = maximize(lambda X: X.sum(-1), **run, resume=True)
@@ -164,9 +166,9 @@ def test_evaluations_made_one_at_a_time_are_told_as_they_end(where, stop, raised
     honest = maximize(objective, **run)
     calls, fails_at = [], 7
     with pytest.raises(raised) as caught:
-        maximize(objective, **run, storage=tmp_path / "run.db")
+        maximize(objective, **run, storage=tmp_path / "run.journal")
     assert caught.value.loop.pending == [6, 7]
-    again = maximize(objective, **run, storage=tmp_path / "run.db", resume=True)
+    again = maximize(objective, **run, storage=tmp_path / "run.journal", resume=True)
     assert len(calls) == 13  # none is made again but the one that raised
     assert again.history.column("values") == honest.history.column("values")
     assert again.history.points == honest.history.points
@@ -186,7 +188,7 @@ def test_one_result_that_is_no_number_is_shown():
 @pytest.mark.parametrize(("name", "objective", "callback"), [("objective", 3, None), ("callback", len, 3)])
 def test_what_cannot_be_called_is_named_before_there_is_a_journal(name, objective, callback, tmp_path):
     with pytest.raises(TypeError, match=f"expected {name} to be callable, got int"):
-        maximize(objective, bounds=BOUNDS, budget=3, callback=callback, storage=tmp_path / "run.db")
+        maximize(objective, bounds=BOUNDS, budget=3, callback=callback, storage=tmp_path / "run.journal")
     assert not list(tmp_path.iterdir())
     with pytest.raises(TypeError, match=f"expected {name} to be callable, got int"):
         AskTell(bounds=BOUNDS).run(objective, 3, callback=callback)
@@ -234,7 +236,7 @@ def test_errors_travel_between_processes(error):
 
 @pytest.mark.parametrize("journal", [False, True])
 def test_eight_threads_on_one_loop(journal, tmp_path):
-    storage = {"storage": tmp_path / "run.db"} if journal else {}
+    storage = {"storage": tmp_path / "run.journal"} if journal else {}
     loop = AskTell(arms(), policy(), seed=0, **storage)
     seen: list[int] = []
     wrong: list[BaseException] = []
@@ -265,7 +267,7 @@ def test_eight_threads_on_one_loop(journal, tmp_path):
     assert loop.state.pulls == loop.asked
     loop.close()
     if journal:
-        with AskTell.resume(tmp_path / "run.db") as again:
+        with AskTell.resume(tmp_path / "run.journal") as again:
             assert again.history.column("values") == loop.history.column("values")
 
 
@@ -345,5 +347,5 @@ def test_what_a_callback_asks_for_is_evaluated_here_or_on_workers(asynchronous, 
 )
 def test_notes_that_no_journal_can_keep_are_named_before_there_is_one(notes, message, tmp_path):
     with pytest.raises(TypeError, match=message):
-        AskTell(arms(), policy(), notes=notes, storage=tmp_path / "run.db")
+        AskTell(arms(), policy(), notes=notes, storage=tmp_path / "run.journal")
     assert not list(tmp_path.iterdir())

@@ -60,10 +60,6 @@ from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.widths import Confidence, NormWidth
 from sparse_bo.widths.calibration import StandardisedErrors
 
-AHEAD = 256
-"""With evaluations out, at least so many picks are made at a time, if the stop rule allows."""
-
-
 BATCH_SHARE = 0.25
 """Of the pulls so far that a batch may add with a learned prior. Once a policy has settled, its stop rule allows batches ten
 times as long as the run, and nobody would look whether the prior still holds."""
@@ -138,7 +134,8 @@ class ArmUCB(Mechanism[BanditState]):
         room = self._largest_batch(state) - out
         if room <= 0:
             return Wait(1 - room)
-        q = min(max(max_q, AHEAD, out) if out else max_q, room)
+        # With evaluations out, at least so many picks are made at a time, if the stop rule allows.
+        q = min(max(max_q, 256, out) if out else max_q, room)
         looks = self._pick(fitted, min(self._due_looks(state, pending), q), pending, _not_evaluated(state, pending))
         others = self._pick(fitted, q - len(looks.indices), torch.cat([pending, looks.indices]), state.refusal(pending))
         picks = torch.cat([looks.indices, others.indices])

@@ -54,11 +54,4 @@ class ImprovementState(BanditState):
             return report
         best = recommendation(self.surrogate, self.U, self.y, self.replicates)
         arm = int(self.told[best.row])
-        return replace(
-            report,
-            best_index=arm,
-            best_x=self.arms[arm],
-            best_mean=best.mean,
-            best_sd=best.sd,
-            dictionary_size=len(self.surrogate.rows),
-        )
+        return replace(report, best_index=arm, best_x=self.arms[arm], best_mean=best.mean, best_sd=best.sd)

@@ -25,12 +25,6 @@ MakeModel = Callable[[Tensor, Tensor], Model]
 Learning = Literal["map", "likelihood"]
 """Estimate of hyper-parameters: BoTorch's priors without output scale, or maximum likelihood with one."""
 
-LENGTHSCALES = (0.025, 10.0)
-"""Limits of lengthscales without priors, in sides of the unit cube: the likelihood is flat beyond, and a warm start stays
-there."""
-OUTPUT_SCALES = (0.05, 100.0)
-"""Limits of output scales without priors, in variances of the observations."""
-
 
 def exact_matern_gp(learning: Learning) -> MakeModel:
     """Return the constructor of an exact Matérn-5/2 GP: :func:`matern_gp` or :func:`matern_gp_without_priors`."""
@@ -81,11 +75,14 @@ def _scaled_matern(X: Tensor) -> Kernel:
 
 
 def _lengthscales() -> Interval:
-    return Interval(*LENGTHSCALES, transform=None, initial_value=0.5)
+    # Limits of lengthscales without priors, in sides of the unit cube: the likelihood is flat beyond, and a warm start
+    # stays there.
+    return Interval(0.025, 10.0, transform=None, initial_value=0.5)
 
 
 def _scaled(kernel: Kernel) -> Kernel:
-    return ScaleKernel(kernel, outputscale_constraint=Interval(*OUTPUT_SCALES, transform=None, initial_value=1.0))
+    # Limits of output scales without priors, in variances of the observations.
+    return ScaleKernel(kernel, outputscale_constraint=Interval(0.05, 100.0, transform=None, initial_value=1.0))
 
 
 def _plain_likelihood() -> GaussianLikelihood:

@@ -24,6 +24,7 @@ from sparse_bo.policies.trust_region.search import (
     Candidates,
     Corners,
     candidates_of,
+    combined_points,
     is_resolved,
     points_anywhere,
     points_around,
@@ -224,10 +225,10 @@ class RegionSearch(Mechanism[RegionState]):
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
         shared = centre if self.box.dims > settings.many_inputs else None
-        return [
-            make(points_around(centre, corners, settings, generator=generator), corners, best=best, centre=shared),
-            anywhere,
-        ]
+        around = points_around(centre, corners, settings, generator=generator)
+        if fitted.learned.additive:  # the best value of an input may lie outside of the region
+            corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
+        return [make(around, corners, best=best, centre=shared), anywhere]
 
     def _failures(self, state: RegionState, gp: Posterior) -> tuple[Refusal | None, Tensor]:
         """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``)."""

@@ -47,8 +47,7 @@ class RegionState(BoxState):
         if self.fitted is None:
             return report
         best = recommendation(self.fitted, self.U, self.y, self.replicates)
-        size = len(self.fitted.rows)
-        return replace(report, best_x=self.X[best.row], best_mean=best.mean, best_sd=best.sd, dictionary_size=size)
+        return replace(report, best_x=self.X[best.row], best_mean=best.mean, best_sd=best.sd)
 
     @property
     def best_row(self) -> int:

@@ -16,7 +16,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from sparse_bo.domains import Box
-from sparse_bo.gp.hyperparameters import Hyperparameters, Priors
+from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
 from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
@@ -216,7 +216,12 @@ def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, pri
         learned = data.learned(candidate, families, priors, start=start, max_steps=steps, restart=True)
         return learned.evidence + data.log_slope(candidate), candidate, learned
 
-    best = max((fitted(candidate, FAMILIES) for candidate in warps(v)), key=lambda one: one[0])
+    candidates = list(warps(v))
+    best = max((fitted(candidate, FAMILIES) for candidate in candidates), key=lambda one: one[0])
+    n, d = data.X.shape
+    if 1 < d <= n / 4:  # a sum needs some observations for each input
+        kinds = {warp.kind: warp for warp in (candidates[0], best[1])}
+        best = max([best, *(fitted(candidate, [ADDITIVE]) for candidate in kinds.values())], key=lambda one: one[0])
     return best[1], best[2]
 
 
@@ -238,7 +243,8 @@ class RegionModel(Model):  # type: ignore[misc]  # the base class ships no types
     """The model of a region as a BoTorch model of one output, in the user's units.
 
     Under a warping that bends, mean and variance of the posterior are the median and the square of half the width between the
-    quantiles one standard deviation below and above it; samples are exact.
+    quantiles one standard deviation below and above it; samples are exact. A median at or below ``fitted.warp.floor`` says that
+    the objective is at most that: lower observations are clipped.
     """
 
     def __init__(self, fitted: FittedRegion, box: Box) -> None:

@@ -22,10 +22,6 @@ LARGEST = 1e150
 """Observations beyond it count as this: their squares are finite."""
 
 
-DEEPEST = 1e3
-"""Bent transformations take what lies further below their origin, in widths, as this far below: how bad is bad says nothing."""
-
-
 @dataclass(frozen=True)
 class Warp:
     """``t = (bend((y − origin)/width) − shift)/spread``, not decreasing. A value."""
@@ -36,6 +32,11 @@ class Warp:
     width: float
     shift: float
     spread: float
+
+    @property
+    def floor(self) -> float | None:
+        """Value (y) at which lower observations are clipped; ``None`` without one. Warped values at it mean "at most this"."""
+        return None if self.kind == "plain" else self.origin - DEEPEST * self.width
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return warped observations, elementwise."""
@@ -66,7 +67,8 @@ class Warp:
 
     def _distances(self, y: Tensor) -> Tensor:
         z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width
-        return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
+        # Bent transformations clamp values far below their origin: their size carries no information.
+        return z if self.kind == "plain" else z.clamp_min(-1e3)
 
     def _bent(self, z: Tensor) -> Tensor:
         if self.kind == "plain":

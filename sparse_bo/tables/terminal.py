@@ -1,4 +1,4 @@
-"""Curves in a terminal: braille characters, eight dots each, in colour; a few lines of our own, no plotting library."""
+"""Text and curves for a terminal. Names and messages of users are no markup, emoji or control sequences."""
 
 from __future__ import annotations
 
@@ -55,3 +55,18 @@ def braille_curves(curves: Mapping[str, Sequence[float]], *, title: str, width: 
     for colour, name in zip(COLOURS, shown, strict=False):
         picture.append(f" {chr(0x28FF) if dots else '*'} {name}", style=f"not bold {colour}")
     return picture
+
+
+def plain(text: object, *, style: str = "") -> Text:
+    r"""Return a text for rich that is shown letter by letter.
+
+    Control characters (but for ends of lines and tabs) and halves of characters, as in file names that are not UTF-8, are
+    written out as ``\x1b`` or ``\udcff``, so that no name or message colours the screen, moves the cursor or cannot be
+    printed.
+
+    Args:
+        text: Anything with a text form.
+        style: Of rich, for the whole text.
+    """
+    shown = "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+    return Text(shown, style=style)

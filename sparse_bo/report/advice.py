@@ -1,4 +1,4 @@
-"""What deserves a warning in a run, in words, each with what to do."""
+"""Warnings about a run, each with its remedy."""
 
 from __future__ import annotations
 
@@ -8,39 +8,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparse_bo.runs.page.facts import Facts
+from sparse_bo.report.view import RunView
 
 FEWEST = 20
-"""Evaluations, residuals or rows before any of this is said."""
-OFF = 1.5
-EDGE = 0.01
+"""Evaluations or residuals from which statistics are judged."""
 
 
 class Advice(NamedTuple):
-    """A warning, and what to do."""
+    """A warning and its remedy."""
 
-    what: str
-    todo: str
-
-
-def advice_of(facts: Facts) -> list[Advice]:
-    """Return what deserves a warning, the most important first."""
-    return [*_failures(facts), *_model(facts), *_calibration(facts), *_progress(facts), *_edges(facts), *_resume(facts)]
+    warning: str
+    remedy: str
 
 
-def _failures(facts: Facts) -> Iterator[Advice]:
-    done = facts.told + facts.failed
-    if facts.failed and not facts.told:
+def advice_of(view: RunView) -> list[Advice]:
+    """Return the warnings about a run, the most important first."""
+    return [*_failures(view), *_missing_model(view), *_calibration(view), *_progress(view), *_edges(view), *_resume(view)]
+
+
+def _failures(view: RunView) -> Iterator[Advice]:
+    done = view.succeeded + view.failed
+    if view.failed and not view.succeeded:
+        yield Advice("No evaluation has succeeded.", "Call the objective by hand at one point, and see the error or the value.")
+    elif done >= FEWEST and view.failed > 0.2 * done:
         yield Advice(
-            "No evaluation has succeeded.", "Call the objective by hand at one point, and look at what it raises or returns."
-        )
-    elif done >= FEWEST and facts.failed > 0.2 * done:
-        yield Advice(
-            f"{facts.failed:,} of {done:,} evaluations failed.",
-            "Look at the table of failures; leave out inputs that cannot be evaluated (feasible=, fewer arms), or give workers "
+            f"{view.failed:,} of {done:,} evaluations failed.",
+            "See the table of failures; leave out inputs that cannot be evaluated (feasible=, fewer arms), or give workers "
             "more time (Workers(timeout=…, retries=…)).",
         )
-    out = facts.asked - done
+    out = view.asked - done
     if out > 0:
         yield Advice(
             f"{out:,} evaluations are out: asked for, with no result yet.",
@@ -48,53 +44,53 @@ def _failures(facts: Facts) -> Iterator[Advice]:
         )
 
 
-def _model(facts: Facts) -> Iterator[Advice]:
-    if facts.missing is not None:
+def _missing_model(view: RunView) -> Iterator[Advice]:
+    if view.missing is not None:
         yield Advice(
-            f"The model could not be computed again: {facts.missing}.",
+            f"The model could not be computed again: {view.missing}.",
             "Give what is named (in Python: sparse_bo.AskTell.resume(…).result().report(…)), or read this page without slices, "
             "certificate and calibration.",
         )
 
 
-def _calibration(facts: Facts) -> Iterator[Advice]:
-    z = facts.residuals
+def _calibration(view: RunView) -> Iterator[Advice]:
+    z = view.residuals
     if len(z) < FEWEST:
         return
     spread = float(np.sqrt(np.mean(np.square(np.clip(z, -10.0, 10.0)))))
-    if spread > OFF:
+    if spread > 1.5:
         yield Advice(
             f"The model was too sure: results lay {spread:.1f} predicted standard deviations from the prediction.",
             "Do not trust the intervals. Evaluate some points several times to see the noise; look for inputs that matter and "
             "are not among these; try another kernel (policy=BBKB(covar_module=…)).",
         )
-    elif spread < 1.0 / OFF:
+    elif spread < 1.0 / 1.5:
         yield Advice(
             f"The model was too unsure: results lay {spread:.2f} predicted standard deviations from the prediction.",
             "The intervals are wider than they need be. Give noise_variance= if you know it.",
         )
 
 
-def _progress(facts: Facts) -> Iterator[Advice]:
-    good = facts.values[np.isfinite(facts.values)]
+def _progress(view: RunView) -> Iterator[Advice]:
+    good = view.values[np.isfinite(view.values)]
     if len(good) < 5 * FEWEST:
         return
-    where = int(good.argmax())
-    if where < len(good) // 4 and float(good.std()) > 0:
+    where, equal = int(good.argmax()), bool(good.min() == good.max())
+    if where < len(good) // 4 and not equal:
         yield Advice(
             f"The highest result is number {where + 1:,} of {len(good):,}: nothing better has come since.",
             "More of the same gains little: stop, search another range, or evaluate the best points again to see their noise.",
         )
-    if float(good.std()) == 0:
+    if equal:
         yield Advice("All results are equal.", "Check that the objective uses its input.")
 
 
-def _edges(facts: Facts) -> Iterator[Advice]:
-    bounds = facts.about.get("bounds")
-    if bounds is None or "space" in facts.about or not facts.best:
+def _edges(view: RunView) -> Iterator[Advice]:
+    bounds = view.about.get("bounds")
+    if bounds is None or "space" in view.about or not view.best:
         return
-    at = [(name, float(v), low, high) for (name, v), low, high in zip(facts.best.items(), *bounds, strict=False)]
-    edge = [name for name, v, low, high in at if min(v - low, high - v) < EDGE * (high - low)]
+    at = [(name, float(v), low, high) for (name, v), low, high in zip(view.best.items(), *bounds, strict=False)]
+    edge = [name for name, v, low, high in at if min(v - low, high - v) < 0.01 * (high - low)]
     if edge:
         yield Advice(
             f"The best point lies at the edge of the box in {_listed(edge)}.",
@@ -102,16 +98,14 @@ def _edges(facts: Facts) -> Iterator[Advice]:
         )
 
 
-def _resume(facts: Facts) -> Iterator[Advice]:
-    if facts.differing:
-        space = facts.about.get("space", {})
-        if space.get("restricted"):
-            return  # without the feasibility function other picks are made; those recorded are shown
+def _resume(view: RunView) -> Iterator[Advice]:
+    restricted = view.about.get("space", {}).get("restricted")  # other picks are made without the feasibility function
+    if view.differing and not restricted:
         yield Advice(
-            f"Picks made again on this machine differ from those recorded: {facts.differing[0]}.",
+            f"Picks made again on this machine differ from those recorded: {view.differing[0]}.",
             "The results stand. A resume goes on from them, but not exactly as the run would have on its first machine.",
         )
-    factor = None if facts.certificate is None else facts.certificate.factor
+    factor = view.variance_factor
     if factor is not None and (factor > 4.0 or math.isinf(factor)):
         yield Advice(
             f"The certificate is weak: sparse and exact variance may differ by a factor of {factor:.3g}.",

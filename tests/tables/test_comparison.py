@@ -3,8 +3,8 @@
 import math
 import re
 
-from sparse_bo.report.braille import DOTS, HEIGHT, braille_curves
-from sparse_bo.report.comparison import Contestant, terminal_comparison
+from sparse_bo.tables.comparison import Contestant, terminal_comparison
+from sparse_bo.tables.terminal import DOTS, HEIGHT, braille_curves
 
 
 def test_a_curve_is_drawn_dot_by_dot():

@@ -13,12 +13,12 @@ from sparse_bo.planning import Plan
 from sparse_bo.policies import EliminationState
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.report.text import plain
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.audit import Audit
 from sparse_bo.runs.history import History
 from sparse_bo.runs.records import Recorded
 from sparse_bo.runs.result import Result
+from sparse_bo.tables.terminal import plain
 
 OFF = 1.5
 """A spread of leave-one-out scores beyond this, or below its inverse, is worth a word."""

@@ -1,120 +1,57 @@
-"""What a page tells of a run, gathered from its journal or from its result."""
+"""Views of runs for figures and pages, from a result or a journal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import Arms, ArmSet, Box, Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import Report, State
+from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History
-from sparse_bo.runs.predictions import predictions_of, replayed
+from sparse_bo.runs.predictions import Replayed, predictions_of, replayed
 from sparse_bo.runs.records import read_run
 
 SLICE_POINTS = 41
 MOST_SLICES = 12
-"""Inputs whose slices are drawn, at most."""
+"""Inputs with a slice, at most."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The model along one input through the best point."""
-
-    name: str
-    values: list[Any]
-    """Of the input: numbers, or names."""
-    log: bool
-    here: Any
-    """Its value at the best point."""
-    mean: NDArray[np.float64]
-    sd: NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Everything that a page tells."""
-
-    about: Mapping[str, Any]
-    """What identifies the run."""
-    history: History
-    asked: int
-    told: int
-    failed: int
-    names: Sequence[str]
-    """Of the inputs."""
-    columns: Mapping[str, list[Any]]
-    """Value of each input at every evaluation, in the order of the history."""
-    values: NDArray[np.float64]
-    """Result of every evaluation, NaN where it failed, in that order."""
-    best: Mapping[str, Any]
-    """The best point by name; empty without one."""
-    report: Report | None
-    slices: Sequence[Slice]
-    certificate: Certificate | None
-    residuals: NDArray[np.float64]
-    differing: Sequence[str]
-    missing: str | None
-    """Why there is no model, if there is none for a reason."""
-    regret: NDArray[np.float64] | None
-    source: str | None
-    """Name of the journal."""
-    logs: Mapping[str, bool]
-    """Which inputs are on a logarithmic scale."""
-
-
-def facts_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> Facts:
-    """Gather what a journal says, also while it is being written. Costs what a resume costs; writes nothing.
+def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> RunView:
+    """Return the view of a recorded run, also while it is being written. Costs as much as a resume; writes nothing.
 
     Args:
         path: Of the journal.
-        arms: Those of the run, where they were too many to be kept.
-        regret: Of every evaluation in order, where the truth is known.
+        arms: Those of the run, where the journal does not hold them.
+        regret: ``n`` differences from the best possible value (y), where it is known.
 
     Raises:
         FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of a newer version.
+        StorageError: If the file is no journal, damaged, or of another format.
     """
     recorded = read_run(path)
-    domain: Domain | None = None
-    state: State | None = None
-    certificate: Certificate | None = None
-    residuals: list[float] = []
-    differing: list[str] = []
+    again: Replayed | None = None
     missing: str | None = None
     try:
-        domain, state, certificate, residuals, differing = replayed(path, arms=arms)
+        again = replayed(path, arms=arms)
     except StorageError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         missing = str(error)
-    return _facts(
-        recorded.about,
-        recorded.history,
-        (recorded.asked + recorded.before, recorded.told, recorded.failed),
-        domain=domain,
-        state=state,
-        certificate=certificate,
-        residuals=residuals,
-        differing=differing,
-        missing=missing,
-        regret=regret,
-        source=Path(path).name,
-    )
+    counts = (recorded.asked + recorded.before, recorded.told, recorded.failed)
+    return _view(recorded.about, recorded.history, counts, again=again, missing=missing, regret=regret, source=Path(path).name)
 
 
 class Finished(Protocol):
-    """What is needed of a :class:`sparse_bo.Result`, which makes its page itself."""
+    """The parts of a :class:`sparse_bo.Result` that a view needs."""
 
     @property
     def history(self) -> History:
@@ -123,66 +60,89 @@ class Finished(Protocol):
 
     @property
     def state(self) -> State:
-        """At the end."""
+        """State at the end."""
         ...
 
     @property
     def domain(self) -> Domain | None:
-        """Where was searched."""
+        """Domain of the search."""
         ...
 
 
-def facts_of_result(result: Finished, *, regret: Sequence[float] | None = None) -> Facts:
-    """Gather what a result in memory says: no residuals, as predictions before the results are not kept."""
+def view_of_result(result: Finished, *, regret: Sequence[float] | None = None) -> RunView:
+    """Return the view of a result in memory. It has no residuals: a result has no predictions from before the results."""
     values = [value for row in result.history.rows for value in row.values]
     failed = sum(map(math.isnan, values))
     counts = (len(values), len(values) - failed, failed)
-    return _facts(result.history.info, result.history, counts, domain=result.domain, state=result.state, regret=regret)
+    return _view(result.history.info, result.history, counts, domain=result.domain, state=result.state, regret=regret)
 
 
-def _facts(
+def _view(
     about: Mapping[str, Any],
     history: History,
     counts: tuple[int, int, int],
     *,
-    domain: Domain | None,
-    state: State | None,
-    certificate: Certificate | None = None,
-    residuals: Sequence[float] = (),
-    differing: Sequence[str] = (),
+    domain: Domain | None = None,
+    state: State | None = None,
+    again: Replayed | None = None,
     missing: str | None = None,
     regret: Sequence[float] | None = None,
     source: str | None = None,
-) -> Facts:
+) -> RunView:
+    if again is not None:
+        domain, state = again.domain, again.state
     report = None if state is None else state.report()
     names, columns, logs = _columns(about, history, domain)
     best = {} if report is None or report.best_x is None else _named(report.best_x, names, domain)
-    return Facts(
+    batches = history.batches()
+    mean = float(batches.best_mean[-1]) if report is None and history.rows else None if report is None else report.best_mean
+    observed = None
+    if report is not None and report.best_observed_mean is not None:
+        observed = Observation(report.best_observed_mean, report.best_observed_count or 1)
+    certificate = None if again is None else again.certificate
+    return RunView(
         about=about,
-        history=history,
+        batches=batches,
         asked=counts[0],
-        told=counts[1],
+        succeeded=counts[1],
         failed=counts[2],
+        values=np.array([value for row in history.rows for value in row.values], np.float64),
         names=names,
         columns=columns,
         logs=logs,
-        values=np.array([value for row in history.rows for value in row.values], np.float64),
         best=best,
-        report=report,
+        best_mean=None if mean is None or math.isnan(mean) else mean,
+        best_interval=None if state is None or report is None else _interval(state, domain, report),
+        best_observed=observed,
         slices=[] if state is None or domain is None or not best else _slices(state, domain, names, report),
-        certificate=certificate,
-        residuals=np.array(residuals, np.float64),
-        differing=differing,
+        variance_factor=None if certificate is None else certificate.factor,
+        residuals=np.array([] if again is None else again.residuals, np.float64),
+        differing=[] if again is None else again.differing,
         missing=missing,
         regret=None if regret is None else np.asarray(regret, np.float64),
         source=source,
     )
 
 
+def _interval(state: State, domain: Domain | None, report: Report) -> tuple[float, float] | None:
+    """Return the 95 % interval at the best point (y); ``None`` without a model."""
+    if report.best_mean is None or report.best_sd is None:
+        return None
+    x, index = report.best_x, report.best_index
+    found = None
+    if report.best_sd > 0.0 and isinstance(domain, Box) and x is not None:
+        found = predictions_of(state, x.to(device="cpu", dtype=torch.float64).unsqueeze(0))
+    elif report.best_sd > 0.0 and index is not None:
+        found = predictions_of(state, torch.tensor([index], dtype=torch.long, device="cpu"))
+    if found is not None:
+        return float(found.lower[0]), float(found.upper[0])
+    return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
+
+
 def _columns(
     about: Mapping[str, Any], history: History, domain: Domain | None
 ) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
-    """Return the names of the inputs, and the value of each at every evaluation, as far as it is known."""
+    """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
     if "space" in about:
         names, named = names_of(about["space"])
         points = named(history.indices or history.points)
@@ -192,7 +152,7 @@ def _columns(
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
-        X = domain.inputs(torch.tensor(history.indices, dtype=torch.long, device="cpu")).double().numpy()
+        X = domain.inputs(torch.tensor(history.indices, dtype=torch.long, device="cpu")).double().cpu().numpy()
     else:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
@@ -234,10 +194,13 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice 
         assert isinstance(domain, Arms)
         picks = _arms_along(domain, x, j)
         values = domain.inputs(picks).double()[:, j].tolist()
-    said = predictions_of(state, picks) if len(values) > 2 or isinstance(domain, SpaceArms | SpaceBox) else None
-    if said is None or len(values) < 2:
+    if len(values) < (2 if isinstance(domain, SpaceArms | SpaceBox) else 3):
         return None
-    return Slice(name, list(values), log, here, said.mean.numpy(), said.sd.numpy())
+    found = predictions_of(state, picks)
+    if found is None:
+        return None
+    lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
+    return Slice(name, list(values), log, here, lower, median, upper, found.floor)
 
 
 def _along(space: Space, name: str) -> list[Any]:

@@ -7,7 +7,6 @@ import torch
 
 from sparse_bo import AskTell, History
 from sparse_bo.policies import RandomSearch
-from sparse_bo.runs.figures import plot_history
 from sparse_bo.runs.history import HistoryRow
 
 ARMS = {"policy": "bbkb", "arms": [1000, 3], "seed": 3}
@@ -35,24 +34,24 @@ def row(number: int = 1, **settings) -> HistoryRow:
     ],
 )
 def test_the_title_says_what_is_known(info, title, tmp_path):
-    figure = plot_history(History((row(), row(2)), info))
+    figure = History((row(), row(2)), info).plot()
     assert figure.get_suptitle() == title
     figure.savefig(tmp_path / "figure.png", dpi=20)
 
 
 @pytest.mark.parametrize("known", [{}, {"regret": [0.3]}, {"best_possible": 2.0}])
 def test_a_single_value_is_a_point(known):
-    figure = plot_history(History((row(batch_size=1, variance_factor=1.5),), ARMS), **known)
+    figure = History((row(batch_size=1, variance_factor=1.5),), ARMS).plot(**known)
     for axis in figure.axes[:3]:
         assert axis.lines
         assert all(line.get_marker() in ("o", ".") for line in axis.lines)
-    line = plot_history(History((row(), row(2)), ARMS)).axes[0].lines[0]
+    line = History((row(), row(2)), ARMS).plot().axes[0].lines[0]
     assert line.get_marker() == "None"
 
 
 def test_legends_are_above_the_lines():
     rows = [row(i, best_mean=float(i), best_observed_mean=2.0 * i, variance_factor=1.1) for i in range(1, 9)]
-    figure = plot_history(History(rows, ARMS))
+    figure = History(rows, ARMS).plot()
     figure.draw_without_rendering()
     for axis in (figure.axes[0], figure.axes[2]):
         box = axis.get_legend().get_window_extent()
@@ -63,18 +62,18 @@ def test_legends_are_above_the_lines():
 
 def test_a_run_without_a_success_says_so():
     nothing = {"best_index": None, "best_mean": None, "best_observed_mean": None, "dictionary_size": None}
-    figure = plot_history(History((row(**nothing, effective_dimension=None, values=[float("nan"), float("nan")]),), ARMS))
+    figure = History((row(**nothing, effective_dimension=None, values=[float("nan"), float("nan")]),), ARMS).plot()
     assert figure.axes[0].get_title(loc="left") == "Best value: no evaluation succeeded"
     assert not figure.axes[0].lines
 
 
 def test_a_dictionary_without_an_effective_dimension_is_drawn_alone():
-    figure = plot_history(History((row(effective_dimension=None), row(2, effective_dimension=None)), ARMS))
+    figure = History((row(effective_dimension=None), row(2, effective_dimension=None)), ARMS).plot()
     assert [line.get_label() for line in figure.axes[2].lines] == ["size"]
 
 
 def test_a_first_batch_that_failed_leaves_a_gap():
-    figure = plot_history(History((row(best_mean=None, best_observed_mean=None), row(2)), ARMS))
+    figure = History((row(best_mean=None, best_observed_mean=None), row(2)), ARMS).plot()
     observed = figure.axes[0].lines[0].get_ydata()
     assert math.isnan(observed[0])
     assert observed[1] == 0.7

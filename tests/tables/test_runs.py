@@ -11,11 +11,11 @@ from sparse_bo import AskTell
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import Problem
 from sparse_bo.problems.synthetic import gp_draw
-from sparse_bo.report import plain, recorded_summary, summary
-from sparse_bo.report.tables import audit_table
+from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
-from sparse_bo.runs.page import facts_of_journal, run_page
 from sparse_bo.runs.records import read_run
+from sparse_bo.runs.view import view_of_journal
+from sparse_bo.tables import audit_table, plain, recorded_summary, summary
 from tests.builders import arms
 
 HOSTILE = "a [/x] [red]b[/red] :bug:"
@@ -45,16 +45,16 @@ def test_regret_of_the_last_thousand_is_shown_in_longer_runs_alone(budget, newes
 def test_names_are_no_markup_whatever_prints_the_table(tmp_path):
     X = torch.rand(30, 2, dtype=torch.float64)
     problem = Problem(HOSTILE, X, X[:, 0], 0.1, HOSTILE)
-    path = tmp_path / "[red]:bug:.db"
+    path = tmp_path / "[red]:bug:.journal"
     loop, result = run_of(problem, 5, storage=path)
     loop.close()
     assert f"random on {HOSTILE}: {HOSTILE}" in text_of(summary(result, loop, problem, 1.0))
-    assert "[red]:bug:.db" in text_of(recorded_summary(path, read_run(path), None))
+    assert "[red]:bug:.journal" in text_of(recorded_summary(path, read_run(path), None))
 
 
 def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_path):
     """Ten of them hid three that are out: reported as none, and audited as −7."""
-    path, first = tmp_path / "run.db", torch.arange(10)
+    path, first = tmp_path / "run.journal", torch.arange(10)
     with AskTell(arms(), RandomSearch(batch_size=2), initial=(first, first.double()), storage=path) as loop:
         batch = loop.ask()
         loop.tell(batch.tickets, [1.0, math.nan])
@@ -66,7 +66,7 @@ def test_observations_from_before_the_run_are_not_taken_for_its_evaluations(tmp_
     assert "4 asked (10 observed before), 2 told, 1 failed" in shown
     assert shown.partition("since the last update │ ")[2].startswith("2 ")
     assert "4 asked (10 observed before), 2 told, 1 failed, 1 out; all checksums fit" in text_of(audit_table(path, audited))
-    assert "1 evaluations are out" in run_page(facts_of_journal(path))
+    assert "1 evaluations are out" in run_page(view_of_journal(path))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from sparse_bo.report.braille import braille_curves
-from sparse_bo.report.text import plain
-from sparse_bo.runs.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, STYLE, NotebookFigure
+from sparse_bo.report.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, STYLE, NotebookFigure
+from sparse_bo.tables.terminal import braille_curves, plain
 
 COLOURS = (BLUE, ORANGE, MUTED, GREEN, PURPLE)
 

@@ -1,0 +1,330 @@
+"""The page of a run, from a Jinja template that escapes every text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from sparse_bo._version import __version__
+from sparse_bo.report.advice import advice_of
+from sparse_bo.report.plots import (
+    Band,
+    Curve,
+    ParallelAxis,
+    Plot,
+    Table,
+    bars,
+    histogram,
+    lines,
+    number,
+    parallel,
+    visible,
+)
+from sparse_bo.report.view import Numbers, RunView, Slice
+
+LINES, BEST_LINES = 300, 60
+"""Evaluations on the parallel axes, and the number of best ones among them."""
+MOST_AXES = 10
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("sparse_bo", "report"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: value if isinstance(value, Markup) else visible(value),
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters["number"] = number
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page: text, plots, a table, names with values; empty parts are not shown."""
+
+    name: str
+    heading: str
+    text: str = ""
+    plots: Sequence[Plot] = ()
+    narrow: bool = False
+    """Whether its plots may be narrow."""
+    table: Table | None = None
+    pairs: Sequence[tuple[str, str]] = ()
+
+
+def run_page(view: RunView) -> str:
+    """Return a run as a self-contained page of HTML; its size does not grow with the run beyond some 400 kB."""
+    source = f" · {view.source}" if view.source else ""
+    return TEMPLATES.get_template("page.html.jinja").render(
+        view=view,
+        title=f"{view.about.get('policy', 'run')}, seed {view.about.get('seed', '?')}{source}",
+        counts=_counts(view),
+        interval=_interval(view),
+        best=[(name, _cell(value, 6)) for name, value in list(view.best.items())[:40]],
+        advice=advice_of(view),
+        sections=list(_sections(view)),
+        version=__version__,
+    )
+
+
+def result_card(view: RunView) -> str:
+    """Return a table of the best point and the warnings, for a notebook."""
+    rows = [] if view.best_mean is None else [("best", number(view.best_mean, 6)), ("", _interval(view))]
+    rows += [(name, _cell(value, 6)) for name, value in list(view.best.items())[:12]]
+    rows.append(("evaluations", f"{view.succeeded:,}" + (f", and {view.failed:,} failed" if view.failed else "")))
+    return TEMPLATES.get_template("card.html.jinja").render(
+        view=view, rows=[row for row in rows if row[1]], advice=advice_of(view)
+    )
+
+
+def _counts(view: RunView) -> str:
+    about = view.about
+    if "space" in about:
+        where = f"{len(about['space']['parameters'])} named parameters"
+    elif "arms" in about:
+        where = f"{about['arms'][0]:,} arms with {about['arms'][1]} inputs"
+    else:
+        where = f"a box of {len(about.get('bounds', [[]])[0])} inputs"
+    out = view.asked - view.succeeded - view.failed
+    more = f", {out:,} out" if out > 0 else ""
+    return f"Maximising over {where}: {view.asked:,} evaluations asked, {view.succeeded:,} told, {view.failed:,} failed{more}."
+
+
+def _interval(view: RunView) -> str:
+    if view.best_interval is None:
+        return "no model, so no interval"
+    lower, upper = view.best_interval
+    if np.isinf(lower):
+        return f"95 % interval of the model: below {number(upper, 6)}"
+    return f"95 % interval of the model: {number(lower, 6)} to {number(upper, 6)}"
+
+
+def _sections(view: RunView) -> Iterator[Section]:
+    """Yield the sections that the view has data for."""
+    if len(view.batches.sizes):
+        yield Section("progress", "Progress", plots=list(_progress(view)))
+    inputs = _inputs(view)
+    if inputs is not None:
+        yield Section("inputs", "Inputs", plots=[inputs])
+    if view.slices:
+        text = "Median and 95 % interval of the objective along one input at a time, the others as at the best point."
+        more = "" if len(view.slices) >= len(view.names) else f" {len(view.slices)} of {len(view.names)} inputs."
+        plots = [_slice(one, view) for one in view.slices]
+        yield Section("slices", "Slices through the best point", text + more, plots, narrow=True)
+    if len(view.residuals) >= 8:
+        yield Section("calibration", "Calibration", plots=[_calibration(view)])
+    sparse = list(_sparse(view))
+    if sparse:
+        yield Section("sparse", "Dictionary and certificate", plots=sparse)
+    if view.batches.seconds:
+        yield Section("time", "Where the time went", plots=list(_time(view)))
+    if view.failed:
+        text = f"{view.failed:,} of {view.succeeded + view.failed:,} evaluations failed."
+        yield Section("failures", "Failed evaluations", text, table=_failures(view))
+    yield Section("settings", "Settings and versions", pairs=list(_settings(view.about)))
+
+
+def _progress(view: RunView) -> Iterator[Plot]:
+    batches = view.batches
+    at = batches.evaluations
+    good = np.isfinite(view.values)
+    n = np.arange(1, len(view.values) + 1, dtype=np.float64)
+    if good.any():
+        highest = np.maximum.accumulate(np.where(good, view.values, -np.inf))
+        curves = [Curve("highest result", n, highest, "s1"), Curve("best posterior mean", at, batches.best_mean, "s0")]
+        spread = 1.96 * batches.best_sd
+        bands = [Band(at, batches.best_mean - spread, batches.best_mean + spread, "s0")] if np.isfinite(spread).any() else []
+        text = "The highest result so far, and the best point by the model with its 95 % interval."
+        yield lines("Best so far", text, curves, bands=bands)
+        x, y = n[good], view.values[good]
+        text = "Every result."
+        if len(x) > 500:
+            rows = np.unique(np.concatenate([np.linspace(0, len(x) - 1, 460).astype(int), y.argsort(kind="stable")[-40:]]))
+            x, y = x[rows], y[rows]
+            text = "Some of the results; the highest are all shown."
+        yield lines("Results", text, [Curve("results", x, y, "s0", dots=True)])
+    if view.regret is not None and len(view.regret):
+        n = np.arange(1, len(view.regret) + 1, dtype=np.float64)
+        share = np.add.accumulate(view.regret) / n
+        text = f"Best possible less chosen, mean over all evaluations so far: {number(float(share[-1]))} at the end."
+        yield lines("Regret per evaluation", text, [Curve("regret", n, share, "s4")], log_x=True, zero=True)
+    text = f"{len(batches.sizes):,} batches, the largest of {int(batches.sizes.max()):,}."
+    yield lines("Batch size", text, [Curve("batch", at, batches.sizes, "s2")], y_name="evaluations per batch", zero=True)
+
+
+def _sparse(view: RunView) -> Iterator[Plot]:
+    batches = view.batches
+    at, sizes, dimensions = batches.evaluations, batches.dictionary_size, batches.effective_dimension
+    if np.isfinite(sizes).any():
+        curves = [Curve("dictionary", at, sizes, "s3")]
+        last = _last(sizes)
+        text = f"{number(last)} point{'s' if last != 1 else ''} at the end"
+        if np.isfinite(dimensions).any():
+            curves.append(Curve("effective dimension", at, dimensions, "s2"))
+            text += f", effective dimension {number(_last(dimensions), 3)}"
+        yield lines("Dictionary", f"{text}.", curves, zero=True)
+    now, factors = view.variance_factor, batches.variance_factor
+    known = np.isfinite(factors)
+    if known.any() or now is not None:
+        text = "Certified bound on the factor between sparse and exact posterior variance."
+        text += "" if now is None else f" Now: at most a factor of {number(now, 3)}, anywhere."
+        x, y = (at[known], factors[known]) if known.any() else (at[-1:], np.array([np.nan if now is None else now]))
+        if not known.any():
+            text += " certify_every= records it over time."
+        yield lines("Certificate", text, [Curve("factor", x, y, "s4", dots=len(x) < 2)], y_name="factor")
+
+
+def _calibration(view: RunView) -> Plot:
+    z = view.residuals
+    size = np.abs(z)
+    text = (
+        f"{len(z):,} results less the prediction made before them, in predicted standard deviations: "
+        f"{np.mean(size <= 0.99446):.0%} lie within 68 % bounds, {np.mean(size <= 1.95996):.0%} within 95 %."
+    )
+    if len(z) < view.succeeded:
+        text += " The others have none: the model had too little data, or a snapshot of the state came after them."
+    return histogram("Standardised residuals", text, z)
+
+
+def _time(view: RunView) -> Iterator[Plot]:
+    spent = Counter({phase: float(seconds.sum()) for phase, seconds in view.batches.seconds.items()})
+    total = sum(spent.values())
+    text = f"{number(total, 3)} s in all, {number(1e3 * total / max(len(view.values), 1), 3)} ms per evaluation."
+    yield bars("Seconds by phase", text, dict(spent.most_common()), unit="s")
+    each = np.add.accumulate(np.sum(list(view.batches.seconds.values()), axis=0))
+    curve = Curve("seconds", view.batches.evaluations, each, "s5")
+    yield lines("Time so far", "Seconds of model and objective together.", [curve], zero=True)
+
+
+def _inputs(view: RunView) -> Plot | None:
+    good = np.flatnonzero(np.isfinite(view.values))
+    if len(good) < 2 or not view.columns or len(view.names) < 2:
+        return None
+    order = good[view.values[good].argsort(kind="stable")]
+    rows = order
+    if len(order) > LINES:
+        spread = np.linspace(0, len(order) - 1 - BEST_LINES, LINES - BEST_LINES).astype(int)
+        rows = np.concatenate([order[spread], order[-BEST_LINES:]])
+    names = _relevant(view, good)
+    axes = [_axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)) for name in names]
+    text = f"{len(rows):,} evaluations, a line each, coloured from the worst to the best."
+    if len(names) < len(view.names):
+        text += f" The {len(names)} of {len(view.names)} inputs that correlate most with the value."
+    cells = [[number(view.values[k], 5), *(_cell(view.columns[name][k]) for name in names)] for k in rows[::-1][:10]]
+    table = Table(["value", *names], cells, "the ten highest results")
+    value = _axis("value", view.values[rows].tolist(), log=False)
+    return parallel("Inputs and values", text, [*axes, value], np.linspace(0.0, 1.0, len(rows)), table=table)
+
+
+def _relevant(view: RunView, good: Any) -> list[str]:
+    """Return at most :data:`MOST_AXES` inputs in order: those of the largest rank correlation with the value."""
+    if len(view.names) <= MOST_AXES:
+        return list(view.names)
+    rows = good[np.linspace(0, len(good) - 1, min(len(good), 2000)).astype(int)]
+    ranks = _ranks(view.values[rows])
+
+    def correlation(name: str) -> float:
+        at = _axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)).at
+        return 0.0 if at.std() == 0 or ranks.std() == 0 else abs(float(np.corrcoef(_ranks(at), ranks)[0, 1]))
+
+    best = set(sorted(view.names, key=correlation, reverse=True)[:MOST_AXES])
+    return [name for name in view.names if name in best]
+
+
+def _ranks(values: Any) -> Any:
+    """Return twice the rank of each value; equal ones share theirs, or their order in time would correlate with the value."""
+    ordered = np.sort(values)
+    return ordered.searchsorted(values, "left") + ordered.searchsorted(values, "right")
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _axis(name: str, values: Sequence[Any], *, log: bool) -> ParallelAxis:
+    """Return an axis of parallel ones: numbers by their size, anything else by name."""
+    if _numeric(values):
+        v = np.array(values, np.float64)
+        scaled = np.log10(v) if log else v / max(float(np.abs(v).max()), 1.0)  # differences of the largest numbers are finite
+        low, high = float(scaled.min()), float(scaled.max())
+        at = np.full(len(v), 0.5) if high <= low else (scaled - low) / (high - low)
+        return ParallelAxis(name, at, [(0.0, number(float(v.min()), 3)), (1.0, number(float(v.max()), 3))])
+    kinds = sorted({str(v) for v in values})
+    at = np.array([kinds.index(str(v)) / max(len(kinds) - 1, 1) for v in values])
+    return ParallelAxis(name, at, [(k / max(len(kinds) - 1, 1), kind) for k, kind in enumerate(kinds[:8])])
+
+
+def _slice(one: Slice, view: RunView) -> Plot:
+    text = f"At the best point: {_cell(one.here)}."
+    if np.isinf(one.lower).any() and one.floor is not None:
+        text += f" Below {number(one.floor)} the model does not tell values apart."
+
+    def value(v: float) -> str:
+        return f"below {number(one.floor)}" if np.isneginf(v) else number(v)
+
+    ends = zip(one.values, one.lower, one.median, one.upper, strict=True)
+    cells = [[_cell(v), value(a), value(m), value(b)] for v, a, m, b in ends]
+    table = Table([one.name, "2.5 %", "median", "97.5 %"], cells, "posterior of the objective")
+    if not _numeric(one.values):
+        return Plot(one.name, text, Markup(""), "", table)
+    order = np.array(one.values, np.float64).argsort(kind="stable")
+    x = np.array(one.values, np.float64)[order]
+    band = Band(x, one.lower[order], one.upper[order], "s0")
+    median = one.median[order]
+    here = Curve("best", np.array([float(one.here)]), np.array([float(np.interp(one.here, x, median))]), "s2", dots=True)
+    seen = np.flatnonzero(np.isfinite(view.values)) if one.name in view.columns else np.zeros(0, int)
+    seen = seen[np.unique(np.linspace(0, len(seen) - 1, min(len(seen), 200)).astype(int))]
+    at = np.array([view.columns[one.name][k] for k in seen], np.float64)
+    observed = Curve("observed, at any other inputs", at, view.values[seen], "s1", dots=True)
+    curves = [observed, Curve("median", x, median, "s0"), here]
+    plot = lines(one.name, text, curves, bands=[band], x_name=one.name, log_x=one.log)
+    return Plot(plot.title, plot.text, plot.svg, plot.box, table, plot.legend)
+
+
+def _failures(view: RunView) -> Table | None:
+    bad = np.flatnonzero(np.isnan(view.values))
+    if not view.columns or not len(bad):
+        return None
+    names = list(view.names)[:8]
+    points = Counter(tuple(_cell(view.columns[name][k]) for name in names) for k in bad.tolist())
+    rows = [[*point, str(times)] for point, times in points.most_common(12)]
+    return Table([*names, "times"], rows, "inputs of failed evaluations, the most frequent first")
+
+
+def _settings(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "policy", str(about.get("policy"))
+    if about.get("why"):
+        yield "chosen because", str(about["why"])
+    yield from (
+        (name, str(about[name])) for name in ("seed", "certify_every", "device", "dtype") if about.get(name) is not None
+    )
+    description = about.get("description", {})
+    if isinstance(description, Mapping):
+        yield from ((name, _short(value)) for name, value in description.get("fields", {}).items())
+    yield from ((f"version of {name}", str(version)) for name, version in about.get("versions", {}).items())
+    yield from ((f"note: {name}", _short(value)) for name, value in about.get("notes", {}).items())
+    if "space" in about:
+        for name, parameter in about["space"]["parameters"].items():
+            yield f"parameter {name}", ", ".join(f"{key} {_short(value)}" for key, value in parameter.items())
+    elif "bounds" in about:
+        for j, (low, high) in enumerate(list(zip(*about["bounds"], strict=True))[:40]):
+            yield f"x{j + 1}", f"{number(low, 6)} to {number(high, 6)}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 400 else text[:400] + "…"
+
+
+def _cell(value: Any, digits: int = 5) -> str:
+    return number(value, digits) if isinstance(value, float) else str(value)
+
+
+def _last(values: Numbers) -> float:
+    return float(values[np.isfinite(values)][-1])

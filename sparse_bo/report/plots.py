@@ -1,0 +1,293 @@
+"""Plots of a page: inline SVG by matplotlib, in the colours of the page's style sheet.
+
+A plot is 440 points wide, readable on a phone. A curve has at most :data:`MOST` points, the least and the largest value of as
+many bins, so that a page does not grow with its run.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from sparse_bo.report.figures import drawable
+from sparse_bo.report.view import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 440, 250
+"""Points of a plot."""
+MOST = 400
+TABLE_ROWS = 20
+
+COLOURS = {
+    name: f"#0100{k:02x}"
+    for k, name in enumerate(("ink", "soft", "rule", "s0", "s1", "s2", "s3", "s4", "s5", "v0", "v1", "v2", "v3", "v4", "v5"))
+}
+"""Colour codes of a drawing, each replaced by the style sheet's variable of that name: a page follows light and dark."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["soft"],
+    "axes.labelcolor": COLOURS["soft"],
+    "axes.facecolor": "none",
+    "axes.formatter.limits": (-4, 5),
+    "axes.formatter.useoffset": False,
+    "grid.color": COLOURS["rule"],
+    "text.color": COLOURS["ink"],
+    "xtick.color": COLOURS["soft"],
+    "ytick.color": COLOURS["soft"],
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "font.size": 11,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of a page, with the table of its numbers."""
+
+    title: str
+    text: str
+    svg: Markup
+    """Inside of an ``svg`` element."""
+    box: str
+    """Its ``viewBox``."""
+    table: Table
+    legend: Sequence[tuple[str, str]] = ()
+    """Names and colours; empty for a single curve."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A named curve in a colour of :data:`COLOURS`."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two curves in a colour of :data:`COLOURS`; an infinite edge ends at the frame."""
+
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: str
+
+
+@dataclass(frozen=True)
+class ParallelAxis:
+    """One of parallel axes: positions in [0, 1] of every line, and labels at some."""
+
+    name: str
+    at: Numbers
+    labels: Sequence[tuple[float, str]]
+
+
+def visible(text: object) -> str:
+    r"""Return a text with control characters written out, ``\x1b`` for an escape."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number in few digits, thousands parted; a dash for none."""
+    if value is None or value != value:
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+class _Canvas:
+    """A matplotlib figure of one plot, and its SVG."""
+
+    def __init__(self, height: int = HEIGHT, *, left: int = 58, right: int = 14, top: int = 20, bottom: int = 40) -> None:
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
+        inside = (left / WIDTH, bottom / height, 1.0 - (left + right) / WIDTH, 1.0 - (bottom + top) / height)
+        self.axes: Axes = self.figure.add_axes(inside)
+        self.texts: list[str] = []
+
+    def text(self, text: str) -> str:
+        """Return a token that :meth:`plot` replaces by the escaped text: matplotlib has not all letters of a user's names."""
+        self.texts.append(text)
+        return f"~{len(self.texts) - 1}~"
+
+    def plot(self, title: str, text: str, table: Table, legend: Sequence[tuple[str, str]] = ()) -> Plot:
+        """Return the drawing; equal drawings give equal text."""
+        file = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": visible(f"{title}. {text}")}):  # else plots of a page would share ids
+            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        made = file.getvalue()
+        inside = made[made.index(">", made.index("<svg")) + 1 : made.rindex("</svg>")]
+        inside = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", inside, flags=re.DOTALL)
+        inside = re.sub(r' id="[A-Za-z][\w.]*_\d+"', "", inside)  # of groups: each plot of a page would repeat them
+        inside = re.sub(r"<([a-zA-Z]+)([^<>]*)/>", r"<\1\2></\1>", re.sub(r"\n\s*", "\n", inside))
+        for name, code in COLOURS.items():
+            inside = inside.replace(code, f"var(--{name})")
+        inside = re.sub(r"~(\d+)~", lambda token: str(escape(visible(self.texts[int(token[1])]))), inside)
+        box = made.split('viewBox="')[1].split('"')[0]
+        return Plot(title, text, Markup(inside), box, table, legend if len(legend) > 1 else ())
+
+
+def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """Return about :data:`MOST` points of a curve: in each of half as many bins, where it is least and where it is largest."""
+    finite = np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(x) <= MOST:
+        return x, y
+    edges = np.linspace(0, len(x), MOST // 2 + 1).astype(int)
+    rows = {0, len(x) - 1}
+    for a, b in pairwise(edges.tolist()):
+        if b > a:
+            rows |= {a + int(y[a:b].argmin()), a + int(y[a:b].argmax())}
+    order = sorted(rows)
+    return x[order], y[order]
+
+
+def lines(
+    title: str,
+    text: str,
+    curves: Sequence[Curve],
+    *,
+    bands: Sequence[Band] = (),
+    x_name: str = "evaluations",
+    y_name: str = "",
+    log_x: bool = False,
+    zero: bool = False,
+) -> Plot:
+    """Return a plot of curves over one axis.
+
+    Args:
+        title: Heading.
+        text: Description.
+        curves: Drawn in order.
+        bands: Drawn below the curves.
+        x_name: Of the horizontal axis.
+        y_name: Of the vertical axis.
+        log_x: Whether the horizontal axis is logarithmic.
+        zero: Whether the vertical axis reaches down to zero.
+    """
+    small = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in curves]
+    with matplotlib.rc_context(STYLE):
+        canvas = _Canvas()
+        axes = canvas.axes
+        for c in small:
+            y = np.where(np.isfinite(c.y), c.y, np.nan)
+            style: dict[str, Any] = {"marker": "o", "ls": "none", "ms": 4.5} if c.dots or len(c.x) == 1 else {"lw": 2.0}
+            axes.plot(drawable(c.x), drawable(y), color=COLOURS[c.colour], **style)
+        for b in bands:
+            known = np.flatnonzero(~np.isnan(b.low) & ~np.isnan(b.high) & (b.high > -np.inf))
+            rows = known[_spread(len(known), MOST // 2)]
+            low, high = b.low[rows], b.high[rows]
+            if np.isinf(low).any() and rows.size:  # the frame ends below all that is drawn
+                seen = np.concatenate([low[np.isfinite(low)], high, *(c.y[np.isfinite(c.y)] for c in small)])
+                bottom = float(seen.min() - 0.05 * (np.ptp(drawable(seen)) or 1.0))
+                axes.set_ylim(bottom=bottom)
+                low = np.where(np.isinf(low), bottom, low)
+            axes.fill_between(drawable(b.x[rows]), drawable(low), drawable(high), color=COLOURS[b.colour], alpha=0.22, lw=0)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_formatter("")
+        if zero:
+            negative = min((c.y.min(initial=0.0) for c in small), default=0.0) < 0
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if negative else 0.0)
+        axes.set_xlabel(canvas.text(x_name), loc="right")
+        if y_name:
+            axes.set_title(canvas.text(y_name), loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
+        rows_ = [[c.name, number(c.x[k]), number(c.y[k])] for c in small for k in _spread(len(c.x), TABLE_ROWS)]
+        table = Table(["curve", x_name, "value"], rows_, "numbers behind the figure")
+        return canvas.plot(title, text, table, [(c.name, c.colour) for c in curves])
+
+
+def bars(title: str, text: str, values: Mapping[str, float], *, unit: str) -> Plot:
+    """Return a plot of a bar for each name."""
+    with matplotlib.rc_context(STYLE):
+        canvas = _Canvas(26 * max(len(values), 1) + 12, left=100, right=90, top=4, bottom=4)
+        axes = canvas.axes
+        axes.barh(range(len(values)), list(values.values()), height=0.7, color=COLOURS["s0"])
+        axes.invert_yaxis()
+        axes.set_yticks(range(len(values)), [canvas.text(name) for name in values])
+        axes.set_xticks([])
+        for row, value in enumerate(values.values()):
+            axes.annotate(f"{number(value, 3)} {unit}", (value, row), (5, 0), textcoords="offset points", va="center")
+        return canvas.plot(title, text, Table(["", unit], [[name, number(value)] for name, value in values.items()], title))
+
+
+def histogram(title: str, text: str, values: Numbers) -> Plot:
+    """Return a plot of standardised residuals beside the normal density."""
+    edges = np.linspace(-4.0, 4.0, 33)
+    counts, _ = np.histogram(np.clip(values, -3.999, 3.999), edges)
+    grid = np.linspace(-4.0, 4.0, 81)
+    width = edges[1] - edges[0]
+    with matplotlib.rc_context(STYLE):
+        canvas = _Canvas()
+        canvas.axes.bar(edges[:-1], counts / max(len(values), 1) / width, width=0.9 * width, align="edge", color=COLOURS["s0"])
+        canvas.axes.plot(grid, np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi), color=COLOURS["s2"], lw=2.0)
+        canvas.axes.set_xlabel("standard deviations from the prediction", loc="right")
+        canvas.axes.set_title("density", loc="left", y=1.0, fontsize=11, color=COLOURS["soft"])
+        pooled = zip(edges[:-1:4], edges[4::4], counts.reshape(-1, 4).sum(1), strict=True)
+        table = Table(["standard deviations", "results"], [[f"{a:g} to {b:g}", number(n)] for a, b, n in pooled], title)
+        return canvas.plot(title, text, table, [("residuals", "s0"), ("normal", "s2")])
+
+
+def parallel(title: str, text: str, axes: Sequence[ParallelAxis], shade: Numbers, *, table: Table) -> Plot:
+    """Return parallel axes; lines are coloured by ``shade`` (in [0, 1]), the highest drawn last."""
+    with matplotlib.rc_context(STYLE):
+        canvas = _Canvas(290, left=34, right=34, top=46, bottom=30)
+        plot = canvas.axes
+        plot.set_axis_off()
+        plot.set_xlim(0, max(len(axes) - 1, 1))
+        plot.set_ylim(0, 1)
+        at = np.stack([axis.at for axis in axes], axis=-1)  # lines x axes
+        order = np.argsort(shade, kind="stable")
+        paths = [np.column_stack([np.arange(len(axes)), at[row]]) for row in order]
+        colours = [COLOURS[f"v{min(int(shade[row] * 6), 5)}"] for row in order]
+        plot.add_collection(LineCollection(paths, colors=colours, linewidths=1.0, alpha=0.65, clip_on=False))
+        style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": COLOURS["soft"]}
+        for j, axis in enumerate(axes):
+            plot.axvline(j, color=COLOURS["soft"], lw=1.0, clip_on=False)
+            short = axis.name if len(axis.name) <= 12 else axis.name[:11] + "…"
+            side, shift = ("left", -30) if j == 0 else ("right", 30) if j == len(axes) - 1 else ("center", 0)
+            plot.annotate(canvas.text(short), (j, 1.0), (shift, 32 if j % 2 == 0 else 19), ha=side, **style)
+            for height, label in axis.labels:
+                edge = height in (0.0, 1.0)  # beyond the ends, where no lines are
+                offset = (0, -14 if height == 0.0 else 5) if edge else (3, -4)
+                plot.annotate(canvas.text(label[:9]), (j, height), offset, ha="center" if edge else "left", **style)
+        return canvas.plot(title, text, table, [("worst", "v0"), ("", "v2"), ("", "v4"), ("best", "v5")])
+
+
+def _spread(n: int, most: int) -> Any:
+    """Return at most ``most`` of n rows, spread, the last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) if n else np.zeros(0, int)

@@ -1,0 +1,111 @@
+"""A run as plain columns: everything that figures and pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batches:
+    """Columns of a run with one entry for each of ``b`` batches; NaN for a missing value."""
+
+    sizes: Numbers
+    """``b`` numbers of evaluations."""
+    best_mean: Numbers
+    """``b`` posterior means of the best point (y)."""
+    best_sd: Numbers
+    """``b`` posterior standard deviations there (y)."""
+    best_observed_mean: Numbers
+    """``b`` highest mean observations (y)."""
+    dictionary_size: Numbers
+    """``b``; NaN without a sparse model."""
+    effective_dimension: Numbers
+    """``b``."""
+    variance_factor: Numbers
+    """``b`` certified factors between sparse and exact variance."""
+    seconds: Mapping[str, Numbers]
+    """``b`` seconds of each phase."""
+    refuted: str | None = None
+    """Refutation of the certificate."""
+    refuted_after: int | None = None
+    """Observations at which it was first refuted."""
+
+    @property
+    def evaluations(self) -> Numbers:
+        """``b`` numbers of evaluations up to the end of each batch."""
+        return np.add.accumulate(self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The model along one input through the best point."""
+
+    name: str
+    values: Sequence[Any]
+    """``n`` values of the input: numbers or names."""
+    log: bool
+    """Whether the input is on a logarithmic scale."""
+    here: Any
+    """Value of the input at the best point."""
+    lower: Numbers
+    """``n`` lower ends of the 95 % interval of the objective (y); ``-inf`` where the model has no lower bound."""
+    median: Numbers
+    """``n`` posterior medians (y); ``-inf`` below :attr:`floor`."""
+    upper: Numbers
+    """``n`` upper ends (y)."""
+    floor: float | None = None
+    """Value (y) below which the model does not tell observations apart; ``None`` without one."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Mean of the evaluations at one point."""
+
+    mean: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunView:
+    """A run as plain columns, with one entry for each of ``n`` evaluations in order."""
+
+    about: Mapping[str, Any]
+    """Description of the run: policy, domain, seed, versions."""
+    batches: Batches
+    asked: int
+    succeeded: int
+    failed: int
+    values: Numbers
+    """``n`` results (y), NaN where an evaluation failed."""
+    names: Sequence[str]
+    """Inputs."""
+    columns: Mapping[str, Sequence[Any]]
+    """``n`` values of each input; empty where they are unknown."""
+    logs: Mapping[str, bool]
+    """Inputs on a logarithmic scale."""
+    best: Mapping[str, Any]
+    """The best point by name; empty without one."""
+    best_mean: float | None
+    best_interval: tuple[float, float] | None
+    """95 % interval of the objective at the best point (y); ``None`` without a model."""
+    best_observed: Observation | None
+    slices: Sequence[Slice]
+    variance_factor: float | None
+    """Certified factor between sparse and exact variance now; ``None`` without a certificate."""
+    residuals: Numbers
+    """Standardised errors of predictions made before the results."""
+    differing: Sequence[str]
+    """Warnings of picks that differ from those in the journal."""
+    missing: str | None
+    """Reason for which the model could not be computed; ``None`` without one."""
+    regret: Numbers | None
+    """``n`` differences from the best possible value (y); ``None`` where it is unknown."""
+    source: str | None
+    """File name of the journal."""

@@ -1,0 +1,62 @@
+"""Views of runs made by hand."""
+
+import numpy as np
+
+from sparse_bo.report import Batches, Observation, RunView, Slice
+
+
+def batches(sizes=(1,), **columns):
+    """Return columns of batches; those not named are NaN."""
+    missing = np.full(len(sizes), np.nan)
+    names = ("best_mean", "best_sd", "best_observed_mean", "dictionary_size", "effective_dimension", "variance_factor")
+    return Batches(sizes=np.array(sizes, float), **{"seconds": {}, **dict.fromkeys(names, missing), **columns})
+
+
+def view(**changes):
+    """Return the view of 200 evaluations with a value each."""
+    nothing = {"names": [], "columns": {}, "logs": {}, "best": {}, "slices": [], "differing": []}
+    none = ("best_mean", "best_interval", "best_observed", "variance_factor", "missing", "regret", "source")
+    values = changes.get("values", np.random.default_rng(0).standard_normal(200))
+    drawn = {"values": values, "residuals": np.random.default_rng(1).standard_normal(100)}
+    counts = {"batches": batches((len(values),)), "asked": len(values), "succeeded": len(values), "failed": 0}
+    return RunView(**{"about": {"policy": "p", "seed": 0}, **counts, **nothing, **dict.fromkeys(none), **drawn, **changes})
+
+
+def slice_along(name, values, *, lower, median, upper, floor=None):
+    """Return a slice whose best point is its first value."""
+    return Slice(name, values, False, values[0], np.asarray(lower), np.asarray(median), np.asarray(upper), floor)
+
+
+def hostile_view(word):
+    """Return a view with a word in every text."""
+    x = np.array([0.0, 1.0, 2.0])
+    numbers = slice_along(word, x.tolist(), lower=x - 1.0, median=x, upper=x + 1.0)
+    choices = slice_along("kind", [word, "b", "c"], lower=x - 1.0, median=x, upper=x + 1.0)
+    parameters = {word: {"kind": "float", "note": word}, "kind": {"values": [word]}}
+    about = {
+        "policy": word,
+        "seed": 0,
+        "why": word,
+        "description": {"fields": {word: word}},
+        "versions": {word: word},
+        "notes": {word: word},
+        "space": {"parameters": parameters},
+    }
+    return view(
+        about=about,
+        values=np.array([0.0, 1.0, np.nan, 2.0]),
+        succeeded=3,
+        failed=1,
+        names=[word, "kind"],
+        columns={word: [0.0, 1.0, 2.0, 0.5], "kind": [word, "b", "c", word]},
+        logs={word: False, "kind": False},
+        best={word: 1.0, "kind": word},
+        best_mean=2.0,
+        best_interval=(1.0, 3.0),
+        best_observed=Observation(2.0, 1),
+        slices=[numbers, choices],
+        differing=[word],
+        missing=word,
+        source=word,
+        batches=batches((4,), seconds={word: np.array([1.0])}),
+    )

@@ -1,0 +1,106 @@
+"""Names and values of users on a page: shown letter by letter, never markup."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from sparse_bo.report.page import result_card, run_page
+from tests.report.builders import hostile_view, slice_along, view
+
+HOSTILE = {
+    "a script": "</script><script>alert(1)</script>",
+    "an image": "\"><img src=x onerror='alert(1)'>",
+    "quotes": '" onload="alert(1)" \'',
+    "the end of a style": "</style></svg></title>",
+    "a comment": "<!-- --> ]]>",
+    "an entity": "&lt;b&gt; &amp;amp;",
+    "a template": "{{ 7 * 7 }}{% raw %}",
+    "a formula": "$x^2$ \\oops_",
+    "a token of a drawing": "~0~ ~1~",
+    "other scripts": "λ é 中 🙂 עברית",
+    "control characters": "\x1b[31m\r\x00",
+    "half a character": "\udcff",
+}
+SHOWN = {"control characters": "\\x1b[31m\\r\\x00", "half a character": "\\udcff"}
+TAGS = {
+    "html", "head", "meta", "title", "style", "body", "a", "header", "nav", "main", "section", "footer", "div", "p", "ul", "li",
+    "h1", "h2", "h3", "dl", "dt", "dd", "span", "strong", "figure", "details", "summary", "table", "caption", "thead", "tbody",
+    "tr", "th", "td", "svg", "g", "path", "text", "defs", "clippath", "rect", "use",
+}  # fmt: skip
+"""Elements of a page without a hostile word."""
+
+
+class Elements(HTMLParser):
+    """Elements, attributes and texts of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.texts = set(), set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_words_are_shown_letter_by_letter(kind):
+    word, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])
+    page = run_page(hostile_view(word))
+    read = Elements(page)
+    plain = Elements(run_page(hostile_view("plain")))
+    assert (read.tags, read.attributes) == (plain.tags, plain.attributes)
+    assert read.tags <= TAGS
+    assert "script" not in read.tags
+    text = "".join(read.texts)
+    shortened = 3  # the names of parallel axes, and lists of values as JSON
+    assert text.count(shown) >= "".join(plain.texts).count("plain") - shortened > 20
+    card = Elements(result_card(hostile_view(word)))
+    assert card.tags <= TAGS
+    assert shown in "".join(card.texts)
+    page.encode("utf-8")
+
+
+def test_numbers_of_a_page_are_those_of_the_view():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(7)
+    x = np.linspace(0.0, 1.0, 5)
+    along = slice_along("x1", x.tolist(), lower=x - 2.0, median=x, upper=x + 3.0)
+    page = run_page(view(values=values, slices=[along], names=["x1"], columns={"x1": rng.random(7).tolist()}))
+    results = table_after(page, "<h3>Results</h3>")
+    assert results == [["results", str(n), f"{value:.4g}"] for n, value in enumerate(values, start=1)]
+    progress = table_after(page, "<h3>Best so far</h3>")
+    highest = np.maximum.accumulate(values)
+    assert progress[:7] == [["highest result", str(n), f"{value:.4g}"] for n, value in enumerate(highest, start=1)]
+    rows = table_after(page, "<h3>x1</h3>")
+    assert rows == [[f"{v:g}", f"{v - 2:g}", f"{v:g}", f"{v + 3:g}"] for v in x]
+
+
+def test_an_interval_without_a_lower_end_says_so():
+    x = np.array([0.0, 1.0])
+    floored = {"lower": np.full(2, -np.inf), "median": np.array([-np.inf, 2.0]), "upper": x + 3.0, "floor": -7.5}
+    page = run_page(
+        view(slices=[slice_along("x1", x.tolist(), **floored)], names=["x1"], best_mean=1.0, best_interval=(-np.inf, 3.0))
+    )
+    assert table_after(page, "<h3>x1</h3>") == [["0", "below -7.5", "below -7.5", "3"], ["1", "below -7.5", "2", "4"]]
+    assert "95 % interval of the model: below 3" in page
+    assert "nan" not in page.partition("<h3>x1</h3>")[2].partition("</svg>")[0]
+
+
+@pytest.mark.parametrize("huge", [1e308, -1e308])
+def test_the_largest_numbers_are_drawn(huge):
+    values = np.array([huge, -huge, 0.0, 1.0])
+    columns = {"x1": [0.0, 1.0, 2.0, 3.0], "x2": [huge, -huge, 0.0, 1.0]}
+    page = run_page(view(values=values, columns=columns, names=["x1", "x2"], best={"x1": 0.0, "x2": huge}, best_mean=1e308))
+    assert "1e+308" in page
+
+
+def table_after(page, mark):
+    """Return the cells of the first table after a mark."""
+    table = page[page.index(mark) :].partition("</table>")[0]
+    return [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
