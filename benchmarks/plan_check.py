@@ -29,7 +29,8 @@ from harness.records import Record, newest
 from harness.runner import main
 
 import sparse_bo
-from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.cli.inputs import make_problem
+from sparse_bo.cli.presets import make_policy
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "small": {"arms": 5_000, "dims": 2, "budget": 2_000, "lengthscale": 0.3},

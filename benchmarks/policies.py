@@ -24,7 +24,8 @@ from harness.runner import main
 from matplotlib.figure import Figure
 
 from sparse_bo import AskTell
-from sparse_bo.cli.presets import make_policy, make_problem
+from sparse_bo.cli.inputs import make_problem
+from sparse_bo.cli.presets import make_policy
 from sparse_bo.problems.base import Problem
 
 PROBLEMS = ("abalone", "cadata", "gp-draw")

@@ -29,8 +29,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell
+from sparse_bo.cli.inputs import make_problem
 from sparse_bo.cli.presets import make_policy as preset
-from sparse_bo.cli.presets import make_problem
 from sparse_bo.dictionary import RecursiveRLSSampler
 from sparse_bo.errors import CertificateWarning, ContradictionError
 from sparse_bo.kernels import covariance_function

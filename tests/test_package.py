@@ -88,7 +88,7 @@ def test_names_that_do_not_exist_are_refused():
         ("import sparse_bo", set()),
         ("import sparse_bo.evaluations.worker", set()),
         ("from sparse_bo.errors import TicketError\nfrom sparse_bo.evaluations import PlainBatch", set()),
-        ("import sparse_bo.cli.app", {"rich"}),
+        ("import sparse_bo.cli.app", set()),
         ("from sparse_bo import Batch", {"numpy", "torch"}),
     ],
 )

@@ -1,32 +1,25 @@
-"""The two consoles of the command line: results go to stdout, errors to stderr; plain text, in any encoding."""
+"""The two consoles of the command line, stdout and stderr; the progress bar of a run."""
 
 from __future__ import annotations
 
-import codecs
-import io
-import sys
-import unicodedata
-from collections.abc import Mapping
-
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
+from sparse_bo.problems.base import BoxProblem, Problem
+from sparse_bo.problems.custom import OwnProblem
+from sparse_bo.runs.ask_tell import AskTell
+from sparse_bo.runs.history import HistoryRow
 from sparse_bo.tables.terminal import plain
 
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
-SPELLED: Mapping[str, str] = {
-    **{"λ": "lambda", "δ": "delta", "ε": "epsilon", "μ": "mu", "µ": "u", "ξ": "xi", "σ": "sigma", "τ": "tau", "α": "alpha"},
-    **{"Γ": "Gamma", "Σ": "sum", "Π": "prod", "√": "sqrt", "\u0304": "bar", "\u0303": "~", "§": "section "},
-    **{"≥": ">=", "≤": "<=", "−": "-", "×": "x", "·": "*", "±": "+-", "→": "->", "²": "^2", "³": "^3", "¹": "^1"},
-    **{"—": "-", "–": "-", "…": "...", "’": "'", "“": '"', "”": '"'},
-}
-"""How characters are written where the terminal or the file has none for them."""
-
 
 def shows(character: str) -> bool:
-    """Return whether stdout has a character, and need not spell it."""
+    """Return whether the encoding of stdout has a character."""
     try:
         character.encode(console.encoding)
     except (UnicodeError, LookupError):
@@ -45,24 +38,60 @@ def complain(word: str, text: object, *, style: str = "red") -> None:
 
 
 def refused(error: object) -> typer.Exit:
-    """Say what is wrong with the input, and return what ends the program with code 2."""
+    """Print an error of the input; return the exception that ends the program with code 2."""
     complain("error", error)
     return typer.Exit(2)
 
 
-def accept_any_encoding() -> None:
-    """Let stdout and stderr write characters that their encoding lacks by their names: ``λ`` as ``lambda``."""
-    codecs.register_error("sparse_bo.spelled", _spelled)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="sparse_bo.spelled")
+class StatusColumn(ProgressColumn):
+    """Status of a run, cut where there is no room."""
+
+    def render(self, task: Task) -> Text:
+        """Return the status."""
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
 
 
-def _spelled(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(map(_spelling, error.object[error.start : error.end])), error.end
+class RunProgress(Progress):
+    """Progress bar of a run, updated after each batch: best value, regret, dictionary size m, batch size q.
 
+    Args:
+        loop: The run; the bar starts with its history.
+        total: Evaluations in all.
+        problem: The problem, for the regret.
+        quiet: Show nothing.
+        console: The console of the bar.
+    """
 
-def _spelling(character: str) -> str:
-    near = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode("ascii")
-    return SPELLED.get(character) or near or character.encode("ascii", "backslashreplace").decode("ascii")
+    def __init__(
+        self,
+        loop: AskTell,
+        total: int,
+        problem: Problem | BoxProblem | OwnProblem,
+        *,
+        quiet: bool,
+        console: Console = console,
+    ) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(10),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            TimeRemainingColumn(compact=True),
+            StatusColumn(table_column=Column(no_wrap=False)),  # gives way first where the terminal is narrow
+        )
+        super().__init__(*columns, console=console, disable=quiet)
+        self.problem, self.regret, self.asked = problem, 0.0, 0
+        self.line = self.add_task(plain(loop.policy.name).plain, total=total, status="")
+        for row in loop.history.rows:
+            self.show(loop, row)
+
+    def show(self, loop: AskTell, row: HistoryRow) -> None:
+        """Show a new row of the history; a callback of :meth:`sparse_bo.AskTell.run`."""
+        self.asked += row.batch_size
+        regrets = self.problem.regret_of(row)
+        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
+        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
+        regret = ""
+        if regrets is not None:
+            self.regret += float(regrets.sum())
+            regret = f"regret {self.regret / self.asked:.3f} "
+        self.update(self.line, completed=self.asked, status=f"{best}{regret}{model}q {row.batch_size:,}")

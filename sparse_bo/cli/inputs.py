@@ -1,4 +1,4 @@
-"""What was typed, as values: numbers, devices, folders, and the problem that options describe."""
+"""Values of options: problems, devices, folders, arms of a plan."""
 
 from __future__ import annotations
 
@@ -6,106 +6,86 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sparse_bo import problems
 from sparse_bo.cli.names import PROBLEMS
-from sparse_bo.cli.presets import check_room, make_problem
-from sparse_bo.cli.settings import ProblemSettings
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
+from sparse_bo.planning.costs import available_bytes
+from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.base import BoxProblem, Problem
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
+from sparse_bo.problems.names import SCALINGS
+from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.validation import check_choice, check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, StorageError, RankError, torch.OutOfMemoryError)
-"""What input that does not fit raises before a run starts."""
-LARGEST = 2**62
-"""Whole numbers of the command line are smaller: they fit into 64 bits, and so do their sums."""
-MOST_WORKERS = 10_000
-AXIS_BYTES, PILOT_BYTES = 40, 2 * 8 * 2048
-"""Of a plan, per input: for each value of the grid that stands for the arms, and for the arms of its pilots."""
-LOUDEST = 1e12
-"""Largest standard deviation of the noise of a built-in problem: its square is exact enough to learn from in float32."""
+"""Errors of wrong input before a run starts."""
+LARGEST_NOISE = 1e12  # its square is exact enough to learn from in float32
 
 
-def check_size(settings: Any, options: Mapping[str, Any]) -> None:
-    """Check that all whole numbers fit into 64 bits.
-
-    Args:
-        settings: Of a command.
-        options: Of its policy.
-
-    Raises:
-        ValueError: If one does not (it is named), the seed is negative, or there are more workers than any machine has.
-    """
-    given = {field.name: getattr(settings, field.name) for field in fields(settings)} | dict(options)
-    for name, value in given.items():
-        if isinstance(value, int) and abs(value) >= LARGEST:
-            raise ValueError(f"expected --{name.replace('_', '-')} below 2^62 = {LARGEST}, got {value}")
-    if (given.get("workers") or 0) > MOST_WORKERS:
-        raise ValueError(f"expected --workers of at most {MOST_WORKERS:,}, got {given['workers']}")
-    if given.get("seed", 0) < 0:
-        raise ValueError(f"expected --seed >= 0, got {given['seed']}")
-
-
-def described_problem(settings: ProblemSettings, *, seed: int) -> dict[str, Any]:
-    """Return what :func:`problem_of` makes the problem from, as it is kept in a journal.
+def described_problem(
+    *,
+    problem: str | None,
+    scaling: str | None,
+    standardize: bool,
+    noise_sd: float | None,
+    arms: int | None,
+    dims: int | None,
+    seed: int,
+    objective: str | None = None,
+    arms_file: Path | None = None,
+    grid: str | None = None,
+    space: Path | None = None,
+    one_by_one: bool = False,
+) -> dict[str, Any]:
+    """Return the arguments of :func:`problem_of`, as a journal stores them.
 
     Raises:
         ValueError: If options contradict each other, or a number is out of range.
+        OSError: If the file of the space cannot be read.
     """
-    scaling, standardize, noise_sd = settings.scaling, settings.standardize, settings.noise_sd
     if standardize and scaling not in (None, "standardize"):
         raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
-    if noise_sd is not None and noise_sd > LOUDEST:
-        raise ValueError(f"expected --noise-sd of at most {LOUDEST:g}, got {noise_sd:g}")
     scaling = "standardize" if standardize else scaling
-    if settings.objective is None and settings.arms_file is None and settings.grid is None and settings.space is None:
-        if settings.one_by_one:
-            raise ValueError("--one-by-one is about an --objective; drop it")
-        name = check_choice("problem", "cadata" if settings.problem is None else settings.problem, PROBLEMS)
-        drawn = [f"--{option}" for option in ("arms", "dims") if getattr(settings, option) is not None]
+    if noise_sd is not None and noise_sd > LARGEST_NOISE:
+        raise ValueError(f"expected --noise-sd of at most {LARGEST_NOISE:g}, got {noise_sd:g}")
+    own = {"--space": space, "--arms-file": arms_file, "--grid": grid, "--one-by-one": one_by_one or None}
+    if objective is None:
+        if without := [option for option, value in own.items() if value is not None]:
+            raise ValueError(f"{without[0]} needs --objective package.module:function; add it, or drop {without[0]}")
+        name = check_choice("problem", "cadata" if problem is None else problem, PROBLEMS)
+        drawn = [option for option, value in {"--arms": arms, "--dims": dims}.items() if value is not None]
         if drawn and name != "gp-draw":
             raise ValueError(f"{' and '.join(drawn)}: of --problem gp-draw, not of {name}; drop that")
         return {
             "name": name,
             "scaling": scaling,
             "noise_sd": 0.1 if noise_sd is None else noise_sd,
-            "arms": 10_000 if settings.arms is None else settings.arms,
-            "dims": 4 if settings.dims is None else settings.dims,
+            "arms": 10_000 if arms is None else arms,
+            "dims": 4 if dims is None else dims,
             "seed": seed,
         }
-    if settings.objective is None:
-        given = next(f"--{name.replace('_', '-')}" for name in ("space", "arms_file", "grid") if getattr(settings, name))
-        raise ValueError(f"{given} needs --objective package.module:function, what is evaluated there")
-    others = {
-        "--problem": settings.problem,
-        "--scaling": scaling,
-        "--noise-sd": noise_sd,
-        "--arms": settings.arms,
-        "--dims": settings.dims,
-    }
-    foreign = [name for name, value in others.items() if value is not None]
-    if foreign:
+    built_in = {"--problem": problem, "--scaling": scaling, "--noise-sd": noise_sd, "--arms": arms, "--dims": dims}
+    if foreign := [option for option, value in built_in.items() if value is not None]:
         raise ValueError(f"{', '.join(foreign)}: of the built-in problems, not of an --objective of your own; drop it")
-    file = None if settings.arms_file is None else str(settings.arms_file.absolute())
     return {
-        "objective": settings.objective,
-        "arms_file": file,
-        "grid": settings.grid,
-        "one_by_one": settings.one_by_one,
-        **({} if settings.space is None else {"space": Space.load(settings.space).describe()}),
+        "objective": objective,
+        "arms_file": None if arms_file is None else str(arms_file.absolute()),
+        "grid": grid,
+        "one_by_one": one_by_one,
+        **({} if space is None else {"space": Space.load(space).describe()}),
     }
 
 
 def problem_of(made: Mapping[str, Any]) -> AnyProblem:
-    """Return the problem that :func:`described_problem` described.
+    """Return the problem of a description by :func:`described_problem`.
 
     Raises:
         ValueError: If there is no such problem, or a number is out of range.
@@ -116,8 +96,50 @@ def problem_of(made: Mapping[str, Any]) -> AnyProblem:
     return own_problem(**made) if "objective" in made else make_problem(**made)
 
 
+def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
+    """Return a problem by name.
+
+    Args:
+        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
+        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
+        noise_sd: Of an evaluation.
+        arms: Number of arms of a draw.
+        dims: Inputs of a draw.
+        seed: Of a draw.
+
+    Raises:
+        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
+        MemoryError: If the arms of a draw do not fit into memory.
+    """
+    check_choice("problem", name, PROBLEMS)
+    if name in SYNTHETIC:
+        if scaling is not None:
+            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
+        return problems.synthetic(name, noise_sd=noise_sd)
+    if name == "gp-draw":
+        if scaling not in (None, "none", "unit"):
+            raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
+        cosines = 2048  # a draw is their sum
+        check_room(8 * (arms * (dims + 1) + cosines * dims), f"gp-draw with --arms {arms} --dims {dims}")
+        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=cosines)
+    chosen = check_choice("scaling", scaling or "unit", SCALINGS)
+    make = problems.cadata if name == "cadata" else problems.abalone
+    return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
+
+
+def check_room(needed: int, name: str) -> None:
+    """Check that ``needed`` bytes are free in the machine's memory; ``name`` needs them.
+
+    Raises:
+        MemoryError: If they are not.
+    """
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise MemoryError(f"{name} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
+
+
 def device_of(name: str) -> torch.device:
-    """Return a device that is there: the CPU, a CUDA device, or one of another kind that computes in float64.
+    """Return a device of this machine: the CPU, a CUDA device, or one of another kind that computes in float64.
 
     Raises:
         ValueError: If it is none of these.
@@ -140,7 +162,7 @@ def device_of(name: str) -> torch.device:
 
 
 def _computes(device: torch.device) -> bool:
-    """Return whether there is a device that computes in float64, which Apple's do not."""
+    """Return whether the device exists and computes in float64, which Apple's do not."""
     module = getattr(torch, device.type, None)
     if module is None or not module.is_available() or (device.index or 0) >= module.device_count():
         return False
@@ -151,62 +173,45 @@ def _computes(device: torch.device) -> bool:
     return True
 
 
-def bytes_of(name: str, gibibytes: float | None) -> int | None:
-    """Return a number of GiB in bytes.
+def bytes_of(gibibytes: float | None) -> int | None:
+    """Return the bytes of ``--memory``.
 
     Raises:
         ValueError: If it is not positive and finite, or 2³² GiB or more.
     """
     if gibibytes is None:
         return None
-    if check_positive(name, gibibytes) >= LARGEST / 2**30:
-        raise ValueError(f"expected --{name} below {LARGEST // 2**30} GiB, got {gibibytes:g}")
+    if check_positive("memory", gibibytes) >= 2**32:
+        raise ValueError(f"expected --memory below {2**32} GiB, got {gibibytes:g}")
     return int(gibibytes * 2**30)
 
 
-def planned_arms(number: str | None, dims: int | None, file: Path | None, grid: str | None) -> int | ArmSet:
-    """Return the arms that a plan is asked for: a number, the rows of a file, or a grid.
+def planned_arms(number: int | None, dims: int | None, file: Path | None, grid: str | None) -> int | ArmSet:
+    """Return the arms of a plan: a number, the rows of a file, or a grid.
 
     Raises:
         ValueError: If not exactly one of the three is given, or it cannot be read.
         OSError: If the file cannot be read.
         TypeError: If the file has the wrong dtype.
-        MemoryError: If as many arms cannot even be tried out.
+        MemoryError: If the pilot runs do not fit into memory.
     """
     given = [x for x in (number, file, grid) if x is not None]
     if len(given) != 1:
         raise ValueError(f"expected one of --arms, --arms-file and --grid, got {len(given)} of them")
     if number is not None:
-        arms_asked = whole_number("arms", number)
         if dims is not None and dims > 0:
-            per_input = AXIS_BYTES * math.ceil(arms_asked ** (1.0 / dims)) + PILOT_BYTES
-            check_room(dims * per_input, f"trying out --arms {number} --dims {dims}")
-        return arms_asked
+            axis = 40 * math.ceil(number ** (1.0 / dims))  # bytes of the values of the grid that stands for the arms
+            pilots = 2 * 8 * 2048  # bytes of the arms of the pilot runs
+            check_room(dims * (axis + pilots), f"trying out --arms {number} --dims {dims}")
+        return number
     arms = own_arms(file, grid)
     assert arms is not None
     return arms
 
 
-def whole_number(name: str, text: str) -> int:
-    """Return a positive whole number below 2⁶², also written as 1e6.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise ValueError(f"expected --{name} to be a whole number such as 1000000 or 1e6, got {text!r}") from error
-    if not value.is_integer() or value < 1:
-        raise ValueError(f"expected --{name} to be a whole number >= 1, got {text!r}")
-    if value >= LARGEST:
-        raise ValueError(f"expected --{name} below 2^62 = {LARGEST}, got {text!r}")
-    return int(value)
-
-
 @contextmanager
 def folder(path: Path) -> Iterator[None]:
-    """Make a folder that can be written into; what was made goes again if the block raises.
+    """Make a folder that can be written into; remove it again if the block raises.
 
     Raises:
         ValueError: If it cannot be made, or nothing can be written into it.
@@ -227,7 +232,7 @@ def folder(path: Path) -> Iterator[None]:
 
 
 def _remove(made: list[Path]) -> None:
-    """Remove folders, the innermost first, as far as they are there and empty."""
+    """Remove empty folders, the innermost first."""
     for part in made:
         if part.is_dir() and not any(part.iterdir()):
             part.rmdir()

@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 import typer
 
-from sparse_bo.cli.console import complain, console, errors, say
+from sparse_bo.cli.console import RunProgress, complain, console, errors, say
 from sparse_bo.cli.inputs import AnyProblem
-from sparse_bo.cli.progress import RunProgress
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.workers import Workers, workers_of
@@ -67,10 +66,10 @@ def device_on_rank(device: torch.device, group: Group) -> torch.device:
 
 
 def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Return where to search, with arms in shards if there are several ranks.
+    """Return the domain, with arms in shards if there are several ranks.
 
     Raises:
-        ValueError: If there are, and it is a box.
+        ValueError: If there are several, and the domain is a box.
     """
     if group.size == 1:
         return domain
@@ -81,23 +80,26 @@ def spread_over(domain: dict[str, Any], group: Group) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """End of a run."""
 
     code: int
-    """0 at its end, 1 if something stopped it, 130 if it was interrupted."""
+    """0 at its end, 1 after an error, 130 after an interrupt."""
     seconds: float
     result: Result
-    """At the end, or when it was stopped."""
+    """At the end, or at the interrupt or error."""
 
 
 def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:
-    """Return where evaluations are made; ``None``: here.
+    """Return the workers of evaluations; ``None``: this process.
 
     Raises:
-        ValueError: If workers or asynchrony are asked for without an executor, or there is no such executor.
+        ValueError: If workers or asynchrony are asked for without an executor, there is no such executor, or there are more
+            workers than any machine has.
     """
     if executor is None and workers is not None:
         raise ValueError(f"--workers {workers} needs --executor (for example processes)")
+    if workers is not None and workers > 10_000:
+        raise ValueError(f"expected --workers of at most 10,000, got {workers}")
     chosen = workers_of(executor, workers)
     if asynchronous and chosen is None:
         raise ValueError("--asynchronous needs --executor (for example processes)")
@@ -107,7 +109,7 @@ def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Wor
 def launch(
     loop: AskTell, problem: AnyProblem, budget: int, workers: Workers | None, *, storage: Path | None, quiet: bool
 ) -> Outcome:
-    """Make so many more evaluations; a run that is interrupted or fails keeps what it has, and says why it stopped.
+    """Make ``budget`` more evaluations. A run that is interrupted or fails keeps its results and prints the reason.
 
     With a journal or workers, the noise of a built-in problem depends on an evaluation's ticket alone.
 
@@ -147,7 +149,7 @@ def launch(
 def finish(
     outcome: Outcome, loop: AskTell, problem: AnyProblem, out: Path, *, storage: Path | None, quiet: bool, writes: bool = True
 ) -> None:
-    """Print the summary, release the journal, save figure and history; a rank that does not write does none of it.
+    """Print the summary, release the journal, save figure and history; nothing of it on a rank that does not write.
 
     Raises:
         typer.Exit: With the code of the outcome unless it is 0; with 1 if something could not be written.
@@ -177,10 +179,10 @@ def finish(
 def save(
     history: History, regret: list[float] | None, *, out: Path, name: str, storage: Path | None, quiet: bool = False
 ) -> bool:
-    """Write ``name.png`` and ``name.jsonl`` into a folder and say so; return whether both are there.
+    """Write ``name.png`` and ``name.jsonl`` into a folder and print their names; return whether both were written.
 
-    What cannot be written is named, and how to get it: from the journal, or without one from a temporary folder, into which
-    the history is written then.
+    An error names the files that could not be written, and how to get them: from the journal, or without one from a temporary
+    folder, into which the history is written.
 
     Args:
         history: At least one row.
@@ -188,7 +190,7 @@ def save(
         out: The folder.
         name: Of the files, without their ends.
         storage: The journal of the run, if there is one.
-        quiet: Say only what could not be written.
+        quiet: Print errors alone.
     """
 
     def draw(path: Path) -> None:
@@ -216,7 +218,7 @@ def save(
 
 
 def _elsewhere(history: History, name: str, storage: Path | None, failed: Collection[str]) -> str:
-    """Say how to get what could not be written; without a journal, write the history where there is room."""
+    """Return how to get the lost files; without a journal, write the history into a temporary folder."""
     if storage is not None:
         return f"the journal has it all: python -m sparse_bo report {shlex.quote(str(storage))} --out FOLDER"
     again = "run again with another --out, or with --storage RUN.journal, whose journal keeps everything"

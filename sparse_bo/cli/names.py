@@ -1,25 +1,42 @@
-"""The names that can be chosen on the command line: policies, problems, samplers, kernels, precisions. Imports nothing heavy.
+"""Names on the command line: policies, problems, samplers, kernels. Literals, so that ``--help`` loads no torch.
 
-Each is written once: a policy's name is its class's ``name``, synthetic problems and precisions are the keys of their tables,
-all read from their source.
+``tests/cli/test_presets.py`` compares them with the classes and tables that they name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparse_bo.cli.source import Defined, exported, keys, property_of
 from sparse_bo.problems.names import TABLES
 
-
-def _policies() -> dict[str, Defined]:
-    named = {property_of(thing, "name"): thing for thing in exported("sparse_bo.policies")}
-    return {name: named[name] for name in sorted(name for name in named if isinstance(name, str))}
-
-
-POLICIES: Mapping[str, Defined] = _policies()
-"""Name on the command line -> class in :mod:`sparse_bo.policies`, as it is written there."""
-SYNTHETIC = keys("sparse_bo.problems.synthetic", "SYNTHETIC")
+POLICIES: Mapping[str, str] = {
+    "bbkb": "BBKB",
+    "bkb": "BKB",
+    "botorch-ucb": "BoTorchUCB",
+    "bpe": "BPE",
+    "epsilon-greedy": "EpsilonGreedy",
+    "expected-improvement": "ExpectedImprovement",
+    "gp-bucb": "GPBUCB",
+    "gp-ucb": "GPUCB",
+    "gssbo": "GSSBO",
+    "hesbo": "HeSBO",
+    "mini-meta": "MiniMETA",
+    "posterior-epsilon-greedy": "PosteriorEpsilonGreedy",
+    "qff-ts": "QFFTS",
+    "qff-ts-arms": "QFFTSArms",
+    "random": "RandomSearch",
+    "rembo": "REMBO",
+    "rssbo": "RSSBO",
+    "s-gp-ts": "SGPTS",
+    "s-gp-ts-arms": "SGPTSArms",
+    "sbpe": "SBPE",
+    "sparse-ucb": "SparseUCB",
+    "trust-region": "TrustRegion",
+    "two-stage": "TwoStage",
+    "vecchia-ucb": "VecchiaUCB",
+}
+"""Name -> class in :mod:`sparse_bo.policies`."""
+SYNTHETIC = ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100")
 PROBLEMS = (*TABLES, "gp-draw", *SYNTHETIC)
 SIZED_SAMPLERS: Mapping[str, str] = {
     "uniform": "UniformSampler",
@@ -30,11 +47,11 @@ SIZED_SAMPLERS: Mapping[str, str] = {
     "kmeans++": "KMeansPlusPlusSampler",
     "k-dpp": "KDPPSampler",
 }
-"""Name on the command line -> class in :mod:`sparse_bo.dictionary`; they are given their size."""
+"""Name -> class in :mod:`sparse_bo.dictionary`; these samplers need a size."""
 SAMPLERS = ("leverage", "recursive-rls", *SIZED_SAMPLERS)
 MATERN: Mapping[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
-"""Name on the command line -> smoothness of a Matérn kernel."""
-PRESETS = ("learned", "published")
-"""What a policy starts from on the two data sets: everything learned, or the settings of the published experiments."""
+"""Name -> smoothness of a Matérn kernel."""
 KERNELS = ("rbf", *MATERN, "learned")
-PRECISIONS = keys("sparse_bo.arms.moments", "PRECISIONS")
+PRECISIONS = ("float64", "float32")
+PRESETS = ("learned", "published")
+"""Initial settings of a policy on the two data sets: everything learned, or the settings of the published experiments."""

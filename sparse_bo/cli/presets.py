@@ -1,29 +1,26 @@
-"""Problems, policies, kernels and samplers by name, with the presets of the built-in problems."""
+"""Policies, kernels and samplers by name; presets of the built-in problems; settings of a policy as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
-from sparse_bo import dictionary, policies, problems
+from sparse_bo import dictionary, policies
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli import names
-from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, PROBLEMS, SAMPLERS
-from sparse_bo.cli.options import OPTIONS_OF, flag, taken_by
+from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
-from sparse_bo.planning.costs import available_bytes
-from sparse_bo.planning.plans import bytes_text
 from sparse_bo.policies import Policy
-from sparse_bo.problems.base import BoxProblem, Problem
-from sparse_bo.problems.names import SCALINGS, TABLES
-from sparse_bo.problems.synthetic import SYNTHETIC
+from sparse_bo.problems.names import TABLES
 from sparse_bo.validation import check_choice, check_positive
 
-POLICIES: Mapping[str, type] = {name: getattr(policies, written.name) for name, written in names.POLICIES.items()}
+POLICIES: Mapping[str, type] = {name: getattr(policies, kind) for name, kind in names.POLICIES.items()}
 SIZED_SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
     name: getattr(dictionary, kind) for name, kind in names.SIZED_SAMPLERS.items()
 }
@@ -38,55 +35,23 @@ PUBLISHED = {
     "in_batch": "fixed",
 }
 """BBKB §4: Gaussian kernel with σ² = 5, λ = 0.2, F = 20, ξ² = 0.1², its in-batch update; δ = 1/T is set from the budget."""
-ELIMINATING = ("sbpe", "bpe")
 ELIMINATION = {**PUBLISHED, "regularization": 0.01, "width": "tight", "failure_probability": 0.05}
 """S-BPE and BPE on tables: kernel, F and ξ² of BBKB §4, but λ = ξ² (free in S-BPE) and the tight constant of F: with λ = 0.2
 and the paper's constant no arm is ever eliminated within 10⁴ evaluations."""
 DRAWN = {"kernel": "rbf", "lengthscale": 0.3, "regularization": 0.01, "width": "gaussian", "failure_probability": 0.05}
 """S-BPE and BPE on gp-draw: the prior that the objective is drawn from, so that what the bounds assume is true."""
-FEATURES = 2048
-"""Cosines in the sum that a draw of gp-draw is."""
-
-
-def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, dims: int, seed: int) -> Problem | BoxProblem:
-    """Return a problem by name.
-
-    Args:
-        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
-        scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
-        noise_sd: Of an evaluation.
-        arms: Number of arms of a draw.
-        dims: Inputs of a draw.
-        seed: Of a draw.
-
-    Raises:
-        ValueError: If a name or number is out of range, or a scaling is asked of a draw or a box.
-        MemoryError: If the arms of a draw do not fit into memory.
-    """
-    check_choice("problem", name, PROBLEMS)
-    if name in SYNTHETIC:
-        if scaling is not None:
-            raise ValueError(f"{name} is searched in its own box; drop the scaling {scaling!r}")
-        return problems.synthetic(name, noise_sd=noise_sd)
-    if name == "gp-draw":
-        if scaling not in (None, "none", "unit"):
-            raise ValueError(f"gp-draw lives in the unit cube; drop the scaling {scaling!r}")
-        check_room(8 * (arms * (dims + 1) + FEATURES * dims), f"gp-draw with --arms {arms} --dims {dims}")
-        return problems.gp_draw(arms=arms, dims=dims, noise_sd=noise_sd, seed=seed, features=FEATURES)
-    chosen = check_choice("scaling", scaling or "unit", SCALINGS)
-    make = problems.cadata if name == "cadata" else problems.abalone
-    return make(scaling=chosen, noise_sd=noise_sd)  # type: ignore[arg-type]  # checked one line above
-
-
-def check_room(needed: int, what: str) -> None:
-    """Check that so many bytes are free in the machine's memory.
-
-    Raises:
-        MemoryError: If they are not.
-    """
-    free = available_bytes(torch.device("cpu"))
-    if needed > free:
-        raise MemoryError(f"{what} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")
+OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "covar_module": ("kernel", "lengthscale", "outputscale"),
+    "dictionary": ("dictionary", "dictionary_size"),
+    "sweep_dtype": ("precision",),
+    "goal": ("goal",),
+}
+"""Fields of policies -> the options that stand for them, where ``--set`` does not."""
+FLAGS = {
+    *(option for options in OPTIONS_OF.values() for option in options),
+    *("batch_size", "initial_design", "width", "rkhs_norm", "failure_probability", "regularization", "noise_variance"),
+}
+"""Settings of policies with an option of their own; all others are set by ``--set``."""
 
 
 def make_kernel(name: str, *, lengthscale: float | None, outputscale: float | None) -> Kernel | None:
@@ -128,7 +93,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     check_choice("dictionary", name, SAMPLERS)
     if name == "leverage":
         if size is not None:
-            raise ValueError("a leverage dictionary finds its own size (--oversampling scales it); drop --dictionary-size")
+            raise ValueError("a leverage dictionary finds its own size (--set oversampling scales it); drop --dictionary-size")
         return None
     if name == "recursive-rls":
         return RecursiveRLSSampler(size=size)
@@ -138,44 +103,42 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
 
 
 def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: int, preset: str = "published") -> Policy:
-    """Return a policy by name, with the problem's preset wherever ``options`` say ``None``.
+    """Return a policy by name; settings that ``options`` lack are those of the problem's preset.
 
     On Cadata and Abalone the published preset is :data:`PUBLISHED`; a learned kernel (the preset of the others) switches it
     off. Policies that eliminate have :data:`ELIMINATION`, on gp-draw :data:`DRAWN`, elsewhere bounds of three standard
-    deviations; and the budget as their horizon: what they promise, they promise for a kernel that is given.
+    deviations. Their horizon is the budget. Their guarantees need a kernel that is not learned.
 
     Args:
         name: A key of :data:`POLICIES`.
-        options: Command-line choices by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
-        problem: Whose preset to use.
-        budget: δ = 1/budget in the published preset.
+        options: Settings by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
+        problem: Name of the problem, for its preset.
+        budget: Evaluations; δ = 1/budget in the published preset.
         preset: One of :data:`sparse_bo.cli.names.PRESETS`, for the two data sets.
 
     Raises:
-        ValueError: If the policy has no such option, or a value does not fit.
+        ValueError: If the policy has no such setting, or a value does not fit.
         TypeError: If a value has the wrong kind.
     """
     check_choice("policy", name, tuple(POLICIES))
     check_choice("preset", preset, PRESETS)
     policy = POLICIES[name]
-    given = {key: value for key, value in options.items() if value is not None}
+    given = dict(options)
     accepted = {field.name for field in fields(policy)}
     modelled = "covar_module" in accepted
     known = accepted.union(*(options for field, options in OPTIONS_OF.items() if field in accepted))
-    foreign = sorted(set(given) - known)
-    if foreign:
-        flags, taken = (", ".join(map(flag, options)) for options in (foreign, taken_by(names.POLICIES[name])))
-        raise ValueError(f"policy {name!r} has no option {flags}; it takes {taken}")
+    for foreign in sorted(set(given) - known):
+        raise _unknown(foreign, policy)
     if {"dictionary", "dictionary_size"} & set(given):
         given["dictionary"] = make_sampler(given.get("dictionary", "leverage"), given.pop("dictionary_size", None))
     if modelled:
         completion = {**PUBLISHED, "failure_probability": min(1.0 / max(budget, 2), 0.5)} if preset == "published" else {}
         default = "rbf" if problem in TABLES and preset == "published" else "learned"
-        if name in ELIMINATING:
+        if name in ("sbpe", "bpe"):
             given = {"horizon": budget, **given}
             completion = DRAWN if problem == "gp-draw" else ELIMINATION
             if problem not in (*TABLES, "gp-draw"):
-                given = {"width": 3.0, **given}  # a learned prior promises nothing, whatever the bounds are
+                given = {"width": 3.0, **given}  # no bound is proven for a learned prior
             else:
                 default = "rbf"
         of_the_policy = accepted | {"kernel", "lengthscale"}
@@ -197,3 +160,119 @@ def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: s
     )
     precision = check_choice("precision", merged.pop("precision", "float64"), tuple(PRECISIONS))
     return {**merged, "sweep_dtype": PRECISIONS[precision]}
+
+
+def split_texts(texts: Sequence[str]) -> dict[str, str]:
+    """Return the settings in the texts of ``--set``: name -> value.
+
+    Raises:
+        ValueError: If a text has another form, or a name is set twice.
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise ValueError(f"expected --set name=value, as in --set stop_rule=local, got {text!r}")
+        if name in values:
+            raise ValueError(f"{flag(name)} is set twice; drop one")
+        values[name] = value.strip()
+    return values
+
+
+def read_settings(texts: Mapping[str, str], *kinds: type) -> dict[str, Any]:
+    """Return settings of a policy from text.
+
+    Args:
+        texts: Name -> value as text.
+        kinds: The class of the policy, and classes whose settings it takes too.
+
+    Raises:
+        ValueError: If no class has such a setting, an option of its own sets it, or its type does not admit the value.
+    """
+    read: dict[str, Any] = {}
+    for name, text in texts.items():
+        if options := [option for field, options in OPTIONS_OF.items() if name in (field, *options) for option in options]:
+            raise ValueError(f"{name} is set by {', '.join(map(flag, options))}; use that in place of --set")
+        types_of = [typing.get_type_hints(kind)[name] for kind in kinds if _is_setting(name, kind)]
+        if not types_of:
+            raise _unknown(name, kinds[0])
+        read[name] = _value(name, text, types_of[0])
+    return read
+
+
+def settings_of(kind: type) -> dict[str, tuple[str, Any]]:
+    """Return the settings of a policy that ``--set`` takes: name -> (admitted values in words, default)."""
+    hints = typing.get_type_hints(kind)
+    return {
+        field.name: (_admitted(hints[field.name]), field.default) for field in fields(kind) if _is_setting(field.name, kind)
+    }
+
+
+def flag(name: str) -> str:
+    """Return how a setting is written on the command line."""
+    return "--" + name.replace("_", "-") if name in FLAGS else f"--set {name}"
+
+
+def _is_setting(name: str, kind: type) -> bool:
+    """Return whether a class has a field that can be written as text."""
+    has = name not in OPTIONS_OF and name in {field.name for field in fields(kind) if field.init}
+    return has and _admitted(typing.get_type_hints(kind)[name]) not in ("", "none")
+
+
+def _unknown(name: str, kind: type) -> ValueError:
+    """Return the error about a setting that a policy lacks: its settings, and the policies that have it."""
+    (policy,) = (policy for policy, cls in POLICIES.items() if cls is kind)
+    takes = sorted([*settings_of(kind), *(option for field in fields(kind) for option in OPTIONS_OF.get(field.name, ()))])
+    options, others = [flag(known) for known in takes if known in FLAGS], [known for known in takes if known not in FLAGS]
+    field = next((field for field, translated in OPTIONS_OF.items() if name in translated), name)
+    having = [policy for policy, cls in POLICIES.items() if field in {known.name for known in fields(cls)}]
+    found = f"is of {', '.join(having)}" if having else "no policy has"
+    return ValueError(
+        f"policy {policy!r} has no {flag(name)}, which {found}; "
+        f"it takes {', '.join(options)}" + (f"; with --set {', '.join(others)}" if others else "")
+    )
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _choices(hint: Any) -> list[str]:
+    return [name for kind in _alternatives(hint) if typing.get_origin(kind) is Literal for name in typing.get_args(kind)]
+
+
+def _admitted(hint: Any) -> str:
+    """Return the values that a type admits, in words; empty if none can be written as text."""
+    kinds = _alternatives(hint)
+    words = {bool: "yes or no", int: "a whole number", float: "a number", Sequence[int]: "whole numbers such as 100,300,600"}
+    parts = [text for kind, text in words.items() if kind in kinds] + [repr(name) for name in _choices(hint)]
+    return " or ".join([*parts, *(["a name"] if str in kinds else []), *(["none"] if type(None) in kinds else [])])
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    """Return the value that a text stands for.
+
+    Raises:
+        ValueError: If the type does not admit it.
+    """
+    kinds = _alternatives(hint)
+    if text == "none" and type(None) in kinds:
+        return None
+    if text in _choices(hint):
+        return text
+    if text in ("yes", "no") and bool in kinds:
+        return text == "yes"
+    if Sequence[int] in kinds and re.fullmatch(r"[0-9]{1,18}( *, *[0-9]{1,18})*", text):
+        return [int(part) for part in text.split(",")]
+    try:
+        number = float(text)
+    except ValueError:
+        if str in kinds and text:
+            return text
+    else:
+        if int in kinds and abs(number) < 2**62 and number.is_integer():
+            return int(text) if re.fullmatch("[+-]?[0-9]+", text) else int(number)
+        if float in kinds:
+            return number
+    raise ValueError(f"expected {flag(name)} to be {_admitted(hint)}, got {text!r}")

@@ -162,8 +162,10 @@ def inputs(tries: int, seed: int) -> Counter[str]:
     return counts
 
 
-NUMBERS = ("--seed", "--budget", "--arms", "--dims", "--noise-sd", "--regularization", "--width", "--ratio-threshold",
-           "--max-batch-size", "--initial-design", "--lengthscale", "--outputscale", "--memory", "--certify-every")  # fmt: skip
+NUMBERS = (
+    *("--seed", "--budget", "--arms", "--dims", "--noise-sd", "--memory", "--certify-every", "--initial-design", "--width"),
+    *("--regularization", "--lengthscale", "--outputscale", "--set ratio_threshold=", "--set max_batch_size="),
+)
 TEXTS = ("--policy", "--problem", "--kernel", "--device", "--executor", "--precision", "--dictionary", "--grid", "--arms-file")
 HUGE = "1" + "0" * 40
 VALUES = ("-1", "0", "1e-300", "1e300", "nan", "inf", "x", "", "²", "[/b]", "18446744073709551615", HUGE, "3", "0.5")
@@ -193,7 +195,8 @@ def command_line(tries: int, seed: int) -> Counter[str]:
             value = _not_long(value)
         out = folder / f"out-{counts['tries']}"
         counts["tries"] += 1
-        done = _ended(lambda: CliRunner().invoke(app, [*base, str(out), name, value]), folder / "said")
+        option = [name, value] if " " not in name else ["--set", name.removeprefix("--set ") + value]
+        done = _ended(lambda: CliRunner().invoke(app, [*base, str(out), *option]), folder / "said")
         if isinstance(done, int):
             counts["hangs"] += 1
             counts[f"{name} {value!r}: ended by {signal.Signals(done).name}"] += 1

@@ -205,7 +205,7 @@ def test_a_resumed_run_remembers_failures(where, journal, tmp_path):
         whole = maximize(beyond_the_edge, policy=policy, budget=budget, seed=1, **domain)
         ends = accumulate(row.batch_size for row in whole.history.rows)
         cut = next(end for end in ends if end >= budget // 2)  # a budget that ends inside a batch ends the batch
-        storage = tmp_path / "run.db"
+        storage = tmp_path / "run.journal"
         first = AskTell(domain.get("arms"), policy, bounds=domain.get("bounds"), seed=1, storage=storage)
         first.run(beyond_the_edge, cut)
         if journal:

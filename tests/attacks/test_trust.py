@@ -12,7 +12,7 @@ from sparse_bo.gp.diagnostics import leave_one_out, trend
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs import AskTell, audit_run
-from tests.cli.builders import QUICK, invoke
+from tests.cli.builders import QUICK, at_a_terminal, invoke
 from tests.journal.runs import arms, finished, policy
 
 HOSTILE = "raise RuntimeError('imported')\n"
@@ -27,7 +27,19 @@ def own(tmp_path, monkeypatch):
     name = f"stranger_{abs(hash(tmp_path)) % 10**8}"
     module = tmp_path / f"{name}.py"
     module.write_text(HARMLESS)
-    run = ["run", "--objective", f"{name}:measure", "--grid", "9x9", "--budget", "20", "--storage", "run.db", "--out", "out"]
+    run = [
+        "run",
+        "--objective",
+        f"{name}:measure",
+        "--grid",
+        "9x9",
+        "--budget",
+        "20",
+        "--storage",
+        "run.journal",
+        "--out",
+        "out",
+    ]
     done = invoke(*run, "--quiet")
     assert done.exit_code == 0, done.output
     sys.modules.pop(name)
@@ -37,51 +49,51 @@ def own(tmp_path, monkeypatch):
 
 
 def test_resume_says_what_a_journal_names_and_does_nothing_unless_it_may(own, tmp_path):
-    done = invoke("resume", "run.db", "--budget", "30")
+    done = invoke("resume", "run.journal", "--budget", "30")
     assert done.exit_code == 2
     assert f"import the module {own} (looked for in {tmp_path} first), and run {own}:measure" in done.stdout
     assert f"write into the folder {tmp_path / 'out'}" in done.stdout
     assert done.stderr == "error: nobody can be asked whether to do that; if you trust this journal, add --yes\n"
     assert own not in sys.modules
     (tmp_path / f"{own}.py").write_text(HARMLESS)
-    done = invoke("resume", "run.db", "--budget", "30", "--yes")
+    done = invoke("resume", "run.journal", "--budget", "30", "--yes")
     assert done.exit_code == 0, done.output
     assert "30 on" in done.stdout
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 0)])
-def test_resume_asks_who_sits_there(own, answer, code, tmp_path, monkeypatch):
-    (tmp_path / f"{own}.py").write_text(HARMLESS)
-    monkeypatch.setattr("sparse_bo.cli.commands.typer.confirm", lambda text: answer == "y")
-    monkeypatch.setattr("sparse_bo.cli.commands._at_a_terminal", lambda: True)
-    done = invoke("resume", "run.db", "--budget", "25", "--quiet")
-    assert done.exit_code == code, done.output
-    assert (own in sys.modules) == (answer == "y")
+def test_resume_asks_at_a_terminal(own, answer, code, tmp_path):
+    (tmp_path / f"{own}.py").write_text(f"open('imported', 'w').close()\n{HARMLESS}")
+    done = at_a_terminal("resume", "run.journal", "--budget", "25", "--quiet", typed=answer)
+    assert done.returncode == code, done.stderr
+    assert "Do that? [y/N]: " in done.stdout
+    assert (tmp_path / "imported").exists() == (answer == "y")
+    assert ("not resumed; nothing was imported or written" in done.stderr) == (answer == "n")
 
 
 def test_a_folder_that_a_journal_names_is_not_made_unasked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert invoke(*QUICK, "--policy", "random", "--storage", "run.db", "--out", "out", "--quiet").exit_code == 0
+    assert invoke(*QUICK, "--policy", "random", "--storage", "run.journal", "--out", "out", "--quiet").exit_code == 0
     for file in (tmp_path / "out").iterdir():
         file.unlink()
     (tmp_path / "out").rmdir()
-    done = invoke("resume", "run.db", "--budget", "40")
+    done = invoke("resume", "run.journal", "--budget", "40")
     assert done.exit_code == 2
     assert not (tmp_path / "out").exists()
-    assert invoke("resume", "run.db", "--budget", "40", "--out", "other", "--quiet").exit_code == 0
+    assert invoke("resume", "run.journal", "--budget", "40", "--out", "other", "--quiet").exit_code == 0
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", ["report", "audit"])
 def test_report_and_audit_import_nothing(own, command):
-    done = invoke(command, "run.db")
+    done = invoke(command, "run.journal")
     assert done.exit_code == 0, done.output
     assert "20 asked, 20 told" in done.stdout
     assert own not in sys.modules
 
 
 def test_an_audit_of_a_run_that_goes_on_disturbs_nobody(tmp_path):
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     with AskTell(arms(), policy(), seed=1, storage=path) as loop:
         finished(loop)
         found = audit_run(path)
@@ -96,7 +108,7 @@ def test_an_audit_of_a_run_that_goes_on_disturbs_nobody(tmp_path):
 
 def test_an_audit_of_a_run_that_goes_on_is_of_one_moment(tmp_path, monkeypatch):
     """It read the journal twice: one count had what the other lacked."""
-    path, read = tmp_path / "run.db", Journal.read
+    path, read = tmp_path / "run.journal", Journal.read
     with AskTell(arms(), RandomSearch(batch_size=9), seed=1, storage=path) as loop:
         loop.ask()
 
@@ -118,9 +130,9 @@ def test_an_audit_finds_an_objective_that_changes_with_time(slope, tmp_path):
         noise = 0.1 * torch.randn(len(X), generator=generator, dtype=torch.float64)
         return torch.sin(5.0 * X[:, 0]) + slope * told[0] + noise
 
-    with AskTell(arms(), RandomSearch(batch_size=5), seed=1, storage=tmp_path / "run.db") as loop:
+    with AskTell(arms(), RandomSearch(batch_size=5), seed=1, storage=tmp_path / "run.journal") as loop:
         loop.run(objective, 200)
-    drift = audit_run(tmp_path / "run.db").drift
+    drift = audit_run(tmp_path / "run.journal").drift
     assert drift is not None
     assert (abs(drift.score) > 4.0) == (slope > 0.0)
     assert drift.slope == pytest.approx(slope, abs=0.001)
@@ -137,7 +149,7 @@ def test_an_audit_finds_a_model_that_is_too_sure(where, tmp_path):
         def noisy(X, generator=generator):
             return torch.sin(5.0 * X[:, 0]) + 0.5 * torch.randn(len(X), generator=generator, dtype=torch.float64)
 
-        path = tmp_path / f"{regularization}.db"
+        path = tmp_path / f"{regularization}.journal"
         sure = policy(regularization=regularization, width=3.0)
         with AskTell(policy=sure, seed=1, storage=path, **domain) as loop:
             loop.run(noisy, 60 if where == "arms" else 24)

@@ -153,7 +153,7 @@ def test_workers_that_cannot_be_started_are_said_in_one_line(tmp_path, monkeypat
 
     monkeypatch.setattr(pools, "ProcessPoolExecutor", refuses)
     done = invoke(
-        *QUICK, "--policy", "random", "--executor", "processes", "--storage", tmp_path / "run.db", "--out", tmp_path / "o"
+        *QUICK, "--policy", "random", "--executor", "processes", "--storage", tmp_path / "run.journal", "--out", tmp_path / "o"
     )
     assert done.exit_code == 1
     assert done.stderr.startswith("stopped: the worker processes end before their first task (BlockingIOError")
@@ -187,11 +187,11 @@ def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, monkeypa
 def test_an_objective_that_cannot_be_sent_leaves_no_journal_that_blocks_the_retry(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unsendable_one.py").write_text("measure = lambda X: X[:, 0]\n")
-    run = ["run", "--objective", "unsendable_one:measure", "--grid", "9x9", "--budget", "12", "--storage", "run.db"]
+    run = ["run", "--objective", "unsendable_one:measure", "--grid", "9x9", "--budget", "12", "--storage", "run.journal"]
     done = invoke(*run, "--executor", "processes")
     assert done.exit_code == 2
     assert done.stderr.startswith("error: the objective cannot be sent to another process")
-    assert not list(tmp_path.glob("run.db*"))
+    assert not list(tmp_path.glob("run.journal*"))
     assert invoke(*run, "--executor", "threads", "--quiet").exit_code == 0
 
 

@@ -53,7 +53,7 @@ def test_a_folder_that_became_a_file_costs_no_results(tmp_path, temporary, monke
 
 
 def test_with_a_journal_files_come_from_there(tmp_path, temporary, monkeypatch):
-    out, journal = tmp_path / "out", tmp_path / "my run.db"
+    out, journal = tmp_path / "out", tmp_path / "my run.journal"
     with monkeypatch.context() as patch:
         replaced_meanwhile(patch, out)
         done = invoke(*RUN, "--out", out, "--storage", journal)
@@ -125,14 +125,14 @@ def test_a_journal_that_cannot_be_closed_is_said_and_files_are_written(tmp_path,
         raise StorageError("the disk is full")
 
     monkeypatch.setattr(AskTell, "close", fails)
-    done = invoke(*RUN, "--out", tmp_path / "out", "--storage", tmp_path / "run.db")
+    done = invoke(*RUN, "--out", tmp_path / "out", "--storage", tmp_path / "run.journal")
     assert done.exit_code == 1
     assert done.stderr == "error: the disk is full\n"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
 
 
 def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path):
-    journal, out = tmp_path / "run.db", tmp_path / "file"
+    journal, out = tmp_path / "run.journal", tmp_path / "file"
     out.write_text("mine")
     assert invoke(*RUN, "--out", tmp_path / "out", "--storage", journal, "--quiet").exit_code == 0
     done = invoke("report", journal, "--out", out)

@@ -36,18 +36,18 @@ RUN = ["run", "--objective", "named_experiment:train", "--space", "space.toml", 
 
 
 def test_a_space_is_run_resumed_and_reported_by_name(folder):
-    done = invoke(*RUN[:-1], "--budget", 14, "--storage", "run.db")
+    done = invoke(*RUN[:-1], "--budget", 14, "--storage", "run.journal")
     assert done.exit_code == 0, done.output
     assert "lr = " in done.output
     assert "kind = sgd" in done.output
     assert "14 of 3 parameters" in done.output
     (folder / "space.toml").unlink()  # the journal has it
-    again = invoke("resume", "run.db", "--budget", 18, "--yes", "--quiet")
+    again = invoke("resume", "run.journal", "--budget", 18, "--yes", "--quiet")
     assert again.exit_code == 0, again.output
-    with AskTell.resume("run.db") as loop:
+    with AskTell.resume("run.journal") as loop:
         assert len(loop.history.parameters) == 18
         assert set(loop.history.parameters[0]) == {"lr", "depth", "kind"}
-    page = invoke("report", "run.db", "--html", "run.html")
+    page = invoke("report", "run.journal", "--html", "run.html")
     assert page.exit_code == 0, page.output
     assert "18 asked, 18 told" in page.output
     text = (folder / "run.html").read_text(encoding="utf-8")
@@ -67,12 +67,12 @@ def test_the_page_of_a_built_in_problem_has_its_regret(folder):
         "--budget",
         30,
         "--storage",
-        "run.db",
+        "run.journal",
         "--quiet",
         "--out",
         "out",
     )
-    done = invoke("report", "run.db", "--html", "run.html", "--out", "other")
+    done = invoke("report", "run.journal", "--html", "run.html", "--out", "other")
     assert done.exit_code == 0, done.output
     assert "Regret per evaluation" in (folder / "run.html").read_text(encoding="utf-8")
     assert not (folder / "other").exists()
@@ -99,20 +99,20 @@ def test_options_that_do_not_fit_are_refused(arguments, message, folder):
 @pytest.mark.parametrize("kind", ["empty", "foreign", "none"])
 def test_a_page_of_what_is_no_journal_is_refused(kind, folder):
     if kind == "foreign":
-        sqlite3.connect("run.db").execute("CREATE TABLE t (x)").connection.close()
+        sqlite3.connect("run.journal").execute("CREATE TABLE t (x)").connection.close()
     elif kind == "empty":
-        (folder / "run.db").touch()
-    done = invoke("report", "run.db", "--html", "run.html")
+        (folder / "run.journal").touch()
+    done = invoke("report", "run.journal", "--html", "run.html")
     assert done.exit_code == 2
-    assert "run.db" in done.output
+    assert "run.journal" in done.output
     assert not (folder / "run.html").exists()
 
 
 def test_a_page_that_cannot_be_written_is_said(folder):
-    assert invoke(*RUN, "--budget", 4, "--storage", "run.db").exit_code == 0
-    before = (folder / "run.db").read_bytes()
-    done = invoke("report", "run.db", "--html", "no/such/folder.html")
+    assert invoke(*RUN, "--budget", 4, "--storage", "run.journal").exit_code == 0
+    before = (folder / "run.journal").read_bytes()
+    done = invoke("report", "run.journal", "--html", "no/such/folder.html")
     assert (done.exit_code, "could not write no/such/folder.html" in done.output) == (1, True)
-    done = invoke("report", "run.db", "--html", "run.db")
+    done = invoke("report", "run.journal", "--html", "run.journal")
     assert (done.exit_code, "is the journal itself" in done.output) == (2, True)
-    assert (folder / "run.db").read_bytes() == before
+    assert (folder / "run.journal").read_bytes() == before

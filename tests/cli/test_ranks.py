@@ -57,7 +57,7 @@ def test_started_again_the_command_goes_on_with_its_own_journal_unasked(tmp_path
         "--budget",
         "6",
         "--storage",
-        "run.db",
+        "run.journal",
         "--quiet",
     ]
     assert invoke(*command, "--grid", "0:1:9,0:1:9").exit_code == 0

@@ -15,7 +15,7 @@ JOURNAL = ["--policy", "bbkb", "--kernel", "rbf", "--regularization", "0.05", "-
 
 
 def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(tmp_path, monkeypatch):
-    whole, cut = tmp_path / "whole.db", tmp_path / "cut.db"
+    whole, cut = tmp_path / "whole.journal", tmp_path / "cut.journal"
     done = invoke(*QUICK, *JOURNAL, "--storage", str(whole), "--out", str(tmp_path / "a"), "--executor", "threads")
     assert done.exit_code == 0, done.output
     original, told = AskTell.tell, []
@@ -44,7 +44,7 @@ def test_a_run_killed_in_the_middle_and_resumed_ends_as_if_nothing_had_happened(
 
 
 def test_a_box_is_resumed_and_reported_too(tmp_path):
-    path = str(tmp_path / "run.db")
+    path = str(tmp_path / "run.journal")
     run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
     assert invoke(*run, "--budget", "6", "--batch-size", "3").exit_code == 0
     done = invoke("resume", path, "--budget", "9")
@@ -53,12 +53,11 @@ def test_a_box_is_resumed_and_reported_too(tmp_path):
     assert "9 asked, 9 told" in invoke("report", path, "--out", str(tmp_path)).output
 
 
-@pytest.mark.parametrize("budget", ["2000000000", "-1"])
-def test_a_budget_that_no_run_comes_to_is_named(budget, tmp_path):
-    path = str(tmp_path / "run.db")
+def test_a_budget_that_no_run_comes_to_is_named(tmp_path):
+    path = str(tmp_path / "run.journal")
     run = ["run", "--problem", "hartmann6", "--policy", "random", "--storage", path, "--out", str(tmp_path), "--quiet"]
     assert invoke(*run, "--budget", "2").exit_code == 0
-    done = invoke("resume", path, "--budget", budget)
+    done = invoke("resume", path, "--budget", "2e9")
     assert done.exit_code == 2
     assert "error: expected --budget" in done.stderr
 
@@ -66,7 +65,7 @@ def test_a_budget_that_no_run_comes_to_is_named(budget, tmp_path):
 @pytest.mark.parametrize("problem", ["reactor 3", {"reactor": 3}, {"objective": "yield"}, ["a"], None], ids=str)
 def test_what_users_note_of_their_problem_is_theirs(problem, tmp_path):
     """`run` notes its problem under that name too, and reads it back: of other journals it made neither head nor tail."""
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path, notes={"problem": problem}) as loop:
         loop.run(lambda X: X[:, 0], 4)
     assert invoke("report", path, "--out", tmp_path).exit_code == 0
@@ -78,7 +77,7 @@ def test_what_users_note_of_their_problem_is_theirs(problem, tmp_path):
 
 
 def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     with AskTell(torch.rand(9, 1, dtype=torch.float64), RandomSearch(), storage=path) as loop:
         loop.run(lambda X: X[:, 0], 4)
     done = invoke("resume", str(path))
@@ -88,7 +87,7 @@ def test_a_journal_that_was_not_made_here_is_reported_but_not_resumed(tmp_path):
 
 
 def test_a_report_writes_figure_and_history(tmp_path):
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     assert invoke(*QUICK, "--policy", "random", "--storage", path, "--out", tmp_path / "a", "--quiet").exit_code == 0
     done = invoke("report", path, "--out", tmp_path / "b")
     assert done.exit_code == 0, done.output
@@ -98,7 +97,7 @@ def test_a_report_writes_figure_and_history(tmp_path):
 
 
 def test_a_schedule_that_has_ended_is_said_on_resume(tmp_path):
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     assert invoke(*QUICK, "--policy", "sbpe", "--storage", path, "--out", tmp_path, "--quiet").exit_code == 0
     done = invoke("resume", path, "--budget", "40")
     assert done.exit_code == 1
@@ -108,9 +107,9 @@ def test_a_schedule_that_has_ended_is_said_on_resume(tmp_path):
 
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_a_journal_that_is_not_there_is_said_in_words_of_the_command_line(command, tmp_path):
-    done = invoke(command, tmp_path / "no [/x] run.db")
+    done = invoke(command, tmp_path / "no [/x] run.journal")
     assert done.exit_code == 2
-    path = tmp_path / "no [/x] run.db"
+    path = tmp_path / "no [/x] run.journal"
     assert done.stderr == (
         f"error: expected a journal at {path}, found none; `python -m sparse_bo run --storage '{path}'` starts one\n"
     )

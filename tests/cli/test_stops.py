@@ -15,19 +15,19 @@ from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run
 from tests.cli.builders import QUICK, invoke
 
-PLAIN = ["--problem", "gp-draw", "--arms", "300", "--dims", "2", "--budget", "40", "--policy", "random", "--seed", "1"]
-SLOWLY = """
-import signal, sys, time
-from sparse_bo.problems import base as problems
-from sparse_bo.cli import app
-noise = problems.ticket_noise
-def slow(tickets, *, seed):
-    time.sleep(0.2)
-    return noise(tickets, seed=seed)
-problems.ticket_noise = slow
+SLOW = """
+import os, time
+def measure(X):
+    time.sleep(float(os.environ.get("SECONDS", "0")))
+    return -(X - 0.3).square().sum(dim=-1)
+"""
+PLAIN = ["run", "--objective", "slow_one:measure", "--grid", "20x15", "--budget", "40", "--policy", "random", "--seed", "1"]
+CODE = """
+import signal, sys
+from sparse_bo.cli.app import main
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-    app.main()
+    main()
 """
 
 
@@ -43,7 +43,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):
     assert done.exit_code == 130
     assert "stopped: interrupted after 10 evaluations\n" in done.output
     assert len(History.load(tmp_path / "gp-draw-expected-improvement-seed1.jsonl").indices) == 10
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     done = invoke(*QUICK, "--out", str(tmp_path), "--storage", str(path))
     assert f"stopped: interrupted after 10 evaluations\nGo on with: python -m sparse_bo resume {path}\n" in done.output
 
@@ -77,14 +77,19 @@ def test_an_interrupted_comparison_shows_the_policies_that_had_finished(tmp_path
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
-def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
+def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path, monkeypatch):
     """The signal reaches the whole process group, workers too, as a terminal sends it."""
-    script, path = tmp_path / "slowly.py", tmp_path / "run.db"
-    script.write_text(SLOWLY)
-    command = [sys.executable, str(script), "run", *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
+    (tmp_path / "slow_one.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    script, path = tmp_path / "command.py", tmp_path / "run.journal"
+    script.write_text(CODE)
+    command = [sys.executable, str(script), *PLAIN, "--storage", str(path), "--out", str(tmp_path / "a")]
     command += ["--executor", executor, "--workers", "2", "--asynchronous"]
     with (tmp_path / "stderr").open("w") as stderr:
-        child = subprocess.Popen(command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr)
+        child = subprocess.Popen(
+            command, process_group=0, stdout=subprocess.DEVNULL, stderr=stderr, env={**os.environ, "SECONDS": "0.2"}
+        )
         deadline = time.monotonic() + 240.0
         while time.monotonic() < deadline and not (path.exists() and read_run(path).told >= 3):
             assert child.poll() is None, (tmp_path / "stderr").read_text()
@@ -100,8 +105,8 @@ def test_ctrl_c_in_a_terminal_leaves_a_run_that_resumes(executor, tmp_path):
     done = invoke("resume", str(path), "--executor", "here", "--quiet", "--yes")
     assert done.exit_code == 0, done.output
     assert read_run(path).told == 40
-    whole = tmp_path / "whole.db"
-    assert invoke("run", *PLAIN, "--storage", str(whole), "--out", str(tmp_path / "b"), "--quiet").exit_code == 0
+    whole = tmp_path / "whole.journal"
+    assert invoke(*PLAIN, "--storage", str(whole), "--out", str(tmp_path / "b"), "--quiet").exit_code == 0
     assert sorted(read_run(whole).history.indices) == sorted(read_run(path).history.indices)
 
 
@@ -117,11 +122,11 @@ def failing(tmp_path, monkeypatch):
 
 
 def test_a_failing_objective_is_told_in_words_of_the_command_line(failing):
-    done = invoke(*failing, "--storage", "my run.db")
+    done = invoke(*failing, "--storage", "my run.journal")
     assert done.exit_code == 1
     assert done.stderr == (
         "stopped: the objective failed on a batch of 1 (ZeroDivisionError: division by zero)\n"
-        "Go on with: python -m sparse_bo resume 'my run.db'\n"
+        "Go on with: python -m sparse_bo resume 'my run.journal'\n"
     )
     assert "3 on 3 distinct arms" in done.stdout
     assert len(History.load("out/f-random-seed0.jsonl").indices) == 3

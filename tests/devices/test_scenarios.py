@@ -254,13 +254,13 @@ def test_every_command_of_the_command_line(second, tmp_path):
         picks = []
         for device in ("cpu", "second"):
             out = tmp_path / f"{device}{number}"
-            done = invoke(*QUICK, "--device", device, "--out", out, "--storage", tmp_path / f"{device}{number}.db", *extra)
+            done = invoke(*QUICK, "--device", device, "--out", out, "--storage", tmp_path / f"{device}{number}.journal", *extra)
             assert done.exit_code == 0, done.stderr
             (history,) = out.glob("*.jsonl")
             picks.append([json.loads(line).get("indices") for line in history.read_text().splitlines()])
         assert picks[0] == picks[1]
     for problem in ("eggholder2", "hartmann6", "levy20", "powell50", "rastrigin100"):
-        path = tmp_path / f"{problem}.db"
+        path = tmp_path / f"{problem}.journal"
         start = ["run", "--problem", problem, "--policy", "random", "--budget", "6", "--device", "second", "--storage", path]
         done = invoke(*start)
         assert done.exit_code == 0, (problem, done.stderr)

@@ -121,9 +121,9 @@ def test_a_run_with_everything_learned_goes_on_from_its_journal(tmp_path):
         return AskTell(ARMS, BKB(dictionary=IncrementalLeverageSampler()), seed=0, **options)
 
     reference = loop().run(objective, 24).history.indices
-    with loop(storage=tmp_path / "run.db") as first:
+    with loop(storage=tmp_path / "run.journal") as first:
         first.run(objective, 17)
-    with AskTell.resume(tmp_path / "run.db") as again:
+    with AskTell.resume(tmp_path / "run.journal") as again:
         assert again.run(objective, 7).history.indices == reference
 
 

@@ -185,24 +185,26 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(space, objective, feasib
     whole = AskTell(space=space, feasible=feasible, seed=3)
     told(whole, 6)
     asked = whole.history.parameters
-    with AskTell(space=space, feasible=feasible, seed=3, storage=tmp_path / "run.db") as first:
+    with AskTell(space=space, feasible=feasible, seed=3, storage=tmp_path / "run.journal") as first:
         told(first, 4)
     on_arms = isinstance(whole._domain, SpaceArms)
-    with AskTell.resume(tmp_path / "run.db", feasible=None if on_arms else feasible) as again:
+    with AskTell.resume(tmp_path / "run.journal", feasible=None if on_arms else feasible) as again:
         told(again, 2)
         assert again.history.parameters == asked
     if not on_arms:
         with pytest.raises(ValueError, match="a journal cannot store; pass feasible="):
-            AskTell.resume(tmp_path / "run.db")
+            AskTell.resume(tmp_path / "run.journal")
     other = {**space, "more": Float(0, 1)}
     with pytest.raises(ValueError, match="this call asks for another one"):
-        maximize(objective, space=other, feasible=feasible, seed=3, budget=30, storage=tmp_path / "run.db", resume=True)
-    result = maximize(objective, space=space, feasible=feasible, seed=3, budget=26, storage=tmp_path / "run.db", resume=True)
+        maximize(objective, space=other, feasible=feasible, seed=3, budget=30, storage=tmp_path / "run.journal", resume=True)
+    result = maximize(
+        objective, space=space, feasible=feasible, seed=3, budget=26, storage=tmp_path / "run.journal", resume=True
+    )
     assert result.history.parameters[: len(asked)] == asked
 
 
 def test_a_resumed_run_takes_its_space_from_the_journal_and_names_what_differs(tmp_path):
-    run = {"policy": RandomSearch(), "storage": tmp_path / "run.db"}
+    run = {"policy": RandomSearch(), "storage": tmp_path / "run.journal"}
     maximize(few, space=SMALL, feasible=lambda point: point["n"] > 1, budget=2, **run)
     for feasible in (None, lambda point: point["n"] > 0):
         with pytest.raises(ValueError, match="had another feasible= over these parameters; pass another storage="):
@@ -228,7 +230,7 @@ def test_numbers_of_numpy_are_pythons_own_in_a_space(tmp_path):
         return point["rate"]
 
     first = ([{"lr": 0.5, "rate": 0.25, "depth": np.int64(3), "kind": "a", "width": np.int64(2)}], [0.0])
-    run = {"space": space, "initial": first, "policy": RandomSearch(batch_size=2), "storage": tmp_path / "run.db"}
+    run = {"space": space, "initial": first, "policy": RandomSearch(batch_size=2), "storage": tmp_path / "run.journal"}
     maximize(objective, **run, budget=4)
     result = maximize(objective, **run, budget=6, resume=True)
     assert types == [[float, float, int, str, int]] * 6

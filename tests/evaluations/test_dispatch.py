@@ -73,13 +73,13 @@ def test_the_same_seed_gives_the_same_picks_on_every_executor(executor):
 
 def test_asynchronous_runs_make_every_evaluation_once(executor, tmp_path):
     workers = Workers(executor=executor, count=3, asynchronous=True)
-    result = run(flaky.slow, executor=workers, storage=tmp_path / "run.db")
+    result = run(flaky.slow, executor=workers, storage=tmp_path / "run.journal")
     history = result.history
     assert len(history.indices) == result.state.pulls == 50
     truth = flaky.smooth(arms()).tolist()
     values = [v for row in history.rows for v in row.values]
     assert values == [truth[i] for i in history.indices]
-    assert read_run(tmp_path / "run.db").told == 50
+    assert read_run(tmp_path / "run.journal").told == 50
 
 
 EXITS = {"threads": "thread", "processes": "process", "loky": "process", "dask": "raises"}
@@ -116,7 +116,7 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
             executor=workers,
             call_with="batch",
             arrays="list",
-            storage=tmp_path / "run.db",
+            storage=tmp_path / "run.journal",
             budget=52,
             policy=bbkb(ratio_threshold=1e6, max_batch_size=26),
         )
@@ -124,7 +124,7 @@ def test_flaky_workers_end_with_the_right_observations(name, count, asynchronous
         if name == "dask":
             client.close()
             cluster.close()
-    recorded = read_run(tmp_path / "run.db")
+    recorded = read_run(tmp_path / "run.journal")
     kinds = [objective.kind(t) for t in range(52)]
     dropped = {t for t, kind in enumerate(kinds) if kind in ("nan", "always raises")}
     assert {"raises", "nan", "hangs", "exits", "always raises"} <= set(kinds)
@@ -157,10 +157,10 @@ def test_an_objective_that_raises_ends_the_run_with_everything_told_and_the_rest
 
     workers = Workers(executor="threads", count=4, asynchronous=asynchronous, chunk=1)
     with pytest.raises(ObjectiveError, match=r"on ticket \d+ \(ArithmeticError: the oven exploded\)") as caught:
-        run(sometimes, executor=workers, storage=tmp_path / "run.db")
+        run(sometimes, executor=workers, storage=tmp_path / "run.journal")
     loop = caught.value.loop
     assert loop.pending
-    told = read_run(tmp_path / "run.db").told
+    told = read_run(tmp_path / "run.journal").told
     assert told >= 16
     result = loop.run(flaky.smooth, 50 - loop.asked, executor=workers)
     assert result.state.pulls == loop.asked == 50
@@ -371,29 +371,29 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
         return flaky.smooth(X)
 
     with pytest.raises(RunInterrupted) as caught:
-        run(interrupted, executor=Workers(executor="threads", count=3, chunk=1), storage=tmp_path / "run.db")
-    told = read_run(tmp_path / "run.db").told
+        run(interrupted, executor=Workers(executor="threads", count=3, chunk=1), storage=tmp_path / "run.journal")
+    told = read_run(tmp_path / "run.journal").told
     assert told >= 11
     caught.value.loop.close()
     with pytest.raises(FileExistsError):
-        run(flaky.smooth, storage=tmp_path / "run.db")
-    result = run(flaky.smooth, executor="threads", workers=7, storage=tmp_path / "run.db", resume=True)
+        run(flaky.smooth, storage=tmp_path / "run.journal")
+    result = run(flaky.smooth, executor="threads", workers=7, storage=tmp_path / "run.journal", resume=True)
     assert result.history.indices == run(flaky.smooth).history.indices
-    again = run(flaky.smooth, storage=tmp_path / "run.db", resume=True)
+    again = run(flaky.smooth, storage=tmp_path / "run.journal", resume=True)
     assert again.history.indices == result.history.indices
 
 
 def test_resuming_another_run_is_refused(tmp_path):
-    run(flaky.smooth, storage=tmp_path / "run.db", budget=5)
+    run(flaky.smooth, storage=tmp_path / "run.journal", budget=5)
     with pytest.raises(ValueError, match="has seed 2; this call asks for another one"):
-        run(flaky.smooth, storage=tmp_path / "run.db", resume=True, seed=3)
+        run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, seed=3)
     with pytest.raises(ValueError, match="another problem"):
-        run(flaky.smooth, storage=tmp_path / "run.db", resume=True, arms=arms(61))
+        run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, arms=arms(61))
     with pytest.raises(TypeError, match="expected bounds to be a torch.Tensor"):
-        run(flaky.smooth, storage=tmp_path / "run.db", resume=True, arms=None, bounds=[[0.0], [1.0]])
+        run(flaky.smooth, storage=tmp_path / "run.journal", resume=True, arms=None, bounds=[[0.0], [1.0]])
     with pytest.raises(ValueError, match="with resume=True, got None"):
         run(flaky.smooth, resume=True)
-    assert run(flaky.smooth, storage=tmp_path / "new.db", resume=True, budget=5).state.pulls == 5
+    assert run(flaky.smooth, storage=tmp_path / "new.journal", resume=True, budget=5).state.pulls == 5
 
 
 @pytest.mark.parametrize("executor", [None, "threads", "loky"])
@@ -408,7 +408,7 @@ def test_single_evaluations_get_one_point_or_a_batch_of_one(executor, loky_execu
 def test_loky_takes_lambdas_and_the_standard_library_says_before_anything_is_asked_that_it_does_not(tmp_path, loky_executor):
     assert run(lambda X: flaky.smooth(X), executor=loky_executor, budget=6).state.pulls == 6
     for executor in ("processes", ProcessPoolExecutor(1)):
-        path = tmp_path / f"{type(executor).__name__}.db"
+        path = tmp_path / f"{type(executor).__name__}.journal"
         with pytest.raises(TypeError, match="cannot be sent to another process.*at the top level of a module.*loky"):
             run(lambda X: X[:, 0], executor=executor, storage=path)
         assert read_run(path).asked == 0
@@ -450,8 +450,8 @@ class ShutsDown:
 
 def test_an_executor_shut_down_during_a_run_loses_nothing(tmp_path):
     with pytest.raises(ObjectiveError, match=r"takes no more evaluations \(RuntimeError: cannot schedule") as caught:
-        run(flaky.smooth, executor=Workers(executor=ShutsDown(), count=2, chunk=1), storage=tmp_path / "run.db")
-    assert read_run(tmp_path / "run.db").told >= 9
+        run(flaky.smooth, executor=Workers(executor=ShutsDown(), count=2, chunk=1), storage=tmp_path / "run.journal")
+    assert read_run(tmp_path / "run.journal").told >= 9
     caught.value.loop.close()
 
 
@@ -568,7 +568,7 @@ def test_a_timeout_does_not_count_for_evaluations_that_wait_for_a_worker(kind, t
         with pytest.raises(ValueError, match=message):
             Workers(executor=pool, timeout=1.0, count=8)
         with pytest.raises(ValueError, match=message):
-            run(flaky.smooth, executor=Workers(executor=pool, timeout=1.0), workers=8, storage=tmp_path / "run.db")
+            run(flaky.smooth, executor=Workers(executor=pool, timeout=1.0), workers=8, storage=tmp_path / "run.journal")
         assert not list(tmp_path.iterdir())
         assert Workers(executor=pool, count=8).count == 8
         assert Workers(executor=pool, count=2, timeout=1.0).count == 2

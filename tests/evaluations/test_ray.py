@@ -97,17 +97,17 @@ def test_the_same_seed_gives_the_same_picks(executor, arrays):
 
 def test_asynchronous_runs_make_every_evaluation_once(executor, tmp_path):
     workers = Workers(executor=executor, asynchronous=True)
-    result = run(flaky.slow, executor=workers, storage=tmp_path / "run.db")
-    assert result.state.pulls == read_run(tmp_path / "run.db").told == 30
+    result = run(flaky.slow, executor=workers, storage=tmp_path / "run.journal")
+    assert result.state.pulls == read_run(tmp_path / "run.journal").told == 30
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["batches", "asynchronous"])
 def test_flaky_workers_end_with_the_right_observations(executor, asynchronous, tmp_path):
     workers = Workers(executor=executor, timeout=1.0, retries=4, on_error="drop", asynchronous=asynchronous)
     objective = light.Flaky(str(tmp_path), exits="process", hang_seconds=600.0)
-    settings = {"call_with": "batch", "arrays": "list", "budget": 30, "storage": tmp_path / "run.db"}
+    settings = {"call_with": "batch", "arrays": "list", "budget": 30, "storage": tmp_path / "run.journal"}
     result = run(objective, executor=workers, **settings)
-    recorded = read_run(tmp_path / "run.db")
+    recorded = read_run(tmp_path / "run.journal")
     dropped = {t for t in range(30) if objective.kind(t) in ("nan", "always raises")}
     assert (recorded.asked, recorded.failed) == (30, len(dropped))
     assert result.state.pulls == recorded.told == 30 - len(dropped)

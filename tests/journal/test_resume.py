@@ -127,7 +127,7 @@ def test_initial_observations_of_another_run_are_refused(where, tmp_path):
     for initial in ((others, y), (inputs, 2 * y), (inputs[:1], y[:1])):
         with pytest.raises(ValueError, match=r"run.journal has other initial observations, or none; .* another storage="):
             maximize(objective, **domain, **how, initial=initial, resume=True)
-    how["storage"] = tmp_path / "other.db"
+    how["storage"] = tmp_path / "other.journal"
     maximize(objective, **domain, **how)
     with pytest.raises(ValueError, match="has other initial observations, or none"):
         maximize(objective, **domain, **how, initial=(inputs, y), resume=True)

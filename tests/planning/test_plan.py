@@ -334,7 +334,7 @@ def test_the_command_says_aloud_what_does_not_fit():
         ([], "one of --arms, --arms-file and --grid, got 0"),
         (["--arms", "10", "--grid", "3x3"], "got 2 of them"),
         (["--arms", "ten", "--dims", "1"], "such as 1000000 or 1e6, got 'ten'"),
-        (["--arms", "1.5", "--dims", "1"], "whole number >= 1, got '1.5'"),
+        (["--arms", "1.5", "--dims", "1"], "whole number from 0 to 2^62, such as 1000000 or 1e6, got '1.5'"),
         (["--grid", "3y3"], "100x50 for the unit cube, got '3y3'"),
         (["--grid", "0:1:5,0:1"], "'0:1' for axis 1"),
         (["--grid", "9x9", "--arms-file", "x.npy"], "got 2 of them"),
@@ -358,17 +358,17 @@ def run_with(folder, *arguments):
 
 
 def test_a_run_with_a_memory_limit_takes_its_settings_from_a_plan(tmp_path):
-    done = run_with(tmp_path, "--memory", "0.006", "--storage", str(tmp_path / "run.db"))
+    done = run_with(tmp_path, "--memory", "0.006", "--storage", str(tmp_path / "run.journal"))
     assert done.exit_code == 0
     assert "plan: smaller tiles: memory_bytes lowered from 256 MiB" in done.output
-    assert about_of(tmp_path / "run.db")["description"]["fields"]["memory_bytes"] < 2**28  # a resume has it as well
+    assert about_of(tmp_path / "run.journal")["description"]["fields"]["memory_bytes"] < 2**28  # a resume has it as well
 
 
 def test_a_run_that_does_not_fit_is_not_started(tmp_path):
-    done = run_with(tmp_path, "--memory", "0.0001", "--storage", str(tmp_path / "run.db"))
+    done = run_with(tmp_path, "--memory", "0.0001", "--storage", str(tmp_path / "run.journal"))
     assert done.exit_code == 3
     assert "does NOT fit: 105 KiB may be used" in done.output
-    assert not (tmp_path / "run.db").exists()
+    assert not (tmp_path / "run.journal").exists()
 
 
 @pytest.mark.parametrize(

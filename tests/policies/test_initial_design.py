@@ -55,9 +55,9 @@ def test_failures_do_not_restart_the_sequence():
 
 def test_a_resumed_run_continues_the_sequence(tmp_path):
     whole = AskTell(bounds=unit_box(3), policy=TrustRegion(initial_design=16), seed=5).ask(16).X
-    with AskTell(bounds=unit_box(3), policy=TrustRegion(initial_design=16), seed=5, storage=tmp_path / "run.db") as loop:
+    with AskTell(bounds=unit_box(3), policy=TrustRegion(initial_design=16), seed=5, storage=tmp_path / "run.journal") as loop:
         first = asked(loop, [1] * 6)
-    with AskTell.resume(tmp_path / "run.db") as again:
+    with AskTell.resume(tmp_path / "run.journal") as again:
         assert torch.equal(torch.cat([first, again.ask(3).X]), whole[:9])
 
 

@@ -168,7 +168,7 @@ def _source(arms):
 def test_an_objective_of_single_arms_and_arms_that_are_streamed(folder):
     np.save("large.npy", np.random.default_rng(1).random((40_000, 2)).astype(np.float32))
     done = invoke(
-        *RUN, "--arms-file", "large.npy", "--objective", "experiment:one", "--one-by-one", "--memory-bytes", "1048576"
+        *RUN, "--arms-file", "large.npy", "--objective", "experiment:one", "--one-by-one", "--set", "memory_bytes=1048576"
     )
     assert done.exit_code == 0, done.output
     assert "40,000" in done.output
@@ -185,7 +185,7 @@ def test_workers_find_the_objective_too(folder):
 
 @pytest.mark.parametrize("arms", [["--arms-file", "arms.npy"], ["--grid", "0:1:21,0:1:11"]], ids=lambda a: a[1])
 def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, monkeypatch):
-    assert invoke(*RUN, *arms, "--storage", "whole.db", "--quiet").exit_code == 0
+    assert invoke(*RUN, *arms, "--storage", "whole.journal", "--quiet").exit_code == 0
     original, told = AskTell.tell, []
 
     def dies(self, tickets, y):
@@ -196,33 +196,33 @@ def test_a_run_that_was_cut_goes_on_as_if_nothing_had_happened(arms, folder, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(AskTell, "tell", dies)
-        assert invoke(*RUN, *arms, "--storage", "cut.db", "--quiet").exit_code == 137
+        assert invoke(*RUN, *arms, "--storage", "cut.journal", "--quiet").exit_code == 137
     gc.collect()  # the dead run's hold on the journal ends with it
-    assert 4 <= read_run("cut.db").told < 24
-    reported = invoke("report", "cut.db", "--out", "c")
+    assert 4 <= read_run("cut.journal").told < 24
+    reported = invoke("report", "cut.journal", "--out", "c")
     assert reported.exit_code == 0, reported.output
     assert "told" in reported.output
     monkeypatch.chdir(folder)
-    done = invoke("resume", "cut.db", "--yes")
+    done = invoke("resume", "cut.journal", "--yes")
     assert done.exit_code == 0, done.output
-    assert read_run("cut.db").history.indices == read_run("whole.db").history.indices
-    assert read_run("cut.db").history.column("values") == read_run("whole.db").history.column("values")
+    assert read_run("cut.journal").history.indices == read_run("whole.journal").history.indices
+    assert read_run("cut.journal").history.column("values") == read_run("whole.journal").history.column("values")
 
 
 def test_a_resume_refuses_arms_that_have_changed(folder, monkeypatch):
-    assert invoke(*RUN, "--arms-file", "arms.npy", "--storage", "run.db", "--quiet").exit_code == 0
+    assert invoke(*RUN, "--arms-file", "arms.npy", "--storage", "run.journal", "--quiet").exit_code == 0
     arms = np.load("arms.npy")
     arms[150, 1] += 1e-9
     np.save("arms.npy", arms)
-    done = invoke("resume", "run.db", "--budget", "50", "--yes")
+    done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert done.exit_code == 2
-    assert "run.db (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
+    assert "run.journal (200 x 2, torch.float64), got others" in done.stderr.replace("\n", " ")
     np.save("arms.npy", arms[:150])
     monkeypatch.setattr("sparse_bo.runs.records.digest", lambda arms: pytest.fail("another shape needs no hash"))
-    done = invoke("resume", "run.db", "--budget", "50", "--yes")
+    done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert "got others (150 x 2, torch.float64)" in done.stderr.replace("\n", " ")
     Path("arms.npy").unlink()
-    done = invoke("resume", "run.db", "--budget", "50", "--yes")
+    done = invoke("resume", "run.journal", "--budget", "50", "--yes")
     assert done.exit_code == 2
     assert "got no such file" in done.stderr
 
@@ -236,23 +236,23 @@ def test_a_file_is_known_by_its_contents_wherever_it_lies(folder):
 
 def test_an_objective_that_fails_keeps_what_was_told_and_can_be_resumed(folder):
     (folder / "broken.py").write_text("calls = []\ndef f(X):\n    calls.append(1)\n    return 1 / (len(calls) < 4) * X[:, 0]\n")
-    done = invoke(*RUN, "--objective", "broken:f", "--grid", "9x9", "--storage", "run.db")
+    done = invoke(*RUN, "--objective", "broken:f", "--grid", "9x9", "--storage", "run.journal")
     assert done.exit_code == 1
     assert "the objective failed" in done.stderr.replace("\n", " ")
-    before = read_run("run.db").told
+    before = read_run("run.journal").told
     assert before >= 3
     sys.modules.pop("broken")
     (folder / "broken.py").write_text("def f(X):\n    return X[:, 0]\n")
-    assert invoke("resume", "run.db", "--yes").exit_code == 0
-    assert read_run("run.db").told == 24
+    assert invoke("resume", "run.journal", "--yes").exit_code == 0
+    assert read_run("run.journal").told == 24
 
 
 def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_again(folder):
     run = ["run", "--problem", "gp-draw", "--arms", "27000", "--dims", "40", "--policy", "random", "--budget", "3"]
-    assert invoke(*run, "--storage", "run.db", "--quiet").exit_code == 0
-    done = invoke("resume", "run.db", "--budget", "6", "--quiet")
+    assert invoke(*run, "--storage", "run.journal", "--quiet").exit_code == 0
+    done = invoke("resume", "run.journal", "--budget", "6", "--quiet")
     assert done.exit_code == 0, done.output
-    assert read_run("run.db").told == 6
+    assert read_run("run.journal").told == 6
 
 
 @pytest.mark.parametrize(
@@ -275,10 +275,10 @@ def test_arms_of_a_built_in_problem_that_are_too_many_for_the_journal_are_made_a
         (["--objective", "experiment:measure", "--arms-file", "whole.npy"], "expected float64 or float32 arms"),
         (["--objective", "experiment:measure", "--grid", "9x9", "--policy", "gssbo"], "searches a box, got an arm set"),
         (
-            ["--objective", "experiment:measure", "--grid", "2000x2000", "--memory-bytes", "1048576", "--stop-rule", "local"],
+            ["--objective", "experiment:measure", "--grid", "2000x2000", "--set=memory_bytes=1048576", "--set=stop_rule=local"],
             "loc",
         ),
-        (["--problem", "abalone", "--one-by-one"], "--one-by-one is about an --objective"),
+        (["--problem", "abalone", "--one-by-one"], "--one-by-one needs --objective"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -28,13 +28,14 @@ def test_the_objective_is_evaluated_once_and_every_rank_has_the_result(tmp_path)
 
     alone = maximize(objective, arms=scattered(), policy=bbkb(), budget=40, seed=3)
     outcomes = rehearse(
-        3, lambda group: run(group, objective=counted, storage=tmp_path / "run.db", callback=lambda _, row: rows.append(row))
+        3,
+        lambda group: run(group, objective=counted, storage=tmp_path / "run.journal", callback=lambda _, row: rows.append(row)),
     )
     assert sum(calls) == 40
     assert len(rows) == len(alone.history.rows)
     assert [picks_in(result.history) for result in outcomes] == [picks_in(alone.history)] * 3
     assert [result.best_index for result in outcomes] == [alone.best_index] * 3
-    assert (tmp_path / "run.db").exists()
+    assert (tmp_path / "run.journal").exists()
 
 
 def test_an_executor_spreads_the_evaluations_of_rank_0():
@@ -58,7 +59,7 @@ def test_an_objective_that_fails_stops_every_rank():
 
 @pytest.mark.parametrize("then", [1, 2, 4])
 def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path):
-    storage = tmp_path / "run.db"
+    storage = tmp_path / "run.journal"
 
     def play(group, rounds, *, resume):
         arms = split(scattered(), group)
@@ -82,7 +83,7 @@ def test_a_resume_on_another_number_of_ranks_makes_the_same_picks(then, tmp_path
 
 def test_rank_0_alone_may_ask_for_the_result(tmp_path):
     """The rows of evaluated arms are known on every rank, of a resumed run too."""
-    storage = tmp_path / "run.db"
+    storage = tmp_path / "run.journal"
 
     def recommended(loop, group):
         result = loop.result() if group.leads else None
@@ -102,7 +103,7 @@ def test_rank_0_alone_may_ask_for_the_result(tmp_path):
 
 
 def test_a_journal_of_other_arms_is_refused_everywhere(tmp_path):
-    storage = tmp_path / "run.db"
+    storage = tmp_path / "run.journal"
     rehearse(2, lambda group: run(group, storage=storage))
     outcomes = rehearse(2, lambda group: AskTell.resume(storage, arms=split(scattered(seed=5), group)))
     assert isinstance(outcomes[0], ValueError)
@@ -157,7 +158,7 @@ def test_ranks_whose_posteriors_round_differently_find_out(monkeypatch):
 
 
 def test_a_journal_that_is_there_already_stops_every_rank(tmp_path):
-    storage = tmp_path / "run.db"
+    storage = tmp_path / "run.journal"
     storage.write_text("")
     first, second = rehearse(2, lambda group: AskTell(split(scattered(), group), policy=bbkb(), storage=storage))
     assert isinstance(first, FileExistsError)
@@ -170,7 +171,7 @@ def test_a_journal_that_cannot_be_written_stops_every_rank(tmp_path, monkeypatch
             raise StorageError("disk full")
 
     monkeypatch.setattr(Recorder, "told", full)
-    first, second = rehearse(2, lambda group: run(group, storage=tmp_path / "run.db"))
+    first, second = rehearse(2, lambda group: run(group, storage=tmp_path / "run.journal"))
     assert isinstance(first, StorageError)
     assert isinstance(second, RankError)
     assert "disk full" in str(second)

@@ -21,7 +21,7 @@ BUDGET = 60
 
 def scenario(group, where: str):
     """Make a whole run, one whose settings differ, and one in which rank 3 is killed."""
-    storage, found = Path(where) / "whole.db", {}
+    storage, found = Path(where) / "whole.journal", {}
     result = maximize(objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=storage)
     found["picks"] = picks_in(result.history)
     try:
@@ -41,7 +41,7 @@ def scenario(group, where: str):
     start = time.monotonic()
     try:
         maximize(
-            objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=Path(where) / "cut.db"
+            objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=Path(where) / "cut.journal"
         )
     except RankError as error:
         found["lost"], found["seconds"] = str(error), time.monotonic() - start
@@ -50,7 +50,7 @@ def scenario(group, where: str):
 
 def going_on(group, where: str):
     """Go on with the run that lost a rank."""
-    storage = Path(where) / "cut.db"
+    storage = Path(where) / "cut.journal"
     result = maximize(
         objective, arms=split(scattered(), group), policy=bbkb(), budget=BUDGET, seed=3, storage=storage, resume=True
     )
@@ -147,7 +147,7 @@ def seen(loop, row):
         killed()
 group = Processes(time_limit=20)
 result = maximize(objective, arms=split(scattered(), group), policy=bbkb(), budget={BUDGET}, seed=3,
-                  storage="run.db", resume=True, callback=seen)
+                  storage="run.journal", resume=True, callback=seen)
 if group.leads:
     open("picks", "w").write(repr(picks_in(result.history)))
 """,
@@ -173,11 +173,11 @@ def measure(X):
         encoding="utf-8",
     )
     options = ["--objective", "own:measure", "--grid", "0:1:30,0:1:30", "--policy", "bbkb", "--budget", "40", "--seed", "3"]
-    command = ["-m", "sparse_bo", "run", *options, "--quiet", "--storage", "run.db", "--out", "out"]
+    command = ["-m", "sparse_bo", "run", *options, "--quiet", "--storage", "run.journal", "--out", "out"]
     started(command, tmp_path)
-    first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.db")
+    first, cut = (tmp_path / "own.py").read_text(), read_run(tmp_path / "run.journal")
     (tmp_path / "own.py").write_text(first.replace('== "0"', '== "never"'), encoding="utf-8")
-    alone = [sys.executable, *command[:-3], "whole.db", "--out", "out"]
+    alone = [sys.executable, *command[:-3], "whole.journal", "--out", "out"]
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "TORCHELASTIC_RESTART_COUNT": "0"})
-    assert cut.history.indices == read_run(tmp_path / "whole.db").history.indices
+    assert cut.history.indices == read_run(tmp_path / "whole.journal").history.indices
     assert cut.told == 40

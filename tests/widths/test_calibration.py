@@ -111,7 +111,7 @@ def test_a_run_keeps_its_errors_over_a_resume(kind: str, tmp_path) -> None:
     def rough(X: torch.Tensor) -> torch.Tensor:
         return torch.sin(40.0 * X[:, 0]) * torch.cos(31.0 * X[:, 1])
 
-    path = tmp_path / "run.db"
+    path = tmp_path / "run.journal"
     loop = AskTell(**where, policy=BBKB(), seed=0, storage=path)
     loop.run(rough, 30 if kind == "arms" else 16)
     before = loop.state.fitted.errors

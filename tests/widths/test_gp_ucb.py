@@ -105,9 +105,9 @@ def test_a_run_has_the_width_of_its_round_and_resumes(tmp_path):
         return AskTell(policy=BoTorchUCB(**SMALL, width=SrinivasCompact()), bounds=box(), seed=0, **options)
 
     reference = recorded().run(bowl, 6).history.points
-    with recorded(storage=tmp_path / "run.db") as first:
+    with recorded(storage=tmp_path / "run.journal") as first:
         first.run(bowl, 5)
-    with AskTell.resume(tmp_path / "run.db") as again:
+    with AskTell.resume(tmp_path / "run.journal") as again:
         assert again.run(bowl, 1).history.points == reference
 
 

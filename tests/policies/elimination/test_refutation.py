@@ -134,10 +134,10 @@ class TestWrongNorm:
             rkhs_norm=problem.norm,
             on_refuted=mode,
         )
-        with AskTell(problem.arms, policy, storage=tmp_path / "run.db") as loop:
+        with AskTell(problem.arms, policy, storage=tmp_path / "run.journal") as loop:
             loop.run(problem, BUDGET, call_with="indices")
             before = loop.state
-        with AskTell.resume(tmp_path / "run.db") as loop:
+        with AskTell.resume(tmp_path / "run.journal") as loop:
             after = loop.state
         for name in ("norm", "doublings", "refuted", "trusted", "norm_at_least"):
             assert getattr(after, name) == getattr(before, name), name

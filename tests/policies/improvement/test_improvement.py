@@ -147,9 +147,9 @@ def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
 
     y = evaluate(torch.arange(120))
     expected = go_on(AskTell(X, ExpectedImprovement(), seed=0), 50)
-    with AskTell(X, ExpectedImprovement(), seed=0, storage=tmp_path / "run.db") as loop:
+    with AskTell(X, ExpectedImprovement(), seed=0, storage=tmp_path / "run.journal") as loop:
         go_on(loop, 30)
-    with AskTell.resume(tmp_path / "run.db", arms=X) as again:
+    with AskTell.resume(tmp_path / "run.journal", arms=X) as again:
         assert again.policy == ExpectedImprovement()
         assert go_on(again, 50).state.told.tolist() == expected.state.told.tolist()
 

@@ -104,9 +104,9 @@ def test_observations_from_before_the_run_count():
 def test_a_run_goes_on_from_its_journal_with_the_same_picks(stop, tmp_path):
     X = arms(90)
     expected = picks_of(go_on(AskTell(X, two_stage(), seed=1), X, 50, 4))
-    with AskTell(X, two_stage(), seed=1, storage=tmp_path / "run.db") as loop:
+    with AskTell(X, two_stage(), seed=1, storage=tmp_path / "run.journal") as loop:
         go_on(loop, X, stop, 4)
-    with AskTell.resume(tmp_path / "run.db", arms=X) as again:
+    with AskTell.resume(tmp_path / "run.journal", arms=X) as again:
         assert isinstance(again.policy, TwoStage)
         assert again.policy.after == 18
         assert picks_of(go_on(again, X, 50, 4)) == expected

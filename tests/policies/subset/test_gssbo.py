@@ -393,9 +393,9 @@ def test_a_run_conditioned_on_all_can_be_resumed_from_its_journal(tmp_path):
         return AskTell(policy=GSSBO(**SMALL, buffer=6, condition_on="all"), bounds=box(), seed=0, **options)
 
     reference = loop().run(bowl, 8).history.points
-    with loop(storage=tmp_path / "run.db") as first:
+    with loop(storage=tmp_path / "run.journal") as first:
         first.run(bowl, 7)
-    with AskTell.resume(tmp_path / "run.db") as again:
+    with AskTell.resume(tmp_path / "run.journal") as again:
         assert again.policy.condition_on == "all"
         assert again.run(bowl, 1).history.points == reference
 

@@ -130,10 +130,10 @@ def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
     expected = AskTell(bounds=unit_box(2), policy=EVERY, seed=0)
     for stop in stops:
         go_on(expected, stop)
-    with AskTell(bounds=unit_box(2), policy=EVERY, seed=0, storage=tmp_path / "run.db") as loop:
+    with AskTell(bounds=unit_box(2), policy=EVERY, seed=0, storage=tmp_path / "run.journal") as loop:
         go_on(loop, stops[0])
     for stop in stops[1:]:
-        with AskTell.resume(tmp_path / "run.db") as again:
+        with AskTell.resume(tmp_path / "run.journal") as again:
             assert again.policy == EVERY
             go_on(again, stop)
             assert again.history.points == expected.history.points[: len(again.history.points)]

@@ -276,10 +276,10 @@ def test_an_infinite_value_is_refused_and_nothing_is_lost(tmp_path):
         return bowl(X) if len(calls) < 4 else torch.full((len(X),), math.inf).double()
 
     with pytest.raises(ObjectiveError, match="finite values") as caught:
-        maximize(objective, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.db")
+        maximize(objective, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.journal")
     told = sum(calls[:3])
     assert caught.value.result.state.pulls == told
-    result = maximize(bowl, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.db", resume=True)
+    result = maximize(bowl, bounds=box(), budget=80, seed=0, storage=tmp_path / "run.journal", resume=True)
     assert result.state.pulls == 80
     assert result.best_mean == pytest.approx(0.0, abs=1e-2)
 
