@@ -16,6 +16,8 @@ from torch import Tensor
 DEPTHS = {"log": 0.3, "deep log": 0.05}
 """Distance below the best at which the logarithm bends, in units of the distance from the best to the median."""
 KINDS = ("plain", *DEPTHS, "asinh")
+DEEPEST = 1e3
+"""Largest distance below the origin, in units of the width: lower observations are clipped, as their size tells nothing."""
 SMALLEST = 1e-12
 """Of distances, in units of what they are differences of: smaller ones are rounding."""
 LARGEST = 1e150
@@ -67,8 +69,7 @@ class Warp:
 
     def _distances(self, y: Tensor) -> Tensor:
         z = (y.clamp(-LARGEST, LARGEST) - self.origin) / self.width
-        # Bent transformations clamp values far below their origin: their size carries no information.
-        return z if self.kind == "plain" else z.clamp_min(-1e3)
+        return z if self.kind == "plain" else z.clamp_min(-DEEPEST)
 
     def _bent(self, z: Tensor) -> Tensor:
         if self.kind == "plain":
