@@ -32,7 +32,7 @@ HIGHEST = 40
 """The highest observations are always among them: the best point of the run is one of these."""
 CHOOSE_AGAIN = 1.25
 """Kernel and warping are chosen anew whenever the data has grown by this factor."""
-EXACT_NOISE = 1e-10
+EXACT_NOISE = 1e-6
 """Largest noise variance, in units of the scale, of a model of exact observations (docs/decisions/110)."""
 
 
