@@ -73,7 +73,7 @@ def _generators_of(device: torch.device) -> list[tuple[str, Sequence[int]]]:
 
 
 class _DrawsOnTheCPU(TorchFunctionMode):
-    """What is drawn from another device's generator inside the block is drawn from the CPU's, and moved there."""
+    """Draw from the CPU's generator inside the block in place of another device's, and move the draws there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -52,7 +52,7 @@ class Points:
     variance: Tensor
     """``b`` at the batch start (y²)."""
     columns: tuple[Tensor, ...] = ()
-    """Inputs, and ``b x r`` each: what covariances with picks are computed from."""
+    """Inputs, and ``b x r`` each, from which covariances with picks are computed."""
 
     def __len__(self) -> int:
         return len(self.X)

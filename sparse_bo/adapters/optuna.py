@@ -37,7 +37,7 @@ from sparse_bo.runs.engine import with_gradients
 from sparse_bo.validation import check_count
 
 TRIALS = 500
-"""What a study is taken to have, which says nothing of it: over arms the default policy depends on it."""
+"""Budget assumed of a study, which does not tell its own: over arms the default policy depends on it."""
 AT_ONCE = 100
 """Trials for every pick more that is made ahead: updates cost more later, and decide less."""
 logger = optuna.logging.get_logger("optuna.sparse_bo")

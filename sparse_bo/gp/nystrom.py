@@ -30,7 +30,7 @@ class NystromFactor:
     triangular: bool
     """Which of the two ``matrix`` is."""
     jitter: float
-    """What was added to the diagonal of ``K_DD`` (0 where none was needed), in its units."""
+    """Jitter added to the diagonal of ``K_DD`` (0 where none was needed), in its units."""
     method: Literal["cholesky", "jittered", "eigh"]
     """Plain Cholesky, Cholesky with round-off jitter, or truncated eigendecomposition."""
 

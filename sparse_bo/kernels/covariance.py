@@ -30,7 +30,7 @@ class CovarianceFunction:
 
     kernel: Kernel
     structure: Structure | None = None
-    """What the kernel is made of, where that is known (:func:`sparse_bo.kernels.structure.structure_of`)."""
+    """Components of the kernel, where they are known (:func:`sparse_bo.kernels.structure.structure_of`)."""
 
     @property
     def blocks(self) -> int:

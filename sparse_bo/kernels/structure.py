@@ -33,7 +33,7 @@ class Stationary:
     columns: Tensor | None
     """Input columns that it sees, in order; ``None`` for all."""
     isotropic_weight: float | None
-    """What every squared difference is multiplied by (1/x²), read once; ``None`` where columns differ."""
+    """Factor of every squared difference (1/x²), read once; ``None`` where columns differ."""
 
     @cached_property
     def weights(self) -> Tensor:

@@ -15,7 +15,7 @@ class JitteredCholesky(NamedTuple):
     factor: Tensor
     """``batch_shape x n x n`` lower triangular ``L`` with ``L Lᵀ = A + jitter · I``."""
     jitter: float
-    """What was added to the diagonal, in the units of ``A``."""
+    """Jitter added to the diagonal, in the units of ``A``."""
 
 
 def round_off(A: Tensor, *, scale: float | None = None) -> float:

@@ -95,7 +95,7 @@ def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
 
 
 _SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED")
-"""What messages say where no memory was left: of the CPU, of page-locked memory, of a library's own workspace."""
+"""Names in messages where no memory was left: of the CPU, of page-locked memory, of a library's own workspace."""
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -10,7 +10,7 @@ from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFideli
 from sparse_bo.models.sparse_gp.single_task import SparseGP
 
 MODELS = (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP)
-"""What Ax takes as ``botorch_model_class``."""
+"""Class to pass to Ax as ``botorch_model_class``."""
 
 
 def register_with_ax() -> None:

@@ -30,7 +30,7 @@ class Result:
     """The best arms or points of a run, and how it went."""
 
     summary: Report
-    """What the state says: all that the properties below give, and the size of the model."""
+    """Summary of the state: the values of the properties below, and the size of the model."""
     history: History
     """One row per batch."""
     state: State
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def best_parameters(self) -> dict[str, Any] | None:
-        """What :attr:`best_x` stands for by name; ``None`` without data, or without a space of named parameters."""
+        """:attr:`best_x` by name; ``None`` without data, or without a space of named parameters."""
         return self._named(self.summary.best_x)
 
     def _named(self, x: Tensor | None) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def best_observed_parameters(self) -> dict[str, Any] | None:
-        """What :attr:`best_observed_x` stands for by name; ``None`` without data, or without a space."""
+        """:attr:`best_observed_x` by name; ``None`` without data, or without a space."""
         return self._named(self.summary.best_observed_x)
 
     @property
@@ -113,7 +113,7 @@ class Result:
 
     @property
     def refuted(self) -> str | None:
-        """What refutes the certificate of a policy that eliminates; ``None``: nothing has, or it has none."""
+        """The contradiction to the certificate of a policy that eliminates; ``None`` without one, or without a certificate."""
         return self.summary.refuted
 
     def plot(

@@ -29,7 +29,7 @@ NEWEST = 1_000
 
 
 def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnProblem, seconds: float) -> Table:
-    """Return what is worth knowing of a run that has ended."""
+    """Return the summary of a run that has ended: best point, counts, certificate and time."""
     rows = result.history.rows
     sizes = [row.batch_size for row in rows]
     where = _where(result, problem)
@@ -66,7 +66,7 @@ def summary(result: Result, loop: AskTell, problem: Problem | BoxProblem | OwnPr
 
 
 def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProblem | None) -> Table:
-    """Return what a journal says of a run, ended or not; with regrets where the problem is known."""
+    """Return the summary of a journaled run, ended or not; with regrets where the problem is known."""
     about, rows = recorded.about, recorded.history.rows
     title = f"{about['policy']}, seed {about['seed']}, in {path}" + ("" if problem is None else f": {problem.description}")
     since = recorded.before + recorded.asked - recorded.history.observations
@@ -87,7 +87,7 @@ def recorded_summary(path: Path, recorded: Recorded, problem: Problem | BoxProbl
 
 
 def audit_table(path: Path, audit: Audit) -> Table:
-    """Return what an audit found, a line for each promise, and for each what it means."""
+    """Return the findings of an audit, a line for each promise, with its meaning."""
     recorded, failing = audit.recorded, audit.failing
     newest_failed, newest = failing.newest
     done = recorded.told + recorded.failed
@@ -126,13 +126,13 @@ def audit_table(path: Path, audit: Audit) -> Table:
 
 
 def _counts(recorded: Recorded) -> str:
-    """Return how many evaluations were asked for and what came of them, and how many were observed before the run."""
+    """Return the numbers of evaluations asked for, finished and failed, and of those observed before the run."""
     before = f" ({recorded.before:,} observed before)" if recorded.before else ""
     return f"{recorded.asked:,} asked{before}, {recorded.told - recorded.before:,} told, {recorded.failed:,} failed"
 
 
 def _trust(history: History) -> dict[str, str]:
-    """Return whether a certificate was refuted, and how the results were spread around what was predicted of them."""
+    """Return whether a certificate was refuted, and the spread of results around their predictions."""
     lines = {} if history.refuted is None else {"certificate": f"REFUTED: {history.refuted}"}
     found = history.calibration
     if found is not None:

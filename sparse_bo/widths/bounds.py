@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
     width: float
     """Multiplies √variance (dimensionless)."""
     slack: float
-    """Added (y): what a discretisation costs; 0 on arms."""
+    """Added (y) for the error of a discretisation; 0 on arms."""
 
 
 @runtime_checkable

@@ -45,7 +45,7 @@ class FittedRegion:
     learned: Hyperparameters
     """Hyper-parameters of ``gp``."""
     warp: Warp
-    """From observations to what the GP models."""
+    """From observations to modelled values."""
     rows: Tensor = field(metadata=KEPT)
     """``n`` evaluated points that the GP knows, ascending."""
     chosen_at: int = field(metadata=KEPT)
