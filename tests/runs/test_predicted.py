@@ -100,5 +100,5 @@ def test_a_norm_can_be_estimated_for_widths_that_need_one(where, width):
 def test_a_width_that_needs_a_norm_says_what_to_do():
     with pytest.raises(ValueError, match=r"needs rkhs_norm=.*rkhs_norm='estimate'.*estimate_rkhs_norm.*width='calibrated'"):
         BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, width="theory")
-    with pytest.raises(ValueError, match="is of one kernel"):
+    with pytest.raises(ValueError, match="got a learned prior"):
         BBKB(rkhs_norm="estimate", width="theory")
