@@ -107,7 +107,7 @@ def unknown_norm(width: str, *, otherwise: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SweepSettings:
-    """How arms are swept.
+    """Settings of sweeps over arms.
 
     Attributes:
         sweep_dtype: ``torch.float64``, or ``torch.float32`` for the large product of a sweep (picks stay exact: every arm whose

@@ -235,6 +235,16 @@ def test_of_equally_near_points_those_that_succeeded_count(n):
     assert doubtful(X, ring[1::2], ring[::2], correlation).tolist() == [False]
 
 
+def test_an_arm_with_a_success_does_not_speak_against_its_neighbours():
+    """Arm 2 is between arms 0 and 1, both of which failed last."""
+    arms = torch.tensor([[0.0], [0.1], [0.05], [1.0]], dtype=torch.float64)
+    mechanism, zero = RandomSearch().on(Arms(arms)), torch.zeros(1, dtype=torch.float64)
+    succeeded = mechanism.tell(mechanism.init(), torch.tensor([0]), zero, generator=torch.Generator())
+    for state, expected in ((mechanism.init(), True), (succeeded, False)):
+        refuse = mechanism.fail(state, torch.tensor([0, 1])).refusal()
+        assert refuse(torch.tensor([2])).tolist() == [expected]
+
+
 def test_snapshots_without_failures_mean_none():
     assert thaw_failures({"round": 3}) is None
     assert freeze_failures(None) == {}

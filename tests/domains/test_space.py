@@ -320,6 +320,7 @@ def test_workers_get_dictionaries():
             "initial inputs that are feasible, got .*'n': 2",
         ),
         (lambda: Space(SMALL).encode([{"n": 1}]), ValueError, "no 'kind' in row 0"),
+        (lambda: Space(SMALL).encode([{"n": 1, "kind": "x", "rate": 0.0, "z": 1}]), ValueError, "an unknown 'z' in row 0"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "x", "rate": 0.1}]), ValueError, "one of its 5 steps"),
         (lambda: Space(SMALL).encode([{"n": 1, "kind": "w", "rate": 0.0}]), ValueError, "one of 'x', 'y', 'z', got 'w'"),
         (lambda: Space(SMALL).encode([{"n": 9, "kind": "x", "rate": 0.0}]), ValueError, "n in \\[0, 4\\], got 9"),

@@ -124,7 +124,13 @@ def test_the_family_is_that_of_the_highest_evidence():
         each = [learn(X, y, families=[name]).evidence for name in FAMILIES]
         assert found.family == family
         assert found.evidence == max(each)
-    assert learn(X, torch.zeros_like(y), families=["rbf", "rbf"]).family == "rbf"
+
+
+@pytest.mark.parametrize("families", [FAMILIES, FAMILIES[::-1]])
+def test_of_families_with_equal_evidence_the_first_is_chosen(families):
+    """One observation has no correlations."""
+    X = arms(1, 3)
+    assert learn(X, X.new_zeros(1), families=families).family == families[0]
 
 
 def test_noise_and_the_inputs_that_matter_are_found():
@@ -311,6 +317,15 @@ def test_more_inputs_than_are_learned_from_are_sampled():
     one, two = (learned_from(arms, index, y, most=30) for _ in range(2))
     assert numbers(one) == numbers(two)
     assert one.regularization > 1.0
+
+
+def test_inputs_without_replicates_are_learned_from_too():
+    """Those with replicates are constant, the others have no correlations."""
+    arms, _, _ = problem()
+    index, y = torch.cat([torch.arange(200), torch.arange(60)]), torch.zeros(260, dtype=torch.float64)
+    y[60:200] = torch.randn(140, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    first, second = numbers(learned_from(arms, index, y, most=40))[:2]
+    assert min(first / 4.0, second / 0.5) < 0.1  # of the domain's widths
 
 
 def test_the_search_starts_from_the_previous_prior():

@@ -290,6 +290,13 @@ def test_contents_that_this_version_does_not_write_are_named(name, run, tmp_path
     assert path.read_bytes() == before
 
 
+def test_an_ask_with_another_ticket_than_the_next_is_refused(run, tmp_path):
+    path = tmp_path / "run.journal"
+    path.write_bytes(append_kind(b"ask ", np.array([99, 1, 0]).tobytes())(run))  # ticket, number wanted, arm
+    with pytest.raises(StorageError, match="expected ticket 60 in the journal, got 99"):
+        AskTell.resume(path)
+
+
 def test_a_policy_that_is_not_the_one_recorded_is_refused(run, tmp_path):
     path, description = tmp_path / "run.journal", describe(policy())
     description["fields"]["ratio_threshold"] = 4.0

@@ -32,6 +32,11 @@ def test_the_jitter_of_a_singular_matrix_is_its_own_round_off(
     torch.testing.assert_close(L @ L.T, expected, rtol=0, atol=scale * 100 * tolerance(dtype))
 
 
+def test_the_first_jitter_is_ten_times_the_round_off(dtype: torch.dtype, device: torch.device) -> None:
+    A = torch.ones(8, 8, dtype=dtype, device=device)
+    assert safe_cholesky(A).jitter == 10.0 * round_off(A)
+
+
 def test_round_off_follows_size_precision_and_scale(dtype: torch.dtype) -> None:
     A = 3.0 * torch.eye(5, dtype=dtype)
     assert round_off(A) == pytest.approx(5 * torch.finfo(dtype).eps * 3.0)

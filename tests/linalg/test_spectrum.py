@@ -58,6 +58,13 @@ def test_the_upper_bound_is_the_published_one() -> None:
     assert upper == pytest.approx(lower / (1 - eps))
 
 
+@pytest.mark.parametrize("steps", [5, 60], ids=["bounded", "exact"])
+def test_round_off_of_the_operator_is_added_to_the_upper_bound(steps: int) -> None:
+    A = _spd(60, decay=0.9)
+    lower, upper = _bound(A, steps=steps)
+    assert _bound(A, steps=steps, round_off=0.25) == (lower, upper + 0.25)
+
+
 @pytest.mark.parametrize("A", [torch.zeros(4, 4), torch.full((1, 1), 2.5)], ids=["zero", "one row"])
 def test_degenerate_operators(A: torch.Tensor) -> None:
     lower, upper = _bound(A.double())

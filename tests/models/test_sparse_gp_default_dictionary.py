@@ -160,6 +160,18 @@ def test_repeats_count_once_however_outputs_hold_their_inputs(options, converted
     model.covar_module.lengthscale = 0.1
     assert model.dictionary.points.shape == (40, 2)
     assert len(torch.unique(model.dictionary.points, dim=0)) == 40
+    assert model.dictionary.indices.tolist() == list(range(40))  # the first replicate of each
+
+
+def test_inputs_with_replicates_are_more_likely_in_the_dictionary():
+    """All inputs are uncorrelated, and their leverages far below 1."""
+    X = points(60)
+    rows = torch.cat([torch.arange(60), torch.arange(10).repeat(99)])
+    model = make_sparse(X[rows], torch.sin(X[rows]).sum(dim=-1, keepdim=True), max_dictionary=10)
+    model.covar_module.lengthscale, model.likelihood.noise = 0.001, 300.0
+    indices = model.dictionary.indices
+    assert len(indices) >= 5
+    assert (indices < 10).double().mean() > 0.5
 
 
 def test_the_points_of_a_batch_of_several_outputs_are_one_set_per_batch_element():

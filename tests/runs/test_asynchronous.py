@@ -219,6 +219,7 @@ def test_asynchronous_evaluations_on_a_box():
     bounds = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float32)
     loop = AskTell(bounds=bounds, policy=RandomSearch(), seed=0)
     batches = [loop.ask() for _ in range(3)]
+    assert len({tuple(batch.X[0].tolist()) for batch in batches}) == 3
     assert loop.reissue().X.dtype == torch.float32
     assert torch.equal(loop.reissue().X, torch.cat([b.X for b in batches]))
     loop.tell(batches[2].tickets, [1.0])

@@ -25,14 +25,19 @@ def test_scores_are_counted_within_their_quantiles():
     assert found.and_also(Calibration(5, 1, 2, 1.0)) == Calibration(10, 3, 6, found.squares + 1.0)
 
 
-def test_the_errors_are_those_of_the_posterior_before_the_batch():
-    X = arms(60)
-    loop = AskTell(X, GPUCB(covar_module=rbf_kernel(0.3), regularization=NOISE), seed=0)
-    result = loop.run(noisy(X), 12, call_with="indices")
-    picks, y = result.history.indices, [v for row in result.history.rows for v in row.values]
+@pytest.mark.parametrize("where", ["arms", "box"])
+def test_the_errors_are_those_of_the_posterior_before_the_batch(where):
+    X, policy = arms(60), GPUCB(covar_module=rbf_kernel(0.3), regularization=NOISE)
+    if where == "arms":
+        result = AskTell(X, policy, seed=0).run(noisy(X), 12, call_with="indices")
+        inputs = X[result.history.indices]
+    else:
+        result = AskTell(bounds=unit_box(), policy=policy, seed=0).run(lambda X: torch.sin(9.0 * X).sum(dim=-1), 12)
+        inputs = torch.tensor(result.history.points, dtype=torch.float64)
+    y = [v for row in result.history.rows for v in row.values]
     assert result.history.rows[0].predicted == 0
     for t, row in enumerate(result.history.rows[1:], start=1):
-        seen, new, values = X[picks[:t]], X[picks[t : t + 1]], torch.tensor(y[:t], dtype=torch.float64)
+        seen, new, values = inputs[:t], inputs[t : t + 1], torch.tensor(y[:t], dtype=torch.float64)
         K = lambda A, B: rbf(A, B, lengthscale=0.3)  # noqa: E731
         before = exact_gp(K(seen, seen), K(seen, new), K(new, new), values, noise=NOISE)
         error = (y[t] - float(before.mean)) / math.sqrt(float(before.variance) + NOISE)
@@ -95,5 +100,5 @@ def test_a_norm_can_be_estimated_for_widths_that_need_one(where, width):
 def test_a_width_that_needs_a_norm_says_what_to_do():
     with pytest.raises(ValueError, match=r"needs rkhs_norm=.*rkhs_norm='estimate'.*estimate_rkhs_norm.*width='calibrated'"):
         BBKB(covar_module=rbf_kernel(0.3), regularization=NOISE, width="theory")
-    with pytest.raises(ValueError, match="expected covar_module= and regularization= with rkhs_norm='estimate'"):
+    with pytest.raises(ValueError, match="got a learned prior"):
         BBKB(rkhs_norm="estimate", width="theory")

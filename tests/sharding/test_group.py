@@ -18,10 +18,25 @@ def test_every_rank_hears_every_message_whatever_its_length(length, everybody):
     assert rehearse(3, script) == [told] * 3
 
 
+@pytest.mark.parametrize("length", [0, INLINE_BYTES - 1, 5000])
+def test_messages_of_one_step_may_differ_in_length(length):
+    told = [b"x" * (length + rank) for rank in range(3)]
+    assert rehearse(3, lambda group: group.exchange("step", told[group.rank])) == [told] * 3
+
+
+def test_the_receivers_of_a_long_message_send_headers_alone():
+    def script(group):
+        counted = Counted(group)
+        counted.exchange("long", b"x" * 3000 if group.leads else b"")
+        return counted.traffic.collectives, counted.traffic.bytes
+
+    assert rehearse(2, script) == [(2, HEADER_BYTES + 3000), (2, HEADER_BYTES)]
+
+
 def test_a_short_message_takes_one_collective_and_a_long_one_two():
     def script(group):
         counted = Counted(group)
-        counted.exchange("short", b"abc")
+        counted.exchange("short", b"x" * INLINE_BYTES)  # all that fits into the header
         short = counted.traffic.collectives, counted.traffic.bytes
         counted.exchange("long", b"abc" * 1000)
         return short, (counted.traffic.collectives, counted.traffic.bytes)
