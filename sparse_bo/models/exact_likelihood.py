@@ -105,7 +105,7 @@ class ExactLoss(NdarrayOptimizationClosure):  # type: ignore[misc]  # the base c
 
 
 def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
-    """Return what ``fit_gpytorch_mll`` takes as ``closure`` for a GP whose likelihood is certain to be the one in closed form.
+    """Return the ``closure=`` of ``fit_gpytorch_mll`` for a GP whose likelihood is certain to be the one in closed form.
 
     That is ``SingleTaskGP`` itself, and :class:`sparse_bo.SparseGP` where it learns from all points at once, with one output
     and no input transform, a constant mean, one of the kernels of

@@ -108,7 +108,7 @@ class Result:
 
     @property
     def calibration(self) -> Calibration | None:
-        """How far the results were from what the model predicted before their batches; ``None`` without a model."""
+        """Distances of the results from the predictions made before their batches; ``None`` without a model."""
         return self.history.calibration
 
     @property

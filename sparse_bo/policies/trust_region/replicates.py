@@ -1,4 +1,4 @@
-"""Replicates: repeated evaluations of a point, merged for the model, and what they show of the noise.
+"""Replicates: repeated evaluations of a point, merged for the model, and the noise that they show.
 
 A rough objective without noise and a smooth one with noise look alike to a model of distinct points. They need opposite
 recommendations: the highest observation, or the highest posterior mean. One replicate tells them apart.

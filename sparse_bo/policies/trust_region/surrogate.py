@@ -160,7 +160,7 @@ class LearningData:
         return learn(self.X, warp(self.means), scatter=scatter, families=families, priors=priors, **options)
 
     def log_slope(self, warp: Warp) -> float:
-        """Return what the evidence of warped observations lacks to that of the observations themselves."""
+        """Return the log Jacobian: evidence of the observations minus evidence of the warped ones."""
         counts = 1.0 if self.replicates is None else self.replicates.counts[self.rows]
         return float((warp.log_slope(self.means) * counts).sum())
 
