@@ -13,6 +13,7 @@ from botorch.models import ModelListGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.multi_objective.pareto import is_non_dominated
 
+from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.pruning import bounding_models, objective_weights, possible_best, prune_baseline
 from tests.models.sparse_problems import data, joint_sizes, make_sparse
 
@@ -197,3 +198,10 @@ def test_a_batch_of_baselines_is_refused():
     model, X, _ = sparse()
     with pytest.raises(ValueError, match="n x d"):
         prune_baseline(model, X.expand(2, *X.shape))
+
+
+def test_an_empty_baseline_is_refused_by_name():
+    X = torch.rand(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = SparseGP(X, X.sum(dim=-1, keepdim=True))
+    with pytest.raises(ValueError, match=r"with n >= 1, got \(0, 2\)"):
+        prune_baseline(model, X[:0])

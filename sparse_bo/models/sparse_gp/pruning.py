@@ -200,14 +200,16 @@ def prune_baseline(
         ``n' x d``, in the order of ``X``.
 
     Raises:
-        ValueError: If ``X`` is no ``n x d`` tensor.
+        ValueError: If ``X`` is no ``n x d`` tensor, or has no rows.
 
     Example:
         >>> X_baseline = prune_baseline(model, train_X)
         >>> acquisition = qLogNoisyExpectedImprovement(model, X_baseline, prune_baseline=False)
     """
-    if X.dim() != 2:
-        raise ValueError(f"expected X of shape n x d, got {tuple(X.shape)}; prune each baseline of a batch by itself")
+    if X.dim() != 2 or not len(X):
+        raise ValueError(
+            f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"
+        )
     rows = None
     if not constraints and _bounds_known(model):
         weights = objective_weights(objective, posterior_transform, model.num_outputs)
