@@ -46,9 +46,10 @@ def squared_distances(A: Tensor, B: Tensor) -> Tensor:
 
     Both are moved by the mean of ``B`` first: what cancels is as large as the cloud, not as its distance from zero.
     """
-    centre = B.mean(dim=0)
+    centre, same = B.mean(dim=0), A is B
     A, B = A - centre, B - centre
-    squares = A.square().sum(dim=-1, keepdim=True) + B.square().sum(dim=-1)
+    norms = B.square().sum(dim=-1)
+    squares = (norms if same else A.square().sum(dim=-1)).unsqueeze(-1) + norms
     return torch.addmm(squares, A, B.T, alpha=-2.0).clamp_min(0.0)
 
 

@@ -37,7 +37,7 @@ def repeated(d: int):
     y = (y - y.mean()) / y.std()
     counts = torch.bincount(rows).double()
     means = torch.zeros(12, dtype=torch.float64).index_add(0, rows, y) / counts
-    return X, means, Scatter(counts, float((y - means[rows]).square().sum()), len(y) - 12.0), rows, y
+    return X, means, Scatter.of(counts, float((y - means[rows]).square().sum())), rows, y
 
 
 def log_joint(h: Hyperparameters, X: Tensor, rows: Tensor, y: Tensor, priors: Priors, *, noise: bool = True) -> float:
