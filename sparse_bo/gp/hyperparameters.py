@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.additive import alone_correlations, alone_gradient
-from sparse_bo.kernels.stationary import RADIAL, squared_distances
+from sparse_bo.kernels.stationary import RADIAL, alone_correlations, alone_gradient, squared_distances
 
 ADDITIVE = "additive"
 """Family of sums: a Gaussian of each input alone, and Matérn-5/2 of all inputs together."""

@@ -38,7 +38,7 @@ from sparse_bo.gp.likelihood import (
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import CLIP, KnownPrior, Prior, family_of, scaled_kernel
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.additive import Pairs, pairs
+from sparse_bo.kernels.stationary import Pairs, pairs
 
 PRIORS = Priors()
 """The default table."""
@@ -170,7 +170,8 @@ class LogPosterior:
         shares = np.full(d, -math.log(d))
         # Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones.
         return [
-            [np.concatenate([ell, np.full(d, math.log(alone)), shares, noise]) for ell, noise in starts] for alone in (0.05, 0.3)
+            [np.concatenate([ell, np.full(d, math.log(alone)), shares, noise]) for ell, noise in starts]
+            for alone in (0.05, 0.3)
         ]
 
 

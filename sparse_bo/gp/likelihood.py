@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
-from sparse_bo.kernels.additive import Pairs
-from sparse_bo.kernels.stationary import RADIAL, half_spread, squared_distances
+from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.shapes import broadcast_shapes
 

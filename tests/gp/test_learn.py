@@ -16,7 +16,7 @@ from sparse_bo.gp.likelihood import Scatter, correlation_of
 from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.gp.priors import Prior, family_of, scaled_kernel
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.additive import pairs
+from sparse_bo.kernels.stationary import pairs
 from tests.builders import arms, waves
 from tests.gp.builders import OPEN, hull, learned_from, numbers, observe, problem
 

@@ -20,7 +20,7 @@ from sparse_bo.gp.likelihood import (
     stationary_log_likelihood,
 )
 from sparse_bo.gp.woodbury import low_rank_sums, vfe_log_likelihood_from_sums
-from sparse_bo.kernels.additive import pairs
+from sparse_bo.kernels.stationary import pairs
 from tests import oracles
 from tests.gp.builders import Regression, regression
 from tests.oracles import tolerance
