@@ -11,72 +11,18 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
 from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import GPYTORCH_BLOCKS, covariance_function
 from sparse_bo.policies.bandits.policy import UCBPolicy
 
 TEMPORARIES = GPYTORCH_BLOCKS
 """Largest number of kernel-sized blocks of a sweep: those of an evaluation by GPyTorch, the result included."""
-
-GROUP = Path("/sys/fs/cgroup")
-"""Limits of the process's control group (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
-
-
-class Head(LazyArms):
-    """The first rows of a lazy arm set, made by the set itself: for timing its sweep."""
-
-    distinct = True
-
-    def __init__(self, arms: ArmSet, rows: int) -> None:
-        self._arms, self._rows = arms, min(rows, arms.shape[0])
-
-    @property
-    def shape(self) -> torch.Size:
-        """``rows x d``."""
-        return torch.Size((self._rows, self._arms.shape[1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the set."""
-        return self._arms.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the set."""
-        return self._arms.device
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """See :meth:`LazyArms.rows`."""
-        return self._arms[start:stop]
-
-    def take(self, indices: Tensor) -> Tensor:
-        """See :meth:`LazyArms.take`."""
-        return self._arms[indices]
-
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return self._arms.amin(dim=0)
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return self._arms.amax(dim=0)
-
-    def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Head:
-        """See :meth:`LazyArms.converted`."""
-        if isinstance(self._arms, LazyArms):
-            return Head(self._arms.converted(dtype=dtype, device=device), self._rows)
-        return Head(self._arms.to(dtype=dtype or self.dtype, device=device or self.device), self._rows)
-
-    def digest(self) -> str:
-        """See :meth:`LazyArms.digest`."""
-        raise NotImplementedError("the head of an arm set is used within a plan only")
 
 
 @dataclass(frozen=True)
@@ -117,7 +63,7 @@ def seconds_per_pick() -> float:
             max_picks=500,
         )
 
-    return _seconds(picks, device=torch.device("cpu"), repeats=2) / 500
+    return seconds_of(picks, device=torch.device("cpu"), repeats=2) / 500
 
 
 def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> int:
@@ -156,7 +102,7 @@ def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator
 def _operations(
     arms: ArmSet, policy: UCBPolicy, rows: int, m: int, distinct: int, generator: torch.Generator
 ) -> dict[str, float]:
-    prior = _prior(Head(arms, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
+    prior = _prior(PartOfArms(arms, 0, rows) if isinstance(arms, LazyArms) else arms[:rows], policy)
     n = min(max(distinct, m), rows)
     indices = torch.randperm(rows, generator=generator, device="cpu")[:n].sort().values.to(arms.device)
     y = torch.randn(n, generator=generator, device="cpu", dtype=torch.float64).to(arms.device)
@@ -178,9 +124,9 @@ def _operations(
 
     return {
         "m": float(len(chosen)),
-        "cold": _seconds(lambda: resparsified(cold), device=arms.device),
-        "warm": _seconds(lambda: resparsified(warm), device=arms.device),
-        "pick": _seconds(pick, device=arms.device),
+        "cold": seconds_of(lambda: resparsified(cold), device=arms.device),
+        "warm": seconds_of(lambda: resparsified(warm), device=arms.device),
+        "pick": seconds_of(pick, device=arms.device),
     }
 
 
@@ -199,7 +145,7 @@ def _prior(arms: ArmSet, policy: UCBPolicy) -> ArmPrior:
     )
 
 
-def _seconds(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
+def seconds_of(operation: Callable[[], object], *, device: torch.device, repeats: int = 3) -> float:
     """Return the seconds of an operation on a device: the median of ``repeats`` after a first call."""
     times = []
     for attempt in range(repeats + 1):
@@ -262,12 +208,17 @@ def memory(
     return items
 
 
-def available_bytes(device: torch.device) -> int:
-    """Return the free memory in bytes: of a GPU from its driver, else of the machine and of this control group."""
+def available_bytes(device: torch.device, *, control_group: str | Path = "/sys/fs/cgroup") -> int:
+    """Return the free memory in bytes: of a GPU from its driver, else of the machine and of this control group.
+
+    Args:
+        device: Device of the run.
+        control_group: Folder of the limits (https://docs.kernel.org/admin-guide/cgroup-v2.html).
+    """
     if device.type != "cpu":
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     free = [int(psutil.virtual_memory().available)]
-    limit, used, kinds = (GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
+    limit, used, kinds = (Path(control_group) / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
         # the usage includes cached files, which are evicted on demand
         cached = dict(line.split() for line in kinds.read_text().splitlines()).get("inactive_file", 0) if kinds.exists() else 0

@@ -21,9 +21,8 @@ from sparse_bo.kernels.structure import structure_of
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, DEVICE_SHARE
 from sparse_bo.planning import costs
 from sparse_bo.planning.costs import Costs
-from sparse_bo.planning.pilot import Growth, run_pilots
-from sparse_bo.planning.plans import Plan, bytes_text
-from sparse_bo.planning.ranks import messages_per_batch
+from sparse_bo.planning.pilot import PilotForecast, run_pilots
+from sparse_bo.planning.plans import Plan, bytes_text, messages_per_batch
 from sparse_bo.policies import BBKB, BKB
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.validation import check_count, check_positive
@@ -82,8 +81,8 @@ def plan(
         request = replace(request, count=math.ceil(whole / ranks), loaded=False)
     generator = torch.Generator().manual_seed(check_count("seed", seed, minimum=0))
     fitted, notes = _with_sweep_budget(request)
-    growth, per_pick = _growth(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
-    made = _fit_time(request, *_fit_memory(request, fitted, growth, notes), growth, per_pick, generator)
+    piloted, per_pick = _piloted(request, fitted, check_positive("pilot_seconds", pilot_seconds), generator)
+    made = _fit_time(request, *_fit_memory(request, fitted, piloted, notes), piloted, per_pick, generator)
     return made if ranks == 1 else _on_ranks(made, ranks, whole)
 
 
@@ -154,7 +153,7 @@ def _request(
         chosen = replace(chosen, regularization=0.01)
     original = chosen
     if chosen.covar_module is None:
-        chosen = replace(chosen, covar_module=_default_kernel(stand_in))
+        chosen = replace(chosen, covar_module=default_kernel(stand_in))
     if chosen.regularization is None:
         chosen = replace(chosen, regularization=0.01)
     return _Request(
@@ -184,7 +183,8 @@ def _unit_grid(arms: int, dims: int, device: torch.device) -> ProductGrid:
     return ProductGrid.linspace(bounds, [per_axis + (per_axis**dims < arms)] * dims)
 
 
-def _default_kernel(arms: ArmSet) -> Kernel:
+def default_kernel(arms: ArmSet) -> Kernel:
+    """Return an RBF kernel with a lengthscale per column, in proportion to its range."""
     kernel = RBFKernel(ard_num_dims=arms.shape[1]).double()
     ranges = (arms.amax(dim=0) - arms.amin(dim=0)).cpu()
     # The mode of BoTorch's prior on lengthscales in the unit cube (Hvarfner et al. 2024): exp(√2 + log(d)/2 − 3).
@@ -202,10 +202,10 @@ def _with_sweep_budget(request: _Request) -> tuple[UCBPolicy, list[str]]:
     return replace(policy, memory_bytes=budget), [f"a share of the GPU's memory: memory_bytes set to {bytes_text(budget)}"]
 
 
-def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[Growth, float]:
+def _piloted(request: _Request, policy: UCBPolicy, seconds: float, generator: torch.Generator) -> tuple[PilotForecast, float]:
     per_pick = costs.seconds_per_pick()
 
-    growth = run_pilots(
+    piloted = run_pilots(
         lambda size: _sample(request, size, generator),
         policy,
         arms=request.count,
@@ -214,7 +214,7 @@ def _growth(request: _Request, policy: UCBPolicy, seconds: float, generator: tor
         seconds_per_pick=per_pick,
         generator=generator,
     )
-    return growth, per_pick
+    return piloted, per_pick
 
 
 def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
@@ -232,9 +232,9 @@ def _sample(request: _Request, size: int, generator: torch.Generator) -> Tensor:
     return request.arms[indices.to(request.device)]
 
 
-def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[str, int], bool]:
+def _memory(request: _Request, policy: UCBPolicy, piloted: PilotForecast) -> tuple[dict[str, int], bool]:
     cap = getattr(policy, "max_dictionary", None)
-    m = min(growth.dictionary_size, cap or math.inf)
+    m = min(piloted.dictionary_size, cap or math.inf)
     lazy = isinstance(request.arms, LazyArms) and request.loaded
     memory_bytes = policy.sweep_budget(request.device)
     streamed = lazy and isinstance(in_memory(request.arms, memory_bytes=memory_bytes), LazyArms)
@@ -246,9 +246,9 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
         a=request.count,
         d=request.dims,
         m=math.ceil(m),
-        n=math.ceil(growth.distinct),
+        n=math.ceil(piloted.distinct),
         budget=request.budget,
-        batches=math.ceil(growth.batches),
+        batches=math.ceil(piloted.batches),
         columns=columns,
         memory_bytes=memory_bytes,
         streamed=streamed,
@@ -259,12 +259,14 @@ def _memory(request: _Request, policy: UCBPolicy, growth: Growth) -> tuple[dict[
     return items, streamed
 
 
-def _fit_memory(request: _Request, policy: UCBPolicy, growth: Growth, notes: list[str]) -> tuple[UCBPolicy, list[str], bool]:
+def _fit_memory(
+    request: _Request, policy: UCBPolicy, piloted: PilotForecast, notes: list[str]
+) -> tuple[UCBPolicy, list[str], bool]:
     """Shrink tiles, then cap the dictionary, until the run fits into memory."""
-    start, m = policy.sweep_budget(request.device), math.ceil(growth.dictionary_size)
+    start, m = policy.sweep_budget(request.device), math.ceil(piloted.dictionary_size)
 
     def too_much() -> bool:
-        return sum(_memory(request, policy, growth)[0].values()) > request.available
+        return sum(_memory(request, policy, piloted)[0].values()) > request.available
 
     budget = start
     while too_much() and budget // 2 >= max(LEAST_BYTES, 64 * costs.TEMPORARIES * 8 * m):
@@ -292,22 +294,22 @@ def _fit_time(
     policy: UCBPolicy,
     notes: list[str],
     fits: bool,
-    growth: Growth,
+    piloted: PilotForecast,
     per_pick: float,
     generator: torch.Generator,
 ) -> Plan:
     """Time the operations, and cap the dictionary until the run fits into the time limit."""
     arms: ArmSet = request.arms
-    if not _memory(request, policy, growth)[1]:
+    if not _memory(request, policy, piloted)[1]:
         memory_bytes = policy.sweep_budget(request.device)
-        rows = costs.timed_rows(request.count, m=round(growth.mean_size), memory_bytes=memory_bytes, device=request.device)
+        rows = costs.timed_rows(request.count, m=round(piloted.mean_size), memory_bytes=memory_bytes, device=request.device)
         arms = _sample(request, rows, generator)
-    size = math.ceil(growth.dictionary_size)
+    size = math.ceil(piloted.dictionary_size)
 
     def forecast(policy: UCBPolicy) -> Plan:
-        m = max(min(round(growth.mean_size), getattr(policy, "max_dictionary", None) or 2**31), 1)
-        measured = costs.measure(arms, policy, m=m, distinct=math.ceil(growth.distinct), generator=generator)
-        return _plan(request, policy, growth, measured, per_pick, notes, fits)
+        m = max(min(round(piloted.mean_size), getattr(policy, "max_dictionary", None) or 2**31), 1)
+        measured = costs.measure(arms, policy, m=m, distinct=math.ceil(piloted.distinct), generator=generator)
+        return _plan(request, policy, piloted, measured, per_pick, notes, fits)
 
     made = forecast(policy)
     while request.seconds is not None and made.seconds > request.seconds:
@@ -334,12 +336,12 @@ def _capped(policy: UCBPolicy, cap: int) -> UCBPolicy:
 
 
 def _plan(
-    request: _Request, policy: UCBPolicy, growth: Growth, measured: Costs, per_pick: float, notes: list[str], fits: bool
+    request: _Request, policy: UCBPolicy, piloted: PilotForecast, measured: Costs, per_pick: float, notes: list[str], fits: bool
 ) -> Plan:
     assert isinstance(policy, (BBKB, BKB))
     a, cap = request.count, policy.max_dictionary or math.inf
-    size, batches = min(growth.dictionary_size, cap), max(growth.batches, 1.0)
-    items, streamed = _memory(request, policy, growth)
+    size, batches = min(piloted.dictionary_size, cap), max(piloted.batches, 1.0)
+    items, streamed = _memory(request, policy, piloted)
     sweep = measured.sweep_fixed + measured.sweep_per_arm * a
     columns = 0.0 if "columns" not in items else 1.5 * size * measured.column_per_arm * a
     if not streamed and "columns" not in items:  # every sweep evaluates its kernel block again
@@ -358,12 +360,12 @@ def _plan(
         device=str(request.device),
         dictionary_size=round(size),
         batches=round(batches),
-        batches_range=(round(growth.batches_range[0]), round(growth.batches_range[1])),
+        batches_range=(round(piloted.batches_range[0]), round(piloted.batches_range[1])),
         memory=items,
         available_bytes=request.available,
         seconds_per_sweep=sweep,
         microseconds_per_pick=1e6 * picking / request.budget,
-        seconds=batches * (growth.overhead + grown) + columns + picking,
+        seconds=batches * (piloted.overhead + grown) + columns + picking,
         streamed=streamed,
         settings=settings,
         notes=tuple(notes),

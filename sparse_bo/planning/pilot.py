@@ -22,7 +22,7 @@ DRAWS = 8
 
 
 @dataclass(frozen=True)
-class Growth:
+class PilotForecast:
     """Forecast of a run of ``budget`` evaluations on ``arms`` arms."""
 
     dictionary_size: float
@@ -38,7 +38,7 @@ class Growth:
     """Seconds of one batch at the pilot's number of arms, without its picks."""
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A pilot after one of its batches."""
 
     pulls: float
@@ -48,13 +48,14 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Trace:
+class Trace:
     """One pilot."""
 
-    rows: Sequence[_Step]
+    rows: Sequence[Step]
     seconds: float
 
-    def at(self, pulls: float, of: Callable[[_Step], float]) -> float:
+    def at(self, pulls: float, of: Callable[[Step], float]) -> float:
+        """Return a quantity after the first batch with at least ``pulls`` evaluations, or after the last."""
         return next((of(row) for row in self.rows if row.pulls >= pulls), of(self.rows[-1]))
 
 
@@ -67,7 +68,7 @@ def run_pilots(
     seconds: float,
     seconds_per_pick: float,
     generator: torch.Generator,
-) -> Growth:
+) -> PilotForecast:
     """Run the policy on prior draws over samples of the arms and extrapolate in the number of arms and evaluations.
 
     A pilot runs the whole budget if its share of the time suffices. Otherwise batches and dictionary are extrapolated from its
@@ -88,25 +89,25 @@ def run_pilots(
     X = sample(min(2048, arms))
     most, d = X.shape
     sizes = [most] if most == arms else [max(most // 4, 1), most]
-    traces = _pilots(X, sizes, policy, budget, seconds, generator)
+    traces = run_draws(X, sizes, policy, budget, seconds, generator)
     whole = [of_draw[-1] for of_draw in traces]
 
-    def growth(of: Callable[[_Step], float]) -> float:
+    def growth(of: Callable[[Step], float]) -> float:
         """Return the ratio of a quantity on all arms of a pilot to that on a quarter of them."""
         pairs = [(small, large, min(small.rows[-1].pulls, large.rows[-1].pulls)) for small, large in traces]
         return geometric_mean([large.at(pulls, of) / small.at(pulls, of) for small, large, pulls in pairs])
 
-    def forecast(of: Callable[[_Step], float], model: Callable[..., float] = saturating) -> float:
-        value = geometric_mean([_continued(trace, of, budget) for trace in whole])
+    def forecast(of: Callable[[Step], float], model: Callable[..., float] = saturating) -> float:
+        value = geometric_mean([continued(trace, of, budget) for trace in whole])
         return value if most == arms else value * model(growth(of), quarter=sizes[0], most=most, arms=arms, d=d)
 
     size = forecast(lambda row: row.size)
     squares = fmean([fmean([row.size**2 for row in trace.rows]) ** 0.5 for trace in whole])
     mean_size = min(size, squares * size / fmean([trace.rows[-1].size for trace in whole]))
     batches = min(forecast(lambda row: row.batches), float(budget))
-    each = [_continued(trace, lambda row: row.batches, budget) for trace in whole]
+    each = [continued(trace, lambda row: row.batches, budget) for trace in whole]
     busy = sum(trace.seconds - seconds_per_pick * trace.rows[-1].pulls for trace in whole)
-    return Growth(
+    return PilotForecast(
         dictionary_size=size,
         mean_size=mean_size,
         batches=batches,
@@ -150,9 +151,9 @@ def powered(growth: float, *, quarter: int, most: int, arms: int, d: int) -> flo
     return (arms / most) ** exponent
 
 
-def _pilots(
+def run_draws(
     X: Tensor, sizes: Sequence[int], policy: UCBPolicy, budget: int, seconds: float, generator: torch.Generator
-) -> list[list[_Trace]]:
+) -> list[list[Trace]]:
     """Return the traces of each draw by size; the smaller pilot has a random subset of the arms and the same function."""
     assert policy.covar_module is not None
     assert policy.regularization is not None
@@ -164,15 +165,15 @@ def _pilots(
     def normal(n: int) -> Tensor:
         return torch.randn(n, generator=generator, device="cpu", dtype=X.dtype).to(X.device)
 
-    def pilot(draw: int, f: Tensor, some: Tensor) -> _Trace:
-        loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[_Step]()
+    def pilot(draw: int, f: Tensor, some: Tensor) -> Trace:
+        loop, start, pulled, steps = AskTell(X[some], policy, seed=draw), time.perf_counter(), set[int](), list[Step]()
         while loop.asked < budget and (not steps or time.perf_counter() - start < seconds / (DRAWS * len(sizes))):
             batch = loop.ask(max_q=budget - loop.asked)
             assert batch.indices is not None
             pulled.update(batch.indices.tolist())
             loop.tell(batch.tickets, f[some[batch.indices]] + noise_sd * normal(len(batch)))
-            steps.append(_Step(loop.asked, len(steps) + 1.0, float(loop.history.rows[-1].dictionary_size or 1), len(pulled)))
-        return _Trace(steps, time.perf_counter() - start)
+            steps.append(Step(loop.asked, len(steps) + 1.0, float(loop.history.rows[-1].dictionary_size or 1), len(pulled)))
+        return Trace(steps, time.perf_counter() - start)
 
     traces = []
     for draw in range(DRAWS):
@@ -181,7 +182,8 @@ def _pilots(
     return traces
 
 
-def _continued(trace: _Trace, of: Callable[[_Step], float], budget: int) -> float:
+def continued(trace: Trace, of: Callable[[Step], float], budget: int) -> float:
+    """Return a quantity of a pilot continued to ``budget`` evaluations: between a line in log T and a power law."""
     end = trace.rows[-1]
     if end.pulls >= budget or end.pulls < 8:
         return of(end)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from sparse_bo import BBKB, GPUCB, AskTell, ProductGrid, plan
 from sparse_bo.cli.app import app
 from sparse_bo.planning import costs
-from sparse_bo.planning.forecast import _default_kernel
-from sparse_bo.planning.pilot import _continued, _Trace, powered, saturating
+from sparse_bo.planning.forecast import default_kernel
+from sparse_bo.planning.pilot import Trace, continued, powered, run_draws, saturating
 from sparse_bo.policies import RandomSearch
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.runs.records import about_of
@@ -106,7 +106,7 @@ def test_rougher_kernels_have_larger_dictionaries():
 
 def test_the_default_kernel_follows_the_ranges(generator):
     X = torch.rand(300, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 10.0, 100.0, 0.0])
-    lengthscale = _default_kernel(X).lengthscale.detach().flatten()
+    lengthscale = default_kernel(X).lengthscale.detach().flatten()
     assert float(lengthscale[1] / lengthscale[0]) == pytest.approx(10.0, rel=0.1)
     assert bool((lengthscale > 0).all())
 
@@ -228,9 +228,9 @@ class _Row:
     ("law", "low", "high"), [(lambda t: math.log(t), 9.2, 10.5), (lambda t: t**0.5, 55.0, 101.0), (lambda t: 7.0, 7.0, 7.0)]
 )
 def test_growth_is_continued_between_logarithm_and_power(law, low, high):
-    trace = _Trace([_Row(t, law(t)) for t in range(2, 1001)], 1.0)
-    assert low <= _continued(trace, lambda row: row.value, 10_000) <= high
-    assert _continued(trace, lambda row: row.value, 1000) == law(1000)
+    trace = Trace([_Row(t, law(t)) for t in range(2, 1001)], 1.0)
+    assert low <= continued(trace, lambda row: row.value, 10_000) <= high
+    assert continued(trace, lambda row: row.value, 1000) == law(1000)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 6])
@@ -255,8 +255,6 @@ def test_distinct_arms_grow_by_a_power():
 
 def test_a_pilot_with_fewer_arms_has_the_same_function(generator, monkeypatch):
     """The two pilots of a draw see the same values: with all arms equal in value they differ in nothing but their number."""
-    from sparse_bo.planning.pilot import _pilots
-
     seen, tell = [], ArmUCB.tell
 
     def spying(self, state, picks, y, *, generator):
@@ -266,7 +264,7 @@ def test_a_pilot_with_fewer_arms_has_the_same_function(generator, monkeypatch):
     monkeypatch.setattr(ArmUCB, "tell", spying)
     X = torch.rand(40, 2, generator=generator, dtype=torch.float64)
     policy = BBKB(covar_module=rbf_kernel(), regularization=1e-6, initial_design=10)
-    traces = _pilots(X, [10, 40], policy, 30, 100.0, generator)
+    traces = run_draws(X, [10, 40], policy, 30, 100.0, generator)
     assert [len(of_draw) for of_draw in traces] == [2] * 8
     first_draw = seen[: sum(len(trace.rows) for trace in traces[0])]
     small = {x: y for size, values in first_draw if size == 10 for x, y in values.items()}
@@ -286,20 +284,19 @@ def test_available_bytes_are_those_of_the_machine():
     assert 2**20 < free < 2**50
 
 
-def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path, monkeypatch):
+def test_files_that_a_control_group_has_read_are_not_in_the_way(tmp_path):
     """A container that has read files as large as its memory is not full: the kernel drops them when memory is needed."""
-    monkeypatch.setattr(costs, "GROUP", tmp_path)
     for name, text in {
         "max": "1000000\n",
         "current": "990000\n",
         "stat": "anon 90000\nfile 900000\ninactive_file 800000\n",
     }.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    assert costs.available_bytes(torch.device("cpu")) == 810_000
+    assert costs.available_bytes(torch.device("cpu"), control_group=tmp_path) == 810_000
     (tmp_path / "memory.stat").unlink()
-    assert costs.available_bytes(torch.device("cpu")) == 10_000
+    assert costs.available_bytes(torch.device("cpu"), control_group=tmp_path) == 10_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert costs.available_bytes(torch.device("cpu")) > 2**20
+    assert costs.available_bytes(torch.device("cpu"), control_group=tmp_path) > 2**20
 
 
 # The command line
@@ -391,7 +388,7 @@ def test_what_is_timed_is_waited_for_where_it_runs(monkeypatch):
     module = types.SimpleNamespace(synchronize=waited.append)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     elsewhere = torch.device("cuda", 1)
-    costs._seconds(lambda: None, device=elsewhere, repeats=1)
+    costs.seconds_of(lambda: None, device=elsewhere, repeats=1)
     assert waited == [elsewhere, elsewhere]
-    costs._seconds(lambda: None, device=torch.device("cpu"), repeats=1)
+    costs.seconds_of(lambda: None, device=torch.device("cpu"), repeats=1)
     assert len(waited) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from sparse_bo.planning import plan
-from sparse_bo.planning.ranks import Network, messages_per_batch
+from sparse_bo.planning.plans import Network, messages_per_batch
 
 
 def test_one_rank_sends_nothing():
