@@ -10,7 +10,7 @@ from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.policies import ExpectedImprovement, RandomSearch, TwoStage
 from sparse_bo.runs import chosen_policy
-from sparse_bo.sharding.alone import Alone
+from sparse_bo.sharding import Alone
 from tests.builders import arms, unit_box, waves
 
 
