@@ -20,6 +20,7 @@ encoded value, so that a kernel is constant over a bin (Garrido-Merchán & Hern�
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,18 +37,66 @@ Value = float | int | str | bool | None
 """Type of a parameter's value."""
 
 
-def _bins(u: Tensor, n: int) -> Tensor:
-    """Return the bin (of n equal ones of [0, 1]) of each number."""
-    return (u * n).floor().clamp(0, n - 1)
+class Parameter(ABC):
+    """A parameter, from its values by number: ``k`` of n, or a point of [0, 1] of a continuum."""
 
+    @property
+    @abstractmethod
+    def count(self) -> int | None:
+        """Number of values; ``None`` of a continuum."""
 
-def _spread(k: Tensor, n: int) -> Tensor:
-    """Return the encoded value ``k/(n−1)`` of bin k of n: it lies in the bin, and reaches 0 and 1."""
-    return k / (n - 1)
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON description that :func:`parameter_of` reads."""
+
+    @abstractmethod
+    def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
+        """Return the numbers of checked values, ``q``, float64."""
+
+    @abstractmethod
+    def _value_of(self, number: float) -> Value:
+        """Return the value of a number."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded value."""
+        return int(self.count != 1)
+
+    def encode(self, values: Sequence[Any], name: str) -> Tensor:
+        """Return values as columns, ``q x width``.
+
+        Raises:
+            TypeError: If a value has the wrong type.
+            ValueError: If a value is out of range, none of the choices, or (with steps) more than a thousandth of a step from
+                each of them.
+        """
+        return self.columns(self._number_of(values, name))
+
+    def columns(self, numbers: Tensor) -> Tensor:
+        """Return values by number (``q``, float64) as columns: ``k/(n−1)`` lies in bin k of n, and reaches 0 and 1."""
+        n = self.count
+        if n == 1:
+            return numbers.unsqueeze(-1)[:, :0]
+        return (numbers if n is None else numbers / (n - 1)).unsqueeze(-1)
+
+    def _number_at(self, U: Tensor) -> Tensor:
+        """Return the number of each row of ``U``: its bin, of n equal ones."""
+        u, n = U.squeeze(-1), self.count
+        return u if n is None else (u * n).floor().clamp(0, n - 1)
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
+        return U if self.count in (None, 1) else self.columns(self._number_at(U))
+
+    def decode(self, U: Tensor) -> list[Any]:
+        """Return the ``q`` values of the rows."""
+        if self.count == 1:
+            return [self._value_of(0.0)] * len(U)
+        return [self._value_of(number) for number in self._number_at(U).tolist()]
 
 
 @dataclass(frozen=True)
-class Float:
+class Float(Parameter):
     """A real number.
 
     Attributes:
@@ -85,47 +134,30 @@ class Float:
             return 1
         return None if self.step is None else math.floor((self.high - self.low) / self.step + 1e-9) + 1
 
-    @property
-    def width(self) -> int:
-        """Columns of the encoded value."""
-        return int(self.count != 1)
-
-    def encode(self, values: Sequence[Any], name: str) -> Tensor:
-        """Return values as columns, ``q x width``.
-
-        Raises:
-            TypeError: If a value is not a number.
-            ValueError: If a value is out of range, or (with steps) more than a thousandth of a step from each of them.
-        """
+    def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
         numbers = [check_number(name, value) for value in values]
         for number in numbers:
             if not self.low <= number <= self.high:
                 raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], got {number!r}")
-        v = torch.tensor(numbers, dtype=torch.float64, device="cpu").unsqueeze(-1)
+        v = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         if self.count is not None:
-            return _whole((v - self.low) / (self.step or 1.0), self.count, name)
+            steps = (v - self.low) / (self.step or 1.0)
+            k = steps.round()
+            if bool(((steps - k).abs() > 1e-3).any()) or bool((k >= self.count).any()):
+                raise ValueError(f"expected {name} at one of its {self.count} steps, got a value between them")
+            return k
         if self.log:
             return ((v.log() - math.log(self.low)) / (math.log(self.high) - math.log(self.low))).clamp(0.0, 1.0)
         return ((v - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
 
-    def snap(self, U: Tensor) -> Tensor:
-        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
-        n = self.count
-        return U if n is None or n == 1 else _spread(_bins(U, n), n)
-
-    def decode(self, U: Tensor) -> list[float]:
-        """Return the ``q`` values of the rows."""
-        n = self.count
-        if n == 1:
-            return [float(self.low)] * len(U)
-        u = U.squeeze(-1)
-        if n is not None:
-            return [min(self.low + k * (self.step or 1.0), self.high) for k in _bins(u, n).tolist()]
+    def _value_of(self, number: float) -> float:
         low, high = float(self.low), float(self.high)
+        if self.count is not None:
+            return min(low + number * (self.step or 1.0), high)
         if self.log:
             a, b = math.log(low), math.log(high)
-            return [min(max(math.exp(a + x * (b - a)), low), high) for x in u.tolist()]
-        return [min(max(low + x * (high - low), low), high) for x in u.tolist()]
+            return min(max(math.exp(a + number * (b - a)), low), high)
+        return min(max(low + number * (high - low), low), high)
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :func:`parameter_of` reads."""
@@ -133,7 +165,7 @@ class Float:
 
 
 @dataclass(frozen=True)
-class Int:
+class Int(Parameter):
     """An integer.
 
     Attributes:
@@ -167,50 +199,32 @@ class Int:
         """Number of values."""
         return (int(self.high) - int(self.low)) // int(self.step) + 1
 
-    @property
-    def width(self) -> int:
-        """Columns of the encoded value."""
-        return int(self.count > 1)
-
-    def encode(self, values: Sequence[Any], name: str) -> Tensor:
-        """Return values as columns, ``q x width``.
-
-        Raises:
-            TypeError: If a value is not an integer.
-            ValueError: If a value is out of range, or between steps.
-        """
+    def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
         numbers = [check_count(name, value, minimum=int(self.low)) for value in values]
         for number in numbers:
             if number > self.high or (number - self.low) % self.step:
                 stepped = "" if self.step == 1 else f" in steps of {self.step}"
                 raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, got {number}")
-        v = torch.tensor(numbers, dtype=torch.float64, device="cpu").unsqueeze(-1)
-        if self.count == 1:
-            return v[:, :0]
-        return self._logarithm(v) if self.log else _spread((v - self.low) / self.step, self.count)
+        return (torch.tensor(numbers, dtype=torch.float64, device="cpu") - self.low) / self.step
 
-    def _logarithm(self, v: Tensor) -> Tensor:
-        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
-        return (v.log() - a) / (b - a)
+    def _value_of(self, number: float) -> int:
+        return int(self.low) + int(number) * int(self.step)
 
-    def _index(self, u: Tensor) -> Tensor:
+    def columns(self, numbers: Tensor) -> Tensor:
+        """See :class:`Parameter`; on a logarithmic scale the bin of v is from v − 1/2 to v + 1/2."""
+        if not self.log or self.count == 1:
+            return super().columns(numbers)
+        a, b = self._ends()
+        return (((numbers + self.low).log() - a) / (b - a)).unsqueeze(-1)
+
+    def _number_at(self, U: Tensor) -> Tensor:
         if not self.log:
-            return _bins(u, self.count)
-        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
-        return ((a + u * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
+            return super()._number_at(U)
+        a, b = self._ends()
+        return ((a + U.squeeze(-1) * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
 
-    def snap(self, U: Tensor) -> Tensor:
-        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
-        if self.count == 1:
-            return U
-        k = self._index(U)
-        return self._logarithm(k + self.low) if self.log else _spread(k, self.count)
-
-    def decode(self, U: Tensor) -> list[int]:
-        """Return the ``q`` values of the rows."""
-        if self.count == 1:
-            return [int(self.low)] * len(U)
-        return [int(self.low) + int(k) * int(self.step) for k in self._index(U.squeeze(-1)).tolist()]
+    def _ends(self) -> tuple[float, float]:
+        return math.log(self.low - 0.5), math.log(self.high + 0.5)
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :func:`parameter_of` reads."""
@@ -218,7 +232,7 @@ class Int:
 
 
 @dataclass(frozen=True, init=False)
-class Choice:
+class Choice(Parameter):
     """One of some values: ``Choice("adam", "sgd")``, or ``Choice(16, 32, 64, ordered=True)``.
 
     Attributes:
@@ -264,40 +278,30 @@ class Choice:
         """Columns of the encoded value."""
         return self.count if self.hot else int(self.count > 1)
 
-    def encode(self, values: Sequence[Any], name: str) -> Tensor:
-        """Return values as columns, ``q x width``.
-
-        Raises:
-            ValueError: If a value is not among the choices.
-        """
+    def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
         indices = [_index_in(self.values, value) for value in values]
         if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
             raise ValueError(f"expected {name} to be one of {shown}, got {values[indices.index(-1)]!r}")
-        return self._encoded(torch.tensor(indices, dtype=torch.int64, device="cpu"))
+        return torch.tensor(indices, dtype=torch.float64, device="cpu")
 
-    def _encoded(self, k: Tensor) -> Tensor:
+    def _value_of(self, number: float) -> Value:
+        return self.values[int(number)]
+
+    def columns(self, numbers: Tensor) -> Tensor:
+        """See :class:`Parameter`; one-hot where every value has a column."""
         if self.hot:
-            return torch.nn.functional.one_hot(k, self.count).to(torch.float64)
-        return _spread(k.double().unsqueeze(-1), self.count) if self.count > 1 else k.double().unsqueeze(-1)[:, :0]
+            return torch.nn.functional.one_hot(numbers.long(), self.count).to(torch.float64)
+        return super().columns(numbers)
 
-    def _index(self, U: Tensor) -> Tensor:
-        return U.argmax(dim=-1) if self.hot else _bins(U.squeeze(-1), self.count).long()
-
-    def snap(self, U: Tensor) -> Tensor:
-        """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
-        return U if self.count == 1 else self._encoded(self._index(U))
-
-    def decode(self, U: Tensor) -> list[Value]:
-        """Return the ``q`` values of the rows."""
-        return [self.values[0]] * len(U) if self.count == 1 else [self.values[k] for k in self._index(U).tolist()]
+    def _number_at(self, U: Tensor) -> Tensor:
+        return U.argmax(dim=-1) if self.hot else super()._number_at(U)
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :func:`parameter_of` reads."""
         return {"type": "choice", "values": list(self.values), "ordered": self.ordered}
 
 
-Parameter = Float | Int | Choice
 KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
     "float": (Float, ("low", "high", "log", "step")),
     "int": (Int, ("low", "high", "log", "step")),
@@ -349,20 +353,12 @@ def _check_range(parameter: Float | Int, low: float, high: float) -> None:
         raise ValueError(f"expected a finite range, got {parameter}; take smaller bounds, or log=True")
 
 
-def _whole(steps: Tensor, n: int, name: str) -> Tensor:
-    """Return the columns of values, from their distance to the lowest in steps."""
-    k = steps.round()
-    if bool(((steps - k).abs() > 1e-3).any()) or bool((k >= n).any()):
-        raise ValueError(f"expected {name} at one of its {n} steps, got a value between them")
-    return _spread(k, n) if n > 1 else k[:, :0]
-
-
 def _plain(value: Any) -> Any:
     """Return a NumPy scalar as a Python one, anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _set_plain(parameter: Float | Int | Choice, **fields: Any) -> None:
+def _set_plain(parameter: Parameter, **fields: Any) -> None:
     """Set fields of a frozen parameter to Python scalars, which journals can hold."""
     for name, value in fields.items():
         object.__setattr__(parameter, name, value)

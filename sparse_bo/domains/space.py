@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_bo.domains.parameters import Choice, Parameter, Value, parameter_of
+from sparse_bo.domains.parameters import Parameter, Value, parameter_of
 from sparse_bo.validation import check_count
 
 MOST_ARMS = 20_000
@@ -134,8 +134,7 @@ class Space:
             n = parameter.count
             assert n is not None
             above = left.div(n, rounding_mode="floor")
-            k = (left - above * n).tolist()
-            parts.append(parameter.encode(_all_values(parameter, n), "")[k])
+            parts.append(parameter.columns((left - above * n).double()))
             left = above
         return torch.cat(parts[::-1], dim=-1)
 
@@ -181,13 +180,6 @@ class Space:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {parameter}" for name, parameter in self.parameters.items())
-
-
-def _all_values(parameter: Parameter, n: int) -> list[Any]:
-    """Return every value of a discrete parameter, in order."""
-    if isinstance(parameter, Choice):
-        return list(parameter.values)
-    return [min(parameter.low + k * (parameter.step or 1), parameter.high) for k in range(n)]
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

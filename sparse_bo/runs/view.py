@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Arms, ArmSet, Box, Domain, Int, Space, SpaceArms, SpaceBox
+from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Int, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
 from sparse_bo.policies import Report, State
@@ -206,9 +206,8 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice 
 def _along(space: Space, name: str) -> list[Any]:
     """Return values of a parameter, spread over its range."""
     parameter = space.parameters[name]
-    low, high = getattr(parameter, "low", None), getattr(parameter, "high", None)
-    if low is None or high is None:
-        return list(parameter.values)[:SLICE_POINTS]  # type: ignore[union-attr]  # a Choice
+    if isinstance(parameter, Choice):
+        return list(parameter.values)[:SLICE_POINTS]
     n = min(parameter.count or SLICE_POINTS, SLICE_POINTS)
     u = torch.linspace(0.0, 1.0, n, dtype=torch.float64, device="cpu").unsqueeze(-1)[:, : parameter.width]
     values = parameter.decode(u)
