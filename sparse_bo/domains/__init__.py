@@ -4,8 +4,7 @@ from sparse_bo.domains.arms import Arms
 from sparse_bo.domains.base import Domain
 from sparse_bo.domains.box import Box
 from sparse_bo.domains.encoded import SpaceArms, SpaceBox, check_domain, space_domain
-from sparse_bo.domains.grid import ProductGrid
-from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.parameters import Choice, Float, Int, Parameter
 from sparse_bo.domains.sharded import ShardedArms

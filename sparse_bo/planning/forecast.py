@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sparse_bo.arms.sweep import block_count
 from sparse_bo.domains import Arms
-from sparse_bo.domains.grid import ProductGrid
-from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.domains.lazy import ArmSet, LazyArms, ProductGrid
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.kernels.structure import structure_of
