@@ -162,9 +162,7 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
     return Interval(seen.means - half, seen.means + half)
 
 
-def intersection(
-    prior: ArmPrior, variances: Tensor, seen: Iterable[tuple[Finding, Marginals]], width: BatchWidth
-) -> Interval:
+def intersection(prior: ArmPrior, variances: Tensor, seen: Iterable[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
     """Return the intersection of the intervals of the prior and some batches at ``n`` points.
 
     Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths with a norm F.
