@@ -29,7 +29,7 @@ from sparse_bo.policies.elimination.settings import EliminationSettings, batch_s
 from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
 from sparse_bo.policies.timing import Stopwatch
-from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, SBPEOnBox
+from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +47,7 @@ class Elimination(Mechanism[EliminationState]):
         width: Width of the bounds on this domain, before any doubling of F.
         design_size: Results before the first batch, to learn the prior from; 0 with a complete prior.
         sizes: Batch schedule.
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the cached kernel columns.
     """
 
     source: CandidateSource
@@ -54,6 +55,7 @@ class Elimination(Mechanism[EliminationState]):
     width: BatchWidth
     design_size: int
     sizes: tuple[int, ...]
+    memory_bytes: int
 
     keeps_batch_open = True  # results count at the end of their batch (S-BPE Alg. 1)
 
@@ -90,8 +92,8 @@ class Elimination(Mechanism[EliminationState]):
             raise ContradictionError(state.contradiction, state=state)
         if state.plan is None:
             raise ScheduleComplete(
-                f"all {len(state.sizes)} batches ({sum(state.sizes)} evaluations) of the horizon {self.settings.horizon} are complete; "
-                "pass a policy with a larger horizon to continue"
+                f"all {len(state.sizes)} batches ({sum(state.sizes)} evaluations) of the horizon {self.settings.horizon} are "
+                "complete; pass a policy with a larger horizon to continue"
             )
         picks = state.plan.open(pending)
         return Proposal(picks[:max_q], ahead=picks[max_q:]) if len(picks) else Wait(len(pending))
@@ -253,7 +255,7 @@ class Elimination(Mechanism[EliminationState]):
             regularization=prior.regularization,
             repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
             sweep_dtype=self.settings.sweep_dtype,
-            memory_bytes=self.settings.sweep_budget(points.device),
+            memory_bytes=self.memory_bytes,
         )
 
 
@@ -278,10 +280,11 @@ class EliminationPolicy(EliminationSettings, ABC):
     def on(self, domain: Domain) -> Elimination:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         source: CandidateSource
+        memory_bytes = self.sweep_budget(domain.device)
         if isinstance(domain, Box):
             source = BoxSource(domain, self.candidates)
         else:
-            arms = loaded_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
+            arms = loaded_arms_of(domain, policy=self.name, memory_bytes=memory_bytes)
             source = ArmSource(Arms(arms))
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=domain.like)
@@ -289,7 +292,9 @@ class EliminationPolicy(EliminationSettings, ABC):
         sizes = checked_schedule(self.schedule, self.horizon - design_size)
         if isinstance(domain, Box) and isinstance(width, SBPEOnBox):
             self._warn_if_nothing_can_be_eliminated(domain, width, sizes)
-        return Elimination(source=source, settings=self, width=width, design_size=design_size, sizes=sizes)
+        return Elimination(
+            source=source, settings=self, width=width, design_size=design_size, sizes=sizes, memory_bytes=memory_bytes
+        )
 
     def _warn_if_nothing_can_be_eliminated(self, box: Box, width: SBPEOnBox, sizes: Sequence[int]) -> None:
         """Warn if every batch is too small for Eq. 15 to eliminate anything, with the horizon from which one is not."""
