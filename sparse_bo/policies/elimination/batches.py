@@ -65,10 +65,6 @@ class CandidateSource(ABC):
         """Return which candidates of a finding can still be optimal (``c`` booleans, at least one true on some rank)."""
 
     @abstractmethod
-    def alternatives(self, candidates: BatchCandidates) -> int:
-        """Return the number of alternatives of the union bound of a batch."""
-
-    @abstractmethod
     def observations(self, picks: Tensor, y: Tensor) -> Observations:
         """Return results ``y`` (``q ≥ 1``) at ``picks``, merged."""
 
@@ -109,10 +105,6 @@ class ArmSource(CandidateSource):
     def alive(self, finding: Finding, width: BatchWidth, survivors: Tensor | None) -> Tensor:
         """See :class:`CandidateSource`."""
         return surviving(finding, width) if survivors is None else torch.isin(finding.members, survivors)
-
-    def alternatives(self, candidates: BatchCandidates) -> int:
-        """See :class:`CandidateSource`: all arms, eliminated ones included."""
-        return self.domain.count
 
     def observations(self, picks: Tensor, y: Tensor) -> Observations:
         """See :class:`CandidateSource`."""
@@ -176,10 +168,6 @@ class BoxSource(CandidateSource):
         """See :class:`CandidateSource`: the batch's own survivors, since later batches have other points."""
         return surviving(finding, width)
 
-    def alternatives(self, candidates: BatchCandidates) -> int:
-        """See :class:`CandidateSource`: the candidates."""
-        return len(candidates.members)
-
     def observations(self, picks: Tensor, y: Tensor) -> Observations:
         """See :class:`CandidateSource`."""
         return merge_observations(picks, y)
@@ -193,18 +181,22 @@ class BoxSource(CandidateSource):
             return self.count
         if not isinstance(width, SBPEOnBox):
             return self.most
-        bounds = self.domain.bounds
-        confidence = BatchConfidence(
-            pulls=pulls,
-            batches=batches,
-            arms=1,
-            dims=self.domain.dims,
-            regularization=prior.regularization,
-            kappa_squared=float(covariance_function(prior.covar_module, like=bounds).diagonal(bounds).max()),
-            ratio=0.0,
-        )
+        confidence = exact_confidence(self.domain, prior, pulls=pulls, batches=batches)
         size = math.exp(min(width.log_discretization(confidence), 50.0))
         return max(1, min(math.ceil(size), self.most))
+
+
+def exact_confidence(box: Box, prior: KnownPrior, *, pulls: int, batches: int) -> BatchConfidence:
+    """Return the confidence of one point of a box after a batch with an exact posterior."""
+    return BatchConfidence(
+        pulls=pulls,
+        batches=batches,
+        arms=1,
+        dims=box.dims,
+        regularization=prior.regularization,
+        kappa_squared=float(covariance_function(prior.covar_module, like=box.bounds).diagonal(box.bounds).max()),
+        ratio=0.0,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from sparse_bo.gp.learn import learn_prior
 from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.batches import ArmSource, BoxSource, CandidateSource, PlannedBatch
+from sparse_bo.policies.elimination.batches import ArmSource, BoxSource, CandidateSource, PlannedBatch, exact_confidence
 from sparse_bo.policies.elimination.findings import Finding
 from sparse_bo.policies.elimination.refutation import judgement
 from sparse_bo.policies.elimination.regression import certified_ratio, check_resampling, rls_resampling
@@ -108,7 +108,10 @@ class Elimination(Mechanism[EliminationState]):
             after = _recorded(state, picks, y)
         if after.prior is None:
             with watch.phase("learn"):
-                after = self._learned(after, generator)
+                if after.pulls >= self.design_size:
+                    seen = self.source.observations(after.picks, after.y)
+                    prior = learn_prior(self.settings.given, seen, self.source.domain.hull(), generator=generator)
+                    after = replace(after, prior=prior)
         return replace(after, seconds=watch.seconds)
 
     def tell(self, state: EliminationState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EliminationState:
@@ -151,14 +154,6 @@ class Elimination(Mechanism[EliminationState]):
     def thaw(self, frozen: Frozen) -> EliminationState:
         """See :class:`Mechanism`."""
         return thaw_elimination(self.init(), frozen, given=self.settings.given.covar_module, prior_over=self._prior_over)
-
-    def _learned(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
-        """Return the state with the learned prior, once the initial design is complete."""
-        if state.pulls < self.design_size:
-            return state
-        observations = self.source.observations(state.picks, state.y)
-        prior = learn_prior(self.settings.given, observations, self.source.domain.hull(), generator=generator)
-        return replace(state, prior=prior)
 
     def _current(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
         """Return the state with the plan of the current batch; without one after the last batch."""
@@ -230,15 +225,15 @@ class Elimination(Mechanism[EliminationState]):
     def _finding(self, plan: PlannedBatch, *, number: int) -> Finding:
         """Return the finding of a batch after ``number`` complete ones."""
         surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
-        dictionary = plan.design.dictionary
-        posterior = posterior_over_part(surrogate, observations, dictionary)
+        posterior = posterior_over_part(surrogate, observations, plan.design.dictionary)
+        domain, points = self.source.domain, plan.candidates.points
         # over all picks, which is an upper bound of that over the observed ones
         ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(number))
         confidence = BatchConfidence(
             pulls=observations.pulls,
             batches=len(self.sizes),
-            arms=self.source.alternatives(plan.candidates),
-            dims=plan.candidates.points.shape[1],
+            arms=domain.count if isinstance(domain, Arms) else len(points),  # eliminated arms included
+            dims=points.shape[1],
             regularization=surrogate.regularization,
             kappa_squared=surrogate.kappa_squared,
             ratio=ratio,
@@ -298,18 +293,9 @@ class EliminationPolicy(EliminationSettings, ABC):
 
     def _warn_if_nothing_can_be_eliminated(self, box: Box, width: SBPEOnBox, sizes: Sequence[int]) -> None:
         """Warn if every batch is too small for Eq. 15 to eliminate anything, with the horizon from which one is not."""
-        if self.learns or self.covar_module is None or self.regularization is None or self.rkhs_norm == "estimate":
+        if self.learns or self.rkhs_norm == "estimate":
             return
-        confidence = BatchConfidence(
-            pulls=1,
-            batches=len(sizes),
-            arms=1,
-            dims=box.dims,
-            regularization=self.regularization,
-            kappa_squared=float(covariance_function(self.covar_module, like=box.bounds).diagonal(box.bounds).max()),
-            ratio=0.0,
-        )
-        least = width.least_pulls(confidence)
+        least = width.least_pulls(exact_confidence(box, self.given.known(), pulls=1, batches=len(sizes)))
         if max(sizes) >= least:
             return
         needed = least
