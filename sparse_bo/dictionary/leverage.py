@@ -28,10 +28,8 @@ class LeverageSampler:
 
     Theory asks for ``oversampling ≥ 6α log(4T/δ)/ε²`` (BKB Thm 1) or ``8 log(4T/δ)`` (BBKB Thm 1); in practice 2 to 10.
 
-    The exact law leaves out an input with count · leverage = 1 with probability e^-q̄, the union bound never does. At q̄ = 2
-    that decides: BBKB on Abalone (inputs in [0,1], published settings, T = 10⁴) takes 298 batches at a regret of 0.62 per
-    evaluation with the exact law, 84 at 0.37 with the union bound — the authors' figures. Hence the default; from q̄ = 4 on
-    the two are close (101 batches, 0.42).
+    The exact law leaves out an input with count · leverage = 1 with probability e^-q̄, the union bound never does: hence the
+    default (decision 173).
 
     Attributes:
         oversampling: q̄ > 0.

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from sparse_bo.domains.lazy import ProductGrid
-from sparse_bo.domains.lazy import LazyArms
+from sparse_bo.domains.lazy import LazyArms, ProductGrid
 from sparse_bo.domains.memmap import MemmapArms
 from sparse_bo.domains.space import Space
 from sparse_bo.planning.costs import available_bytes
