@@ -25,6 +25,7 @@ from botorch.acquisition.objective import (
 )
 from botorch.acquisition.utils import prune_inferior_points
 from botorch.models import ModelListGP
+from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
@@ -200,12 +201,17 @@ def prune_baseline(
         ``n' x d``, in the order of ``X``.
 
     Raises:
+        TypeError: If ``model`` is no BoTorch model.
         ValueError: If ``X`` is no ``n x d`` tensor, or has no rows.
 
     Example:
         >>> X_baseline = prune_baseline(model, train_X)
         >>> acquisition = qLogNoisyExpectedImprovement(model, X_baseline, prune_baseline=False)
     """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"expected model to be a BoTorch Model, got {type(model).__name__}; pass the fitted model first, then X"
+        )
     if X.dim() != 2 or not len(X):
         raise ValueError(
             f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"
