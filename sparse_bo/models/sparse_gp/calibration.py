@@ -17,7 +17,7 @@ from botorch.models.utils.assorted import add_output_dim
 from gpytorch.kernels import ScaleKernel
 from torch import Tensor
 
-from sparse_bo.gp.variance_factor import RANGE, variance_factor
+from sparse_bo.gp.diagnostics import RANGE, variance_factor
 from sparse_bo.models.sparse_gp.prior import ForwardKernel
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, check_width
 

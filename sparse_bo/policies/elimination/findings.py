@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior
 from sparse_bo.domains.sharded import first_here
+from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
 from sparse_bo.policies.elimination.width import norm_of
 from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
