@@ -16,8 +16,7 @@ from sparse_bo.dictionary.base import Candidates, Dictionary, chosen
 from sparse_bo.dictionary.gram import Gram, kernel_gram
 from sparse_bo.dictionary.recursive import Sketch, ridge_scores, sketch_tail
 from sparse_bo.dictionary.simple import AllSampler
-from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky, safe_cholesky
 from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count
 

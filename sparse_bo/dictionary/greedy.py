@@ -13,7 +13,7 @@ from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, c
 from sparse_bo.dictionary.gram import kernel_gram, noise_of
 from sparse_bo.dictionary.simple import AllSampler
 from sparse_bo.errors import SamplerError
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky
 from sparse_bo.validation import check_count
 
 

@@ -1,13 +1,1 @@
 """Pure functions of tensors without a statistical model: factorisations, sums in one order, chunks of rows."""
-
-__all__ = [
-    "cholesky",
-    "chunking",
-    "descent",
-    "largest",
-    "normal_equations",
-    "pivoted_cholesky",
-    "shapes",
-    "spectrum",
-    "sums",
-]

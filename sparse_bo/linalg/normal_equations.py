@@ -10,16 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GRAM_BLOCKS = 16
-"""Blocks of rows of a symmetric product; each is computed up to its diagonal: 17/32 of the work is left."""
-SMALLEST_BLOCK = 128
-"""Thinner blocks cost calls."""
 
+def add_lower_gram(gram: Tensor, S: Tensor, *, blocks: int = 16, smallest: int = 128) -> None:
+    """Add ``S Sᵀ`` of ``… x m x n`` to ``gram`` (``… x m x m``) in place, up to its diagonal blocks. O(n m²), no memory.
 
-def add_lower_gram(gram: Tensor, S: Tensor) -> None:
-    """Add ``S Sᵀ`` of ``… x m x n`` to ``gram`` (``… x m x m``) in place, up to its diagonal blocks. O(n m²), no memory."""
+    With 16 blocks of rows, each computed up to its diagonal, 17/32 of the work is left; blocks below ``smallest`` cost calls.
+    """
     m = S.shape[-2]
-    step = max(-(-m // GRAM_BLOCKS), SMALLEST_BLOCK)
+    step = max(-(-m // blocks), smallest)
     for total, rows in zip(gram.view(-1, m, m), S.reshape(-1, *S.shape[-2:]), strict=True):
         for start in range(0, m, step):
             stop = min(start + step, m)
