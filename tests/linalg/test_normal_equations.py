@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.linalg.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
+from sparse_bo.linalg.cholesky import add_lower_gram, from_lower, whitened_gram, whitening_error
 
 
 def rows(*shape):
