@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
-from sparse_bo.dictionary.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.dictionary.simple import AllSampler
 from sparse_bo.errors import SamplerError
+from sparse_bo.gp.leverage import Inclusion, inclusion_probabilities
 from sparse_bo.validation import check_choice, check_positive
 
 

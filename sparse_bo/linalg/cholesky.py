@@ -131,8 +131,8 @@ def from_lower(A: Tensor) -> Tensor:
 def whitened_gram(L: Tensor, A: Tensor) -> Tensor:
     """Return ``L⁻¹ A L⁻ᵀ``, ``… x m x m``, exactly symmetric. O(m³).
 
-    With ``A = S Sᵀ``, ``S = K_DX N^{−½}``, it is the sum ``ZᵀN⁻¹Z`` of a DTC posterior: whitened once in place of row by row, O(m³)
-    for O(n m²). :func:`whitening_error` bounds the loss.
+    With ``A = S Sᵀ``, ``S = K_DX N^{−½}``, it is the sum ``ZᵀN⁻¹Z`` of a DTC posterior: whitened once, and not row by row in
+    O(n m²). :func:`whitening_error` bounds the loss.
     """
     half = torch.linalg.solve_triangular(L, A, upper=False)
     whole = torch.linalg.solve_triangular(L, half.mT, upper=False)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import LeverageSampler, Sampler
-from sparse_bo.dictionary.leverage import Inclusion
+from sparse_bo.gp.leverage import Inclusion
 from sparse_bo.policies.bandits.parts import Parts
 from sparse_bo.policies.bandits.policy import UCBPolicy, named_width
 from sparse_bo.validation import check_choice

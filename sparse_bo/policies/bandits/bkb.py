@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparse_bo.arms import StopRule
 from sparse_bo.dictionary import LeverageSampler, Sampler
-from sparse_bo.dictionary.leverage import Inclusion
+from sparse_bo.gp.leverage import Inclusion
 from sparse_bo.policies.bandits.parts import Parts
 from sparse_bo.policies.bandits.policy import UCBPolicy, named_width
 from sparse_bo.widths import BKBAuthors, BKBTheory
