@@ -90,12 +90,14 @@ class OneProduct:
     @property
     def step(self) -> int:
         """Columns of ``R`` in one product of :meth:`moments`."""
-        m, quarter = self.columns.shape[-2], -(-self.columns.shape[-2] // _TRIANGLE_BLOCKS)
+        # Four blocks spare 3/8 of the product; more are too thin, and on a GPU less than 256 columns take longer to launch.
+        m = self.columns.shape[-2]
+        quarter = -(-m // 4)
         if not self.triangular:
             return m
         if self.columns.device.type == "cpu":
-            return quarter if m >= 16 * _TRIANGLE_BLOCKS else m
-        return min(max(quarter, _DEVICE_COLUMNS), m)
+            return quarter if m >= 64 else m
+        return min(max(quarter, 256), m)
 
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
@@ -127,12 +129,6 @@ class OneProduct:
 def _squares(product: Tensor) -> Tensor:
     """Return the squares of a temporary tensor, in place where autograd allows it."""
     return product.square() if product.requires_grad else product.square_()
-
-
-_TRIANGLE_BLOCKS = 4
-"""Column blocks of a triangular product: 4 spare 3/8 of it, more make the products too thin."""
-_DEVICE_COLUMNS = 256
-"""Columns of such a block on a GPU, at least: what narrower ones spare is less than what their launches take."""
 
 
 def fit(
