@@ -133,10 +133,14 @@ class MatrixRoot:
         return self.matrix @ columns
 
     def extended(self, columns: Tensor, corner: Tensor) -> MatrixRoot:
-        """See :class:`CholeskyRoot`. ``R' = [[R, −R h L_F⁻ᵀ], [0, L_F⁻ᵀ]]``. O((m + p) r p)."""
+        """See :class:`CholeskyRoot`. O((m + p) r p)."""
+        return self.grown(self.lift(columns), corner)
+
+    def grown(self, lifted: Tensor, corner: Tensor) -> MatrixRoot:
+        """Return ``[[R, −R h L_F⁻ᵀ], [0, L_F⁻ᵀ]]`` from ``R h`` (``m x p``) and ``L_F`` of p more points. O((m + p) p²)."""
         eye = torch.eye(corner.shape[-1], dtype=corner.dtype, device=corner.device).expand_as(corner)
         below = torch.linalg.solve_triangular(corner.mT, eye, upper=True)  # p x p, L_F⁻ᵀ
-        right = torch.cat([-self.lift(columns) @ below, below], dim=-2)  # (m + p) x p
+        right = torch.cat([-lifted @ below, below], dim=-2)  # (m + p) x p
         left = torch.cat([self.matrix, self.matrix.new_zeros(*below.shape[:-1], self.matrix.shape[-1])], dim=-2)
         return MatrixRoot(torch.cat([left, right], dim=-1))
 
