@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.gp import dtc
-from sparse_bo.gp.roots import CholeskyRoot
+from sparse_bo.gp.posterior import CholeskyRoot
 from sparse_bo.linalg.cholesky import safe_cholesky
 
 InBatch = Literal["fixed", "process"]

@@ -12,7 +12,6 @@ from sparse_bo.arms.moments import Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp import dtc
-from sparse_bo.gp.leverage import effective_dimension
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.gp.observations import Observations
 
@@ -68,7 +67,7 @@ def arm_fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary)
     form = dtc.one_product(state)
     exact = evaluator_of(prior, state, form, precision=torch.float64)
     observed = exact_leverages(prior, exact, K_DX, observations.rows)
-    return ArmFit(prior, dictionary, state, form, observed, float(effective_dimension(observed, observations.counts)))
+    return ArmFit(prior, dictionary, state, form, observed, float((observed * observations.counts).sum()))
 
 
 def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX: Tensor) -> dtc.DTC:

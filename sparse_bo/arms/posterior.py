@@ -19,7 +19,6 @@ from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import kernel_chunks, sweep
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp import dtc
-from sparse_bo.gp.leverage import effective_dimension
 from sparse_bo.gp.observations import Observations
 from sparse_bo.linalg.chunking import shrinking
 
@@ -212,6 +211,6 @@ def _swept(
         observed = leverages[pulled]
     else:
         observed = exact_leverages(prior, evaluator_of(prior, state, form, precision=torch.float64), K_DX, pulled)
-    d_eff = float(effective_dimension(observed, observations.counts))
+    d_eff = float((observed * observations.counts).sum())
     fit = ArmFit(prior, dictionary, state, form, observed, d_eff)
     return InMemoryPosterior(fit, means, leverages, errors, stored), columns

@@ -29,11 +29,11 @@ from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
+from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.quadratic import quadratic_form
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.bandits.parts import WARM_START_POINTS, Parts
 from sparse_bo.policies.bandits.state import (
