@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
-from sparse_bo.arms.contenders import Contenders, Refusal
-from sparse_bo.arms.highest import highest
+from sparse_bo.arms.contenders import Contenders, Refusal, highest
 from sparse_bo.arms.local import LocalRatios
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-from sparse_bo.arms.highest import highest
 
 Refusal = Callable[[Tensor], Tensor]
 """From ``q`` arms to ``q`` booleans: which are left out of a batch, as long as another arm is left."""
@@ -93,3 +94,83 @@ class Collector:
             kept = kept[best]
             self.floor = max(self.floor, outside)
         self._put(0, indices[kept], upper[kept])
+
+
+Part = tuple[int, Tensor, Tensor, Tensor | None]
+"""Number of the first arm, and means, leverages and bounds on their errors of it and those after it."""
+
+
+class Scan(NamedTuple):
+    """The result of a pass."""
+
+    indices: Tensor
+    """``c`` arms, ascending, that can be picked."""
+    upper: Tensor
+    """``c`` upper bounds on their scores (y)."""
+    floor: float
+    """The best bound of the arms that could win and are left out; −∞ if there are none."""
+    bar: float
+    """The highest lower bound of a score: no arm below it can win; −∞ without arms."""
+    extremes: Tensor
+    """``3``: largest leverage, lowest and highest upper bound over all arms."""
+
+
+def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor) -> Scan:
+    """Pass over arms. Memory O(capacity + part).
+
+    Args:
+        parts: Of neighbouring arms, in order.
+        width: Multiplies √leverage in the scores (y), ≥ 0.
+        shrink: A leverage falls by at most this factor in the batch (:attr:`sparse_bo.arms.StopRule.largest_ratio`).
+        capacity: Arms kept in the end, at most.
+        like: Has the dtype and the device of the scores.
+    """
+    scores = Collector(capacity, like=like)
+    leverage, lowest, largest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
+    for start, means, leverages, errors in parts:
+        above = leverages if errors is None else leverages + errors
+        below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
+        upper = above.sqrt().mul_(width).add_(means)
+        scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
+        least, most = torch.aminmax(upper)
+        leverage = torch.maximum(leverage, above.max())
+        lowest, largest = torch.minimum(lowest, least), torch.maximum(largest, most)
+    indices, upper, floor = scores.finish()
+    return Scan(indices, upper, floor, float(scores.bar), torch.stack([leverage, lowest, largest]))
+
+
+def highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
+    """Return the ``size`` positions with the highest scores, ascending, lowest first on ties, and the best score outside.
+
+    Positions with score −∞ are left out. Two waits for the device, three where scores tie at the cut.
+    """
+    if scores.device.type == "cpu":
+        chosen, floor = _highest_here(scores.numpy(), size)
+        return torch.from_numpy(chosen), floor
+    if size >= len(scores):
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
+    cut, outside = scores.topk(size + 1).values[size - 1 :].tolist()
+    if outside == -math.inf:
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
+    chosen = (scores >= cut).nonzero().squeeze(-1)
+    if len(chosen) > size:  # ties at the cut: keep those of lowest index
+        tied = scores[chosen] == cut
+        surplus = tied.nonzero().squeeze(-1)[size - len(chosen) :]
+        tied.fill_(True)[surplus] = False
+        chosen = chosen[tied]
+    return chosen, outside
+
+
+def _highest_here(scores: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], float]:
+    """Do the same on the host: NumPy selects in half of torch's time and searches in an eighth."""
+    cut = outside = -math.inf
+    if size < len(scores):
+        first = len(scores) - size
+        outside, cut = np.partition(scores, (first - 1, first))[first - 1 : first + 1].tolist()
+    if outside == -math.inf:
+        return np.flatnonzero(scores > -math.inf), outside
+    chosen = np.flatnonzero(scores >= cut)
+    if len(chosen) > size:  # ties at the cut: keep those of lowest index
+        tied = np.flatnonzero(scores[chosen] == cut)
+        chosen = np.delete(chosen, tied[size - len(chosen) :])
+    return chosen, outside

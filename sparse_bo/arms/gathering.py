@@ -14,9 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.contenders import SLACK, Contenders
-from sparse_bo.arms.highest import highest
-from sparse_bo.arms.scan import Scan
+from sparse_bo.arms.contenders import SLACK, Contenders, Scan, highest
 from sparse_bo.arms.streaming import without_repeats
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.errors import RankError

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.contenders import Contenders, Refusal
+from sparse_bo.arms.contenders import Contenders, Part, Refusal, Scan, scan
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
 from sparse_bo.arms.gathering import STEP, gathered
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.scan import Part, Scan, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.streaming import PosteriorOfContenders, capacity, streamed_moments
 from sparse_bo.arms.sweep import sweep

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.contenders import Collector, Contenders, Refusal
+from sparse_bo.arms.contenders import Collector, Contenders, Part, Refusal, scan
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.scan import Part, scan
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.arms.tiles import tiles
