@@ -1,7 +1,7 @@
 """Posteriors over arms in shards: every rank sweeps the arms that it holds, and all pick from the contenders of all.
 
 The fit needs the pulled arms and the dictionary alone, which every rank has. The sweep is local. What is gathered are the arms
-that can win (:mod:`sparse_bo.arms.gathering`), by the argument of :mod:`sparse_bo.arms.streaming`, so the picks are those of
+that can win (:mod:`sparse_bo.arms.contenders`), by the argument of :mod:`sparse_bo.arms.streaming`, so the picks are those of
 one process with all arms, whatever the number of ranks; every rank makes them from the same numbers.
 """
 
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.contenders import Contenders, Part, Refusal, Scan, scan
+from sparse_bo.arms.contenders import STEP, Contenders, Part, Refusal, Scan, gathered, scan
 from sparse_bo.arms.fit import ArmFit, arm_fit, evaluator_of
-from sparse_bo.arms.gathering import STEP, gathered
 from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule

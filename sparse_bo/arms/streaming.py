@@ -21,15 +21,13 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.conditioning import Conditioner
-from sparse_bo.arms.contenders import Collector, Contenders, Part, Refusal, scan
+from sparse_bo.arms.contenders import Collector, Contenders, Part, Refusal, scan, without_repeats
 from sparse_bo.arms.fit import ArmFit
 from sparse_bo.arms.posterior import ArmPosterior
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import sweep_rows
 from sparse_bo.arms.tiles import tiles
-from sparse_bo.domains.lazy import ArmSet, LazyArms
-from sparse_bo.gp.observations import repeated_rows
 from sparse_bo.linalg.chunking import row_slices, shrinking
 
 CONTENDER_BYTES = 128
@@ -174,12 +172,3 @@ def streamed_moments(fit: ArmFit, prior: ArmPrior) -> Iterator[Part]:
             scale = 1.0 / prior.regularization
             errors = None if moments.errors is None else moments.errors * scale
             yield tile.start + part.start, moments.means, moments.variances * scale, errors
-
-
-def without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
-    """Return the bounds with −∞ for every contender that equals one of lower index."""
-    if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
-        repeats = repeated_rows(arms[indices])
-        if repeats is not None:
-            upper = upper.index_fill(0, repeats, -math.inf)
-    return upper

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel
 
-from sparse_bo.arms.local import LocalRatios
+from sparse_bo.arms.batch import LocalRatios
 from tests.arms.builders import Problem, random_problem
 
 KINDS = ("fixed", "process")
