@@ -20,9 +20,10 @@ from torch import Tensor
 from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
-from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
-from sparse_bo.arms.sharded import ShardedPosterior
+from sparse_bo.arms.posterior import InMemoryPosterior
+from sparse_bo.arms.resparsification import ArmPosterior, ContenderPosterior
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 from sparse_bo.sharding import Alone, Group
 
@@ -61,7 +62,7 @@ def pick_batch(
     Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
     arms tie and the lowest index wins. After a sweep in low precision the starting bounds include its error, so every arm that
     could win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick. Of a streamed arm set only
-    the contenders are looked at (:mod:`sparse_bo.arms.streaming`).
+    the contenders are looked at (:mod:`sparse_bo.arms.resparsification`).
 
     A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
@@ -89,7 +90,7 @@ def pick_batch(
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    start = posterior.at_start(in_batch)
+    start = Conditioner.at_start(posterior, in_batch)
     if given is not None and len(given):
         return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
     picker = _Picker(posterior, width, stop_rule, start, refuse)
@@ -142,10 +143,9 @@ def _pick_more(
 def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
     if stop_rule.kind != "local":
         return None
-    if isinstance(posterior, InMemoryPosterior):
-        return LocalRatios(posterior, start, stop_rule.ratio_threshold)
-    if isinstance(posterior, ShardedPosterior) and posterior.local is not None:
-        return LocalRatios(posterior.local, start, stop_rule.ratio_threshold, group=posterior.group)
+    here = posterior if isinstance(posterior, InMemoryPosterior) else posterior.local
+    if here is not None:
+        return LocalRatios(here, start, stop_rule.ratio_threshold, group=group_of(posterior.prior.arms))
     raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
 
 
@@ -281,7 +281,8 @@ class _Picker:
 
     def _refill(self, conditioner: Conditioner) -> None:
         """Replace the contenders by arms of the highest present scores, when they may no longer include the best."""
-        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse))
+        assert isinstance(self.posterior, ContenderPosterior)  # of arms in memory all are contenders
+        self._take(self.posterior.contenders_after(conditioner, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
