@@ -5,7 +5,6 @@ batch is picked from, :func:`pick_batch` picks it until a :class:`StopRule` ends
 """
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
-from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.conditioning import InBatch
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.arms.posterior import ArmFit, InMemoryPosterior, arm_fit, in_memory_posterior
@@ -19,6 +18,7 @@ from sparse_bo.arms.resparsification import (
     posterior_over_part,
 )
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.arms.sweep import KernelColumns
 
 __all__ = [
     "PRECISIONS",

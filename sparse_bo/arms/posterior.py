@@ -11,12 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.contenders import Contenders
 from sparse_bo.arms.moments import Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import kernel_chunks, sweep
+from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp import dtc
 from sparse_bo.gp.leverage import effective_dimension

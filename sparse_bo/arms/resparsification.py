@@ -25,13 +25,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sparse_bo.arms.columns import KernelColumns, StoredColumns
 from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.contenders import STEP, Collector, Contenders, Part, Refusal, Scan, gathered, scan, without_repeats
 from sparse_bo.arms.posterior import ArmFit, InMemoryPosterior, arm_fit, in_memory_posterior, within_memory
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import sweep, sweep_rows
+from sparse_bo.arms.sweep import KernelColumns, StoredColumns, sweep, sweep_rows
 from sparse_bo.arms.tiles import tiles
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import LazyArms
