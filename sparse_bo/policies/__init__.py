@@ -12,9 +12,9 @@ from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
 from sparse_bo.policies.comparators.mini_meta import MiniMETA
 from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
-from sparse_bo.policies.elimination.batches import batch_schedule
 from sparse_bo.policies.elimination.policy import BPE, SBPE
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
 from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState
 from sparse_bo.policies.improvement.two_stage import TwoStage
