@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparse_bo.arms.gathering import GATHERED
+from sparse_bo.arms.contenders import GATHERED
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.policies.bandits.policy import UCBPolicy
 from sparse_bo.sharding.group import HEADER_BYTES
