@@ -19,9 +19,9 @@ from sparse_bo.errors import RankError, StorageError
 from sparse_bo.planning.costs import available_bytes
 from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.base import BoxProblem, Problem
+from sparse_bo.problems.builtin import SYNTHETIC
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
 from sparse_bo.problems.names import SCALINGS
-from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.validation import check_choice, check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem

@@ -28,9 +28,9 @@ from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, EpsilonGreedy, Policy, RandomSearch, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
+from sparse_bo.problems.builtin import SYNTHETIC
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.problems.names import TABLES
-from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy

@@ -7,7 +7,7 @@ from rich.text import Text
 from sparse_bo import AskTell
 from sparse_bo.cli.console import RunProgress
 from sparse_bo.policies import RandomSearch
-from sparse_bo.problems.synthetic import gp_draw
+from sparse_bo.problems.builtin import gp_draw
 
 
 class Named(RandomSearch):

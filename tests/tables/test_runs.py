@@ -10,7 +10,7 @@ from rich.console import Console
 from sparse_bo import AskTell
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import Problem
-from sparse_bo.problems.synthetic import gp_draw
+from sparse_bo.problems.builtin import gp_draw
 from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
 from sparse_bo.runs.records import read_run
