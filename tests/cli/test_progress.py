@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sparse_bo import AskTell
-from sparse_bo.cli.console import RunProgress
+from sparse_bo.cli.launch import RunProgress
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.builtin import gp_draw
 

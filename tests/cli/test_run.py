@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparse_bo import BBKB, AskTell, History, TrustRegion
-from sparse_bo.cli.names import POLICIES
+from sparse_bo.cli.options import POLICIES
 from sparse_bo.cli.run import policy_of
 from sparse_bo.policies import ExpectedImprovement, TwoStage
 from tests.cli.builders import BOX_ONLY, QUICK, invoke
