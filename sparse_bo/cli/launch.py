@@ -29,7 +29,7 @@ from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.cli.tables import summary
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
-from sparse_bo.evaluations.workers import Workers, workers_of
+from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell
