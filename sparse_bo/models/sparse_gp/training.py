@@ -202,7 +202,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
 
 class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
-    """The distribution that training mode returns; its ``log_prob`` is the learning objective of the model's ``fit``."""
+    """The distribution that training mode returns; its covariance has the likelihood of the model's ``fit``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-likelihood (or its bound) of targets ``value`` (``batch_shape x n``), ``batch_shape``.
