@@ -286,18 +286,15 @@ def register_with_ax() -> None:
     """
     models, decoders = _ax("ax.storage.botorch_modular_registry"), _ax("ax.storage.json_store.registry")
     known = decoders.CORE_DECODER_REGISTRY
-    values = [kind for name in samplers.__all__ if isinstance(kind := getattr(samplers, name), type) and _is_value(kind)]
+    # Ax encodes dictionaries and samplers by their fields.
+    names = [name for name in samplers.__all__ if name == "Dictionary" or (name.endswith("Sampler") and name != "Sampler")]
+    values = [getattr(samplers, name) for name in names]
     taken = [kind.__name__ for kind in values if known.get(kind.__name__, kind) is not kind]
     if taken:
         raise ValueError(f"Ax has other classes by the names of {', '.join(taken)}; what it saved could not be told apart")
     for model in (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP):
         models.register_model(model)
     known.update({kind.__name__: kind for kind in values})
-
-
-def _is_value(kind: type[Any]) -> bool:
-    """Return whether a class of :mod:`sparse_bo.dictionary` is a sampler or a dictionary, which Ax encodes by its fields."""
-    return kind is samplers.Dictionary or (kind.__name__.endswith("Sampler") and kind is not samplers.Sampler)
 
 
 def _ax(module: str) -> Any:
