@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import (
-    ArmPosterior,
+    ArmFit,
     ArmPrior,
     BatchPicks,
-    Fitted,
     InMemoryPosterior,
     KernelColumns,
     arm_posterior,
@@ -29,11 +28,11 @@ from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, UniformSampler, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
+from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, Prior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.quadratic import quadratic_form
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.bandits.parts import WARM_START_POINTS, Parts
 from sparse_bo.policies.bandits.state import (
@@ -309,7 +308,7 @@ class ArmUCB(Mechanism[BanditState]):
             memory_bytes=self.memory_bytes if current is None else current.memory_bytes,
         )
 
-    def _norm(self, fit: Fitted, observations: Observations) -> float | None:
+    def _norm(self, fit: ArmFit, observations: Observations) -> float | None:
         """Return F as the observations show it, if the width asks for that. O(n + m³)."""
         width = self.parts.width
         if not isinstance(width, NormWidth) or width.rkhs_norm != "estimate":
@@ -318,7 +317,7 @@ class ArmUCB(Mechanism[BanditState]):
         form = quadratic_form(fit.state, means=observations.means, counts=observations.counts, regularization=noise)
         return width.estimated(form, regularization=noise)
 
-    def _width(self, fit: Fitted, pulls: int, information: float, errors: StandardisedErrors, norm: float | None) -> float:
+    def _width(self, fit: ArmFit, pulls: int, information: float, errors: StandardisedErrors, norm: float | None) -> float:
         surrogate = fit.prior
         return self.parts.width(
             Confidence(
@@ -359,7 +358,7 @@ def _candidates(
 ) -> tuple[Candidates, KernelColumns]:
     """Return the candidates of the next dictionary: leverages and means before the newest batch, under the current prior."""
     given = partial(candidates_of, covariance=surrogate.covariance, regularization=surrogate.regularization)
-    previous: Fitted | ArmPosterior
+    previous: ArmFit
     if before is not None and surrogate is before.posterior.prior:
         previous = before.posterior
     else:
