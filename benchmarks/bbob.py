@@ -137,14 +137,15 @@ def run_all(chosen: Namespace) -> None:
     """Make the runs that the file does not have yet.
 
     Raises:
+        SystemExit: If there is no such method.
         RuntimeError: If the working tree differs from its commit.
     """
-    about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
-    if about["commit"] == "uncommitted":
-        raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
     methods = chosen.method or ["default"]
     if unknown := [m for m in methods if m not in ("default", *PEERS) and "=" not in m]:
         raise SystemExit(f"expected --method default, {', '.join(PEERS)} or name=policy expression, got {', '.join(unknown)}")
+    about = {**environment(torch.device("cpu")), "coco-experiment": version("coco-experiment")}
+    if about["commit"] == "uncommitted":
+        raise RuntimeError("expected the code of a commit of this repository, got changes; commit them first")
     every = product(chosen.instances, chosen.dims, methods, chosen.functions)
     runs = [Run(m, d, f, i, chosen.budget or BUDGETS[d], chosen.noise) for i, d, m, f in every]
     known = {Run(**{name: r[name] for name in Run.__annotations__}) for r in read(chosen.out)}

@@ -29,7 +29,7 @@ from sparse_bo.cli.presets import make_policy
 from sparse_bo.errors import PendingBatchError
 from sparse_bo.journal import Event, Writer
 from sparse_bo.problems.base import repeatable
-from sparse_bo.problems.tables import cadata
+from sparse_bo.problems.builtin import cadata
 from sparse_bo.runs.records import read_run
 
 MODES: dict[str, int | None] = {"one at a time": 16, "batches": None}

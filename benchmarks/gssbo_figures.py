@@ -40,7 +40,7 @@ from sparse_bo.policies import REMBO, RSSBO, SGPTS, BoTorchUCB, HeSBO, MiniMETA,
 from sparse_bo.policies.subset.subsets import random_subset
 from sparse_bo.policies.subset.surrogate_models import Learning
 from sparse_bo.problems.base import BoxProblem
-from sparse_bo.problems.synthetic import SYNTHETIC, synthetic
+from sparse_bo.problems.builtin import SYNTHETIC, synthetic
 from sparse_bo.runs.history import HistoryRow
 
 WARM = "GP-UCB, warm start"

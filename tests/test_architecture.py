@@ -21,7 +21,6 @@ SOURCES = {path: path.read_text(encoding="utf-8") for path in (*FILES, *TEST_FIL
 
 LAYERS = [
     ["cli"],
-    ["tables"],
     ["adapters"],
     ["problems"],
     ["planning"],

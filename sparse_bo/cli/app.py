@@ -13,16 +13,17 @@ import signal
 import sys
 import threading
 import unicodedata
-from collections.abc import Mapping
+from argparse import Namespace
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sparse_bo._version import __version__
-from sparse_bo.cli import types
-from sparse_bo.cli.names import POLICIES, PRESETS, PROBLEMS
-from sparse_bo.cli.types import OUT, listed
+from sparse_bo.cli import options
+from sparse_bo.cli.options import OUT, POLICIES, PRESETS, PROBLEMS, listed
 
+UsageError: Any = typer.BadParameter.__mro__[1]  # of Click, or of the copy of Click in newer versions of Typer
 HELP = f"""Bayesian optimisation over finite arm sets and boxes, past the exact GP's limit.
 
 Without a command: `compare`, the default policy beside ε-greedy and random choice among the 20,640 arms of Cadata.
@@ -73,7 +74,7 @@ COMPARE_HELP = """Run the default policy beside ε-greedy and random choice on o
   sparse-bo compare --problem abalone --budget 2000
   sparse-bo compare --problem hartmann6 --noise-sd 0.05
 """
-SPELLED: Mapping[str, str] = {
+SPELLED: dict[str, str] = {
     **{"λ": "lambda", "δ": "delta", "ε": "epsilon", "μ": "mu", "µ": "u", "ξ": "xi", "σ": "sigma", "τ": "tau", "α": "alpha"},
     **{"Γ": "Gamma", "Σ": "sum", "Π": "prod", "√": "sqrt", "\u0304": "bar", "\u0303": "~", "§": "section "},
     **{"≥": ">=", "≤": "<=", "−": "-", "×": "x", "·": "*", "±": "+-", "→": "->", "²": "^2", "³": "^3", "¹": "^1"},
@@ -81,7 +82,37 @@ SPELLED: Mapping[str, str] = {
 }
 """Characters -> their spelling for terminals and files without them."""
 
-app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
+
+class Commands(TyperGroup):
+    """The commands. Wrong usage is one line on stderr that begins with ``error:``, like every other error."""
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        """Run a command; exit with 2 after wrong usage, with 1 where a question is not answered."""
+        exits = settings.get("standalone_mode", True)
+        settings["standalone_mode"] = False
+        try:
+            status = super().main(*arguments, **settings)
+        except UsageError as error:
+            importlib.import_module("sparse_bo.cli.console").complain("error", wrong_usage(error))
+            status = 2
+        except typer.Abort:
+            typer.echo("stopped: the question was not answered", err=True)
+            status = 1
+        if exits:
+            sys.exit(status)
+        return status
+
+
+def wrong_usage(error: Any) -> str:
+    """Return a usage error of Typer in one line: expected, got, fix."""
+    if type(error) is typer.BadParameter and error.param is not None:  # by the parsers of options
+        return f"expected {error.param.opts[0]} to be {error.message}"
+    text = error.format_message().rstrip(".")
+    end = " See" if text.endswith("?") else "; see"
+    return f"{text[:1].lower()}{text[1:]}{end} `{error.ctx.command_path if error.ctx else 'sparse-bo'} --help`"
+
+
+app = typer.Typer(help=HELP, cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 
 def loaded(module: str) -> Any:
@@ -91,28 +122,23 @@ def loaded(module: str) -> Any:
         typer.Exit: With 2 if matplotlib refuses the environment variable MPLBACKEND.
     """
     main_thread = threading.current_thread() is threading.main_thread()
-    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return _imported(module)
-    # Extensions turn an interrupt inside an import into errors of their own; nothing is lost by ending at once.
-    signal.signal(signal.SIGINT, _leave)
+    plain = main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if plain:  # extensions turn an interrupt inside an import into errors of their own; nothing is lost by ending at once
+        signal.signal(signal.SIGINT, _leave)
     try:
-        return _imported(module)
+        importlib.import_module("matplotlib")
+        return importlib.import_module(f"sparse_bo.cli.{module}")
+    except ValueError as error:
+        text = f"matplotlib refuses the environment variable MPLBACKEND: {error}; unset it, or use agg"
+        raise importlib.import_module("sparse_bo.cli.console").refused(text) from error
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if plain:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(number: int, frame: object) -> None:
     typer.echo("stopped: interrupted", err=True)
     os._exit(130)
-
-
-def _imported(module: str) -> Any:
-    try:
-        importlib.import_module("matplotlib")
-    except ValueError as error:
-        typer.echo(f"error: matplotlib refuses the environment variable MPLBACKEND: {error}; unset it, or use agg", err=True)
-        raise typer.Exit(2) from error
-    return importlib.import_module(f"sparse_bo.cli.{module}")
 
 
 def _version(value: bool) -> None:
@@ -132,179 +158,123 @@ def common(
 @app.command(help=RUN_HELP)
 def run(
     *,
-    budget: types.Budget = None,
-    seed: types.Seed = 0,
-    out: types.Out = OUT,
-    device: types.Device = "cpu",
-    certify_every: types.CertifyEvery = None,
-    quiet: types.Quiet = False,
-    storage: types.NewJournal = None,
-    executor: types.Executor = None,
-    workers: types.NumWorkers = None,
-    asynchronous: types.Asynchronous = False,
-    problem: types.ProblemName = None,
-    scaling: types.Scaling = None,
-    standardize: types.Standardize = False,
-    noise_sd: types.NoiseSD = None,
-    arms: types.NumArms = None,
-    dims: types.NumDims = None,
-    objective: types.Objective = None,
-    arms_file: types.ArmsFile = None,
-    grid: types.Grid = None,
-    space: types.SpaceFile = None,
-    one_by_one: types.OneByOne = False,
-    memory: types.Memory = None,
-    seconds: types.Seconds = None,
-    policy: types.PolicyName = None,
-    preset: types.Preset = PRESETS[0],
-    goal: types.Goal = "best",
-    batch_size: types.BatchSize = None,
-    initial_design: types.InitialDesign = None,
-    width: types.Width = None,
-    rkhs_norm: types.RKHSNorm = None,
-    failure_probability: types.FailureProbability = None,
-    dictionary: types.Dictionary = None,
-    dictionary_size: types.DictionarySize = None,
-    set_: types.Set = None,
-    kernel: types.Kernel = None,
-    lengthscale: types.Lengthscale = None,
-    outputscale: types.Outputscale = None,
-    precision: types.Precision = None,
-    regularization: types.Regularization = None,
-    noise_variance: types.NoiseVariance = None,
+    budget: options.Budget = None,
+    seed: options.Seed = 0,
+    out: options.Out = OUT,
+    device: options.Device = "cpu",
+    certify_every: options.CertifyEvery = None,
+    quiet: options.Quiet = False,
+    storage: options.NewJournal = None,
+    executor: options.Executor = None,
+    workers: options.NumWorkers = None,
+    asynchronous: options.Asynchronous = False,
+    problem: options.ProblemName = None,
+    scaling: options.Scaling = None,
+    standardize: options.Standardize = False,
+    noise_sd: options.NoiseSD = None,
+    arms: options.NumArms = None,
+    dims: options.NumDims = None,
+    objective: options.Objective = None,
+    arms_file: options.ArmsFile = None,
+    grid: options.Grid = None,
+    space: options.SpaceFile = None,
+    one_by_one: options.OneByOne = False,
+    memory: options.Memory = None,
+    seconds: options.Seconds = None,
+    policy: options.PolicyName = None,
+    preset: options.Preset = PRESETS[0],
+    goal: options.Goal = "best",
+    batch_size: options.BatchSize = None,
+    initial_design: options.InitialDesign = None,
+    width: options.Width = None,
+    rkhs_norm: options.RKHSNorm = None,
+    failure_probability: options.FailureProbability = None,
+    dictionary: options.Dictionary = None,
+    dictionary_size: options.DictionarySize = None,
+    set_: options.Set = None,
+    kernel: options.Kernel = None,
+    lengthscale: options.Lengthscale = None,
+    outputscale: options.Outputscale = None,
+    precision: options.Precision = None,
+    regularization: options.Regularization = None,
+    noise_variance: options.NoiseVariance = None,
 ) -> None:
     """Check everything, run, report."""
-    own = {"objective": objective, "arms_file": arms_file, "grid": grid, "space": space, "one_by_one": one_by_one}
-    inputs = {"problem": problem, "scaling": scaling, "standardize": standardize, "arms": arms, "dims": dims}
-    model = {"kernel": kernel, "lengthscale": lengthscale, "outputscale": outputscale, "precision": precision}
-    texts = _as_set(
-        batch_size=batch_size,
-        initial_design=initial_design,
-        width=width,
-        rkhs_norm=rkhs_norm,
-        failure_probability=failure_probability,
-        regularization=regularization,
-        noise_variance=noise_variance,
-    )
-    loaded("run").run(
-        described={**inputs, "noise_sd": noise_sd, **own},
-        policy=policy,
-        options={**model, "dictionary": dictionary, "dictionary_size": dictionary_size},
-        texts=[*texts, *(set_ or [])],
-        preset=preset,
-        goal=goal,
-        budget=budget,
-        seed=seed,
-        out=out,
-        device=device,
-        certify_every=certify_every,
-        quiet=quiet,
-        storage=storage,
-        evaluated=(executor, workers, asynchronous),
-        memory=memory,
-        seconds=seconds,
-    )
-
-
-def _as_set(**options: object) -> list[str]:
-    """Return options that are settings of a policy in the form of ``--set``."""
-    return [f"{name}={value}" for name, value in options.items() if value is not None]
+    loaded("run").run(Namespace(**locals()))
 
 
 @app.command(help=COMPARE_HELP)
 def compare(
     *,
-    budget: types.Budget = None,
-    seed: types.Seed = 0,
-    out: types.Out = OUT,
-    device: types.Device = "cpu",
-    quiet: types.Quiet = False,
-    problem: types.ProblemName = None,
-    scaling: types.Scaling = None,
-    standardize: types.Standardize = False,
-    noise_sd: types.NoiseSD = None,
-    arms: types.NumArms = None,
-    dims: types.NumDims = None,
+    budget: options.Budget = None,
+    seed: options.Seed = 0,
+    out: options.Out = OUT,
+    device: options.Device = "cpu",
+    quiet: options.Quiet = False,
+    problem: options.ProblemName = None,
+    scaling: options.Scaling = None,
+    standardize: options.Standardize = False,
+    noise_sd: options.NoiseSD = None,
+    arms: options.NumArms = None,
+    dims: options.NumDims = None,
 ) -> None:
     """Check everything, run each policy, report."""
-    inputs = {"problem": problem, "scaling": scaling, "standardize": standardize, "arms": arms, "dims": dims}
-    described = {**inputs, "noise_sd": noise_sd}
-    loaded("run").compare(described=described, budget=budget, seed=seed, out=out, device=device, quiet=quiet)
+    loaded("run").compare(Namespace(**locals()))
 
 
 @app.command(help=PLAN_HELP)
 def plan(
     *,
-    budget: types.PlannedBudget = 10_000,
-    seed: types.Seed = 0,
-    device: types.Device = "cpu",
-    arms: types.Arms = None,
-    dims: types.Dims = None,
-    arms_file: types.PlannedArmsFile = None,
-    grid: types.PlannedGrid = None,
-    memory: types.FreeMemory = None,
-    seconds: types.AnySeconds = None,
-    pilot_seconds: types.PilotSeconds = 20.0,
-    ranks: types.Ranks = 1,
-    width: types.Width = None,
-    rkhs_norm: types.RKHSNorm = None,
-    failure_probability: types.FailureProbability = None,
-    initial_design: types.InitialDesign = None,
-    set_: types.Set = None,
-    kernel: types.Kernel = None,
-    lengthscale: types.Lengthscale = None,
-    outputscale: types.Outputscale = None,
-    precision: types.Precision = None,
-    regularization: types.Regularization = None,
-    noise_variance: types.NoiseVariance = None,
+    budget: options.PlannedBudget = 10_000,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    arms: options.Arms = None,
+    dims: options.Dims = None,
+    arms_file: options.PlannedArmsFile = None,
+    grid: options.PlannedGrid = None,
+    memory: options.FreeMemory = None,
+    seconds: options.AnySeconds = None,
+    pilot_seconds: options.PilotSeconds = 20.0,
+    ranks: options.Ranks = 1,
+    width: options.Width = None,
+    rkhs_norm: options.RKHSNorm = None,
+    failure_probability: options.FailureProbability = None,
+    initial_design: options.InitialDesign = None,
+    set_: options.Set = None,
+    kernel: options.Kernel = None,
+    lengthscale: options.Lengthscale = None,
+    outputscale: options.Outputscale = None,
+    precision: options.Precision = None,
+    regularization: options.Regularization = None,
+    noise_variance: options.NoiseVariance = None,
 ) -> None:
     """Check everything, forecast, print the plan."""
-    model = {"kernel": kernel, "lengthscale": lengthscale, "outputscale": outputscale, "precision": precision}
-    texts = _as_set(
-        initial_design=initial_design,
-        width=width,
-        rkhs_norm=rkhs_norm,
-        failure_probability=failure_probability,
-        regularization=regularization,
-        noise_variance=noise_variance,
-    )
-    loaded("commands").plan(
-        arms={"number": arms, "dims": dims, "file": arms_file, "grid": grid},
-        options=model,
-        texts=[*texts, *(set_ or [])],
-        budget=budget,
-        seed=seed,
-        device=device,
-        memory=memory,
-        seconds=seconds,
-        pilot_seconds=pilot_seconds,
-        ranks=ranks,
-    )
+    loaded("commands").plan(Namespace(**locals()))
 
 
 @app.command()
 def resume(
-    storage: types.Journal,
+    storage: options.Journal,
     *,
-    budget: types.TotalBudget = None,
-    out: types.SameOut = None,
-    executor: types.OtherExecutor = None,
-    workers: types.NumWorkers = None,
-    yes: types.Yes = False,
-    quiet: types.Quiet = False,
+    budget: options.TotalBudget = None,
+    out: options.SameOut = None,
+    executor: options.OtherExecutor = None,
+    workers: options.NumWorkers = None,
+    yes: options.Yes = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Go on with an interrupted run from its journal: its picks are those of an uninterrupted run."""
-    loaded("run").resume(storage, budget=budget, out=out, executor=executor, workers=workers, yes=yes, quiet=quiet)
+    loaded("run").resume(Namespace(**locals()))
 
 
 @app.command()
-def report(storage: types.Journal, *, html: types.Html = None, out: types.Out = OUT) -> None:
+def report(storage: options.Journal, *, html: options.Html = None, out: options.Out = OUT) -> None:
     """Summarise a journal, draw its figure and write its history, also while the run goes on."""
     loaded("commands").report(storage, html=html, out=out)
 
 
 @app.command()
-def audit(storage: types.Journal, *, arms_file: types.StoredArms = None) -> None:
+def audit(storage: options.Journal, *, arms_file: options.StoredArms = None) -> None:
     """Audit a journal: certificate, calibration, failures, drift. Imports no objective."""
     loaded("commands").audit(storage, arms_file=arms_file)
 

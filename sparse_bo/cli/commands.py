@@ -1,12 +1,13 @@
 """The commands that evaluate no objective: ``plan``, ``report``, ``audit`` and ``settings``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.app`; ``texts``: settings in the form of ``--set``.
+Their arguments are the options in :mod:`sparse_bo.cli.app`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.cli.console import complain, console, refused, say
 from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, device_of, make_problem, planned_arms
 from sparse_bo.cli.launch import save
-from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, make_kernel, read_settings, settings_of, split_texts
+from sparse_bo.cli.presets import OPTIONS_OF, POLICIES, flag, given_settings, make_kernel, read_settings, settings_of
 from sparse_bo.cli.run import check_there, noted_problem
+from sparse_bo.cli.tables import audit_table, plan_table, recorded_summary
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.planning import plan as plan_of
 from sparse_bo.policies import BBKB
@@ -28,30 +30,18 @@ from sparse_bo.runs.audit import audit_run
 from sparse_bo.runs.records import Recorded, about_of, read_run
 from sparse_bo.runs.result import write_page
 from sparse_bo.runs.view import view_of_journal
-from sparse_bo.tables.runs import audit_table, plan_table, recorded_summary
 from sparse_bo.validation import check_choice
 
 
-def plan(
-    *,
-    arms: Mapping[str, Any],
-    options: Mapping[str, Any],
-    texts: Sequence[str],
-    budget: int,
-    seed: int,
-    device: str,
-    memory: float | None,
-    seconds: float | None,
-    pilot_seconds: float,
-    ranks: int,
-) -> None:
+def plan(options: Namespace) -> None:
     """``plan``: check everything, forecast, print the plan.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, with 3 if the run does not.
     """
     try:
-        given = {key: value for key, value in options.items() if value is not None} | read_settings(split_texts(texts), BBKB)
+        given, texts = given_settings(vars(options))
+        given |= read_settings(texts, BBKB)
         kernel, scales = given.pop("kernel", None), {name: given.pop(name, None) for name in ("lengthscale", "outputscale")}
         if kernel is None and any(value is not None for value in scales.values()):
             raise ValueError("--lengthscale and --outputscale need a --kernel")
@@ -59,16 +49,16 @@ def plan(
         covar_module = None if kernel is None else make_kernel(kernel, **scales)
         given = {"regularization": 0.01, **given}  # the default that the help names
         made = plan_of(
-            planned_arms(**arms),
-            arms["dims"],
-            budget=budget,
+            planned_arms(options.arms, options.dims, options.arms_file, options.grid),
+            options.dims,
+            budget=options.budget,
             policy=BBKB(covar_module=covar_module, sweep_dtype=PRECISIONS[precision], **given),
-            device=device_of(device),
-            memory=bytes_of(memory),
-            seconds=seconds,
-            pilot_seconds=pilot_seconds,
-            ranks=ranks,
-            seed=seed,
+            device=device_of(options.device),
+            memory=bytes_of(options.memory),
+            seconds=options.seconds,
+            pilot_seconds=options.pilot_seconds,
+            ranks=options.ranks,
+            seed=options.seed,
         )
     except INPUT_ERRORS as error:
         raise refused(error) from error

@@ -1,21 +1,27 @@
-"""The two consoles of the command line, stdout and stderr; the progress bar of a run."""
+"""The two consoles of the command line, stdout and stderr. Names and messages of users are shown as they are."""
 
 from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column
 from rich.text import Text
-
-from sparse_bo.problems.base import BoxProblem, Problem
-from sparse_bo.problems.custom import OwnProblem
-from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.history import HistoryRow
-from sparse_bo.tables.terminal import plain
 
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def plain(text: object, *, style: str = "") -> Text:
+    r"""Return a text for rich that is shown letter by letter: no markup, no emoji, no control sequences.
+
+    Control characters (but for ends of lines and tabs) and halves of characters, as in file names that are not UTF-8, are
+    written out as ``\x1b`` or ``\udcff``.
+
+    Args:
+        text: Anything with a text form.
+        style: Of rich, for the whole text.
+    """
+    shown = "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+    return Text(shown, style=style)
 
 
 def shows(character: str) -> bool:
@@ -41,57 +47,3 @@ def refused(error: object) -> typer.Exit:
     """Print an error of the input; return the exception that ends the program with code 2."""
     complain("error", error)
     return typer.Exit(2)
-
-
-class StatusColumn(ProgressColumn):
-    """Status of a run, cut where there is no room."""
-
-    def render(self, task: Task) -> Text:
-        """Return the status."""
-        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
-
-
-class RunProgress(Progress):
-    """Progress bar of a run, updated after each batch: best value, regret, dictionary size m, batch size q.
-
-    Args:
-        loop: The run; the bar starts with its history.
-        total: Evaluations in all.
-        problem: The problem, for the regret.
-        quiet: Show nothing.
-        console: The console of the bar.
-    """
-
-    def __init__(
-        self,
-        loop: AskTell,
-        total: int,
-        problem: Problem | BoxProblem | OwnProblem,
-        *,
-        quiet: bool,
-        console: Console = console,
-    ) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(10),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TimeRemainingColumn(compact=True),
-            StatusColumn(table_column=Column(no_wrap=False)),  # gives way first where the terminal is narrow
-        )
-        super().__init__(*columns, console=console, disable=quiet)
-        self.problem, self.regret, self.asked = problem, 0.0, 0
-        self.line = self.add_task(plain(loop.policy.name).plain, total=total, status="")
-        for row in loop.history.rows:
-            self.show(loop, row)
-
-    def show(self, loop: AskTell, row: HistoryRow) -> None:
-        """Show a new row of the history; a callback of :meth:`sparse_bo.AskTell.run`."""
-        self.asked += row.batch_size
-        regrets = self.problem.regret_of(row)
-        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
-        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
-        regret = ""
-        if regrets is not None:
-            self.regret += float(regrets.sum())
-            regret = f"regret {self.regret / self.asked:.3f} "
-        self.update(self.line, completed=self.asked, status=f"{best}{regret}{model}q {row.batch_size:,}")

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from sparse_bo import problems
-from sparse_bo.cli.names import PROBLEMS
+from sparse_bo.cli.options import PROBLEMS
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.space import Space
 from sparse_bo.errors import RankError, StorageError
 from sparse_bo.planning.costs import available_bytes
 from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.base import BoxProblem, Problem
+from sparse_bo.problems.builtin import SYNTHETIC
 from sparse_bo.problems.custom import OwnProblem, own_arms, own_problem
 from sparse_bo.problems.names import SCALINGS
-from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.validation import check_choice, check_positive
 
 AnyProblem = Problem | BoxProblem | OwnProblem
@@ -29,27 +29,16 @@ INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, Storag
 """Errors of wrong input before a run starts."""
 
 
-def described_problem(
-    *,
-    problem: str | None,
-    scaling: str | None,
-    standardize: bool,
-    noise_sd: float | None,
-    arms: int | None,
-    dims: int | None,
-    seed: int,
-    objective: str | None = None,
-    arms_file: Path | None = None,
-    grid: str | None = None,
-    space: Path | None = None,
-    one_by_one: bool = False,
-) -> dict[str, Any]:
-    """Return the arguments of :func:`problem_of`, as a journal stores them.
+def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :func:`problem_of`, as a journal stores them, from the options of ``run`` or ``compare``.
 
     Raises:
         ValueError: If options contradict each other, or a number is out of range.
         OSError: If the file of the space cannot be read.
     """
+    problem, scaling, noise_sd, arms, dims = (options[name] for name in ("problem", "scaling", "noise_sd", "arms", "dims"))
+    objective, arms_file, grid, space = (options.get(name) for name in ("objective", "arms_file", "grid", "space"))
+    standardize, one_by_one = options["standardize"], options.get("one_by_one", False)
     if standardize and scaling not in (None, "standardize"):
         raise ValueError(f"--standardize contradicts --scaling {scaling}; give one of them")
     scaling = "standardize" if standardize else scaling
@@ -69,7 +58,7 @@ def described_problem(
             "noise_sd": 0.1 if noise_sd is None else noise_sd,
             "arms": 10_000 if arms is None else arms,
             "dims": 4 if dims is None else dims,
-            "seed": seed,
+            "seed": options["seed"],
         }
     built_in = {"--problem": problem, "--scaling": scaling, "--noise-sd": noise_sd, "--arms": arms, "--dims": dims}
     if foreign := [option for option, value in built_in.items() if value is not None]:
@@ -99,7 +88,7 @@ def make_problem(name: str, *, scaling: str | None, noise_sd: float, arms: int, 
     """Return a problem by name.
 
     Args:
-        name: One of :data:`sparse_bo.cli.names.PROBLEMS`.
+        name: One of :data:`sparse_bo.cli.options.PROBLEMS`.
         scaling: Of the inputs of the two data sets (default ``"unit"``); a draw lives in the unit cube.
         noise_sd: Of an evaluation.
         arms: Number of arms of a draw.

@@ -19,21 +19,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
-from sparse_bo.cli.console import RunProgress, complain, console, errors, say
+from sparse_bo.cli.console import complain, console, errors, plain, say
 from sparse_bo.cli.inputs import AnyProblem
+from sparse_bo.cli.tables import summary
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
 from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.history import History
+from sparse_bo.runs.history import History, HistoryRow
 from sparse_bo.runs.result import Result
 from sparse_bo.runs.written import written_whole
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
-from sparse_bo.tables.runs import summary
 
 
 @contextmanager
@@ -87,6 +91,60 @@ class Outcome:
     seconds: float
     result: Result
     """At the end, or at the interrupt or error."""
+
+
+class StatusColumn(ProgressColumn):
+    """Status of a run, cut where there is no room."""
+
+    def render(self, task: Task) -> Text:
+        """Return the status."""
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
+
+
+class RunProgress(Progress):
+    """Progress bar of a run, updated after each batch: best value, regret, dictionary size m, batch size q.
+
+    Args:
+        loop: The run; the bar starts with its history.
+        total: Evaluations in all.
+        problem: The problem, for the regret.
+        quiet: Show nothing.
+        console: The console of the bar.
+    """
+
+    def __init__(
+        self,
+        loop: AskTell,
+        total: int,
+        problem: AnyProblem,
+        *,
+        quiet: bool,
+        console: Console = console,
+    ) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(10),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            TimeRemainingColumn(compact=True),
+            StatusColumn(table_column=Column(no_wrap=False)),  # gives way first where the terminal is narrow
+        )
+        super().__init__(*columns, console=console, disable=quiet)
+        self.problem, self.regret, self.asked = problem, 0.0, 0
+        self.line = self.add_task(plain(loop.policy.name).plain, total=total, status="")
+        for row in loop.history.rows:
+            self.show(loop, row)
+
+    def show(self, loop: AskTell, row: HistoryRow) -> None:
+        """Show a new row of the history; a callback of :meth:`sparse_bo.AskTell.run`."""
+        self.asked += row.batch_size
+        regrets = self.problem.regret_of(row)
+        best = "" if row.best_mean is None else f"best {row.best_mean:.3f} "
+        model = "" if row.dictionary_size is None else f"m {row.dictionary_size} "
+        regret = ""
+        if regrets is not None:
+            self.regret += float(regrets.sum())
+            regret = f"regret {self.regret / self.asked:.3f} "
+        self.update(self.line, completed=self.asked, status=f"{best}{regret}{model}q {row.batch_size:,}")
 
 
 def spread(executor: str | None, workers: int | None, asynchronous: bool) -> Workers | None:

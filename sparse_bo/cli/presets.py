@@ -13,8 +13,8 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from sparse_bo import dictionary, policies
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.cli import names
-from sparse_bo.cli.names import KERNELS, MATERN, PRESETS, SAMPLERS
+from sparse_bo.cli import options as names
+from sparse_bo.cli.options import KERNELS, MATERN, PRESETS, SAMPLERS
 from sparse_bo.dictionary import RecursiveRLSSampler, Sampler
 from sparse_bo.policies import Policy
 from sparse_bo.problems.names import TABLES
@@ -47,10 +47,9 @@ OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "goal": ("goal",),
 }
 """Fields of policies -> the options that stand for them, where ``--set`` does not."""
-FLAGS = {
-    *(option for options in OPTIONS_OF.values() for option in options),
-    *("batch_size", "initial_design", "width", "rkhs_norm", "failure_probability", "regularization", "noise_variance"),
-}
+SETTINGS = ("batch_size", "initial_design", "width", "rkhs_norm", "failure_probability", "regularization", "noise_variance")
+"""Settings of policies with an option of the same name, which is short for ``--set``."""
+FLAGS = {*SETTINGS, *(option for options in OPTIONS_OF.values() for option in options)}
 """Settings of policies with an option of their own; all others are set by ``--set``."""
 
 
@@ -83,7 +82,7 @@ def make_sampler(name: str, size: int | None) -> Sampler | None:
     ``"recursive-rls"`` without a size is the variant with confidence (S-BPE Lemma 3.8, δ = 0.01), which finds its own.
 
     Args:
-        name: One of :data:`sparse_bo.cli.names.SAMPLERS`.
+        name: One of :data:`sparse_bo.cli.options.SAMPLERS`.
         size: Number of points.
 
     Raises:
@@ -114,7 +113,7 @@ def make_policy(name: str, options: Mapping[str, Any], *, problem: str, budget: 
         options: Settings by field name, and ``kernel``, ``lengthscale``, ``outputscale``, ``precision``.
         problem: Name of the problem, for its preset.
         budget: Evaluations; δ = 1/budget in the published preset.
-        preset: One of :data:`sparse_bo.cli.names.PRESETS`, for the two data sets.
+        preset: One of :data:`sparse_bo.cli.options.PRESETS`, for the two data sets.
 
     Raises:
         ValueError: If the policy has no such setting, or a value does not fit.
@@ -160,6 +159,20 @@ def _with_kernel(given: dict[str, Any], *, preset: Mapping[str, Any], default: s
     )
     precision = check_choice("precision", merged.pop("precision", "float64"), tuple(PRECISIONS))
     return {**merged, "sweep_dtype": PRECISIONS[precision]}
+
+
+def given_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a policy among the options of a command: model and dictionary, and all others as text.
+
+    Raises:
+        ValueError: As :func:`split_texts` does.
+    """
+    translated = [option for field in ("covar_module", "sweep_dtype", "dictionary") for option in OPTIONS_OF[field]]
+    texts = [f"{name}={options[name]}" for name in SETTINGS if options.get(name) is not None]
+    return (
+        {name: options[name] for name in translated if options.get(name) is not None},
+        split_texts([*texts, *(options["set_"] or [])]),
+    )
 
 
 def split_texts(texts: Sequence[str]) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """The commands that evaluate an objective: ``run``, ``resume`` and ``compare``.
 
-Their arguments are the options in :mod:`sparse_bo.cli.app`; ``described``: arguments of
-:func:`sparse_bo.cli.inputs.described_problem`; ``texts``: settings in the form of ``--set``; ``evaluated``: executor, workers,
-and whether evaluations are asynchronous.
+Their arguments are the options in :mod:`sparse_bo.cli.app`.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
@@ -18,85 +17,69 @@ from typing import Any, get_args
 
 import typer
 
+from sparse_bo.cli.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.cli.console import complain, console, refused, say, shows
 from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, described_problem, device_of, folder, problem_of
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread, spread_over
-from sparse_bo.cli.presets import POLICIES, make_policy, read_settings, split_texts
+from sparse_bo.cli.presets import POLICIES, given_settings, make_policy, read_settings
 from sparse_bo.domains import check_domain
 from sparse_bo.evaluations.pools import Workers
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, EpsilonGreedy, Policy, RandomSearch, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
+from sparse_bo.problems.builtin import SYNTHETIC
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.problems.names import TABLES
-from sparse_bo.problems.synthetic import SYNTHETIC
 from sparse_bo.runs.arguments import check_budget
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.records import about_of
 from sparse_bo.sharding import Group
 from sparse_bo.sharding.processes import restarts
-from sparse_bo.tables.comparison import Contestant, comparison_table, plot_comparison, terminal_comparison
 from sparse_bo.validation import check_choice
 
 
-def run(
-    *,
-    described: Mapping[str, Any],
-    policy: str | None,
-    options: Mapping[str, Any],
-    texts: Sequence[str],
-    preset: str,
-    goal: str,
-    budget: int | None,
-    seed: int,
-    out: Path,
-    device: str,
-    certify_every: int | None,
-    quiet: bool,
-    storage: Path | None,
-    evaluated: tuple[str | None, int | None, bool],
-    memory: float | None,
-    seconds: float | None,
-) -> None:
+def run(options: Namespace) -> None:
     """``run``: check everything, run, report; a run that torchrun has started again goes on with its journal.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, 3 if the run does not fit into ``memory`` or ``seconds``, 130 on Ctrl-C,
             1 if the run stops before its end or its files cannot be written.
     """
+    out, seed, memory, seconds = options.out, options.seed, options.memory, options.seconds
     with ranks_of_job() as group, ExitStack() as undo:
+        quiet, storage = options.quiet or not group.leads, options.storage
         try:
-            made = described_problem(**described, seed=seed)
+            made = described_problem(vars(options))
             if storage is not None and restarts() and group.from_first("looking for the journal", storage.exists()):
                 _resume(storage, group, same_problem=made, out=out, quiet=quiet)
                 return
             if not group.leads:  # files are rank 0's
-                storage, quiet = None, True
+                storage = None
             name = made.get("name", "own")
-            budget = budget_of(budget, name)
-            if preset == "published" and name not in TABLES:
+            budget = budget_of(options.budget, name)
+            if options.preset == "published" and name not in TABLES:
                 raise ValueError(
                     f"--preset published is of {' and '.join(TABLES)}, not of {name}; drop it, or name the settings"
                 )
             if storage is not None and storage.exists():
                 again = f"python -m sparse_bo resume {shlex.quote(str(storage))}"
                 raise FileExistsError(f"{storage} exists; go on with it by `{again}`, or choose another --storage")
-            problem = problem_of(made).to(device_on_rank(device_of(device), group))
+            problem = problem_of(made).to(device_on_rank(device_of(options.device), group))
+            evaluated = options.executor, options.workers, options.asynchronous
             workers = spread(*evaluated)
             planned = memory is not None or seconds is not None
             chosen, why = policy_of(
-                policy,
-                {key: value for key, value in options.items() if value is not None},
-                split_texts(texts),
+                options.policy,
+                *given_settings(vars(options)),
                 domain=problem.domain,
                 name=name,
-                goal=goal,
+                goal=options.goal,
                 budget=budget,
-                preset=preset,
+                preset=options.preset,
                 workers=workers,
-                certified=planned or certify_every is not None,
+                certified=planned or options.certify_every is not None,
             )
             if planned:
                 if group.size > 1:
@@ -108,7 +91,7 @@ def run(
                 loop = AskTell(
                     policy=chosen,
                     seed=seed,
-                    certify_every=certify_every,
+                    certify_every=options.certify_every,
                     storage=storage,
                     notes={"problem": made, "budget": budget, "out": str(out), "executor": list(evaluated)},
                     **spread_over(problem.domain, group),
@@ -218,16 +201,14 @@ def _planned(
     return made.policy
 
 
-def resume(
-    storage: Path, *, budget: int | None, out: Path | None, executor: str | None, workers: int | None, yes: bool, quiet: bool
-) -> None:
+def resume(options: Namespace) -> None:
     """``resume``: open the journal, rebuild problem and policy from it, go on.
 
     Raises:
         typer.Exit: As :func:`run` does.
     """
     with ranks_of_job() as group:
-        _resume(storage, group, budget=budget, out=out, executor=executor, workers=workers, yes=yes, quiet=quiet)
+        _resume(group=group, **vars(options))
 
 
 def _resume(
@@ -340,18 +321,19 @@ def noted_problem(notes: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return made if by_run else None
 
 
-def compare(*, described: Mapping[str, Any], budget: int | None, seed: int, out: Path, device: str, quiet: bool) -> None:
+def compare(options: Namespace) -> None:
     """``compare``: run each policy, print a table, draw regrets, write the histories.
 
     Raises:
         typer.Exit: With 2 if an option does not fit, 130 on Ctrl-C, 1 if a run stops before its end (finished policies are
             shown) or files cannot be written.
     """
+    seed, out, quiet = options.seed, options.out, options.quiet
     try:
-        made = described_problem(**described, seed=seed)
-        problem = problem_of(made).to(device_of(device))
+        made = described_problem(vars(options))
+        problem = problem_of(made).to(device_of(options.device))
         assert not isinstance(problem, OwnProblem)
-        budget = budget_of(budget, made["name"])
+        budget = budget_of(options.budget, made["name"])
         over_arms = "arms" in problem.domain
         goal: Goal = "cumulative" if over_arms else "best"
         default, why = chosen_policy(check_domain(**problem.domain), goal=goal, budget=budget)

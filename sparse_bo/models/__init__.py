@@ -1,9 +1,13 @@
 """Gaussian processes for large data, and hyper-parameters learned from few rows of it."""
 
-from sparse_bo.models.ax import register_with_ax
-from sparse_bo.models.gradient_subset import gradient_subset
-from sparse_bo.models.row_fit import fit_to_rows
-from sparse_bo.models.sparse_gp.classes import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
+from sparse_bo.models.gradient_subset import fit_to_rows, gradient_subset
+from sparse_bo.models.sparse_gp.classes import (
+    SparseGP,
+    SparseMixedGP,
+    SparseMultiFidelityGP,
+    SparseMultiTaskGP,
+    register_with_ax,
+)
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings

@@ -118,6 +118,7 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
     known = _hyper_parameters(mll)
     if known is None:
         return None
+    kernel, raw, priors = known
     parameters = dict(mll.named_parameters())
     places, end = {}, 0
     for parameter in parameters.values():
@@ -125,30 +126,26 @@ def exact_loss(mll: ExactMarginalLogLikelihood) -> ExactLoss | None:
         end += parameter.numel()
 
     def part(name: str) -> Part:
-        prior, place = known.priors.get(name), places[id(known.raw[name])]
+        prior, place = priors.get(name), places[id(raw[name])]
         return Part(place) if prior is None else Part(place, float(prior.loc), float(prior.scale))
 
     gp = ExactGP(
-        kernel=known.kernel,
+        kernel=kernel,
         X=mll.model.train_inputs[0],
         y=mll.model.train_targets,
         lengthscales=part("lengthscale"),
         noise=part("noise"),
         mean=part("constant"),
-        variance=part("outputscale") if "outputscale" in known.raw else None,
+        variance=part("outputscale") if "outputscale" in raw else None,
     )
     return ExactLoss(gp, parameters)
 
 
-class _HyperParameters(NamedTuple):
-    kernel: str
-    raw: dict[str, Tensor]
-    """All parameters of the likelihood: ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``."""
-    priors: dict[str, LogNormalPrior]
+def _hyper_parameters(mll: Any) -> tuple[str, dict[str, Tensor], dict[str, LogNormalPrior]] | None:
+    """Return kernel, parameters and priors of a likelihood that :func:`exact_loss` knows; ``None`` of any other.
 
-
-def _hyper_parameters(mll: Any) -> _HyperParameters | None:
-    """Return the hyper-parameters of a likelihood that :func:`exact_loss` says it knows; ``None`` of any other."""
+    Parameters are ``lengthscale``, ``noise``, ``constant`` and maybe ``outputscale``.
+    """
     model = mll.model
     if type(mll) is not ExactMarginalLogLikelihood or not _exact(model) or not _plain(model):
         return None
@@ -167,21 +164,15 @@ def _hyper_parameters(mll: Any) -> _HyperParameters | None:
     if priors is None or {id(p) for p in mll.parameters()} != {id(p) for p in raw.values()}:
         return None
     free = all(p.requires_grad and p.dtype == torch.float64 for p in raw.values())
-    return _HyperParameters(parts.name, raw, priors) if free else None
+    return (parts.name, raw, priors) if free else None
 
 
 def _exact(model: Any) -> bool:
     """Return whether a model's likelihood is that of all its points, searched from nothing else than where it is."""
-    if type(model) is SingleTaskGP:
-        return True
-    if type(model) is not SparseGP:
-        return False
-    targets = model.train_targets
-    return (
-        targets is not None
-        and model.learner.likelihood(len(targets)) == "exact"
-        and len(targets) < model.learner.settings.coarse_from
-    )
+    if type(model) is not SparseGP or model.train_targets is None:
+        return type(model) is SingleTaskGP
+    n, learner = len(model.train_targets), model.learner
+    return bool(learner.likelihood(n) == "exact" and n < learner.settings.coarse_from)
 
 
 def _plain(model: Any) -> bool:

@@ -1,7 +1,6 @@
 from .base import BoxProblem, Problem, Repeatable, repeatable, ticket_noise
+from .builtin import SYNTHETIC, abalone, cadata, gp_draw, scaled, synthetic
 from .custom import OwnProblem, own_problem
-from .synthetic import SYNTHETIC, gp_draw, synthetic
-from .tables import abalone, cadata, scaled
 
 __all__ = [
     "SYNTHETIC",

@@ -44,13 +44,7 @@ class Problem:
 
     def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
         """Return a noisy objective of arm *indices* (``q`` -> ``q``) with a generator of its own."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def evaluate(indices: Tensor) -> Tensor:
-            noise = torch.randn(len(indices), generator=generator, device="cpu", dtype=torch.float64)
-            return self.values[indices] + self.noise_sd * noise.to(self.values.device)
-
-        return evaluate
+        return _noisy(self.values.__getitem__, self.noise_sd, seed)
 
     def regret(self, indices: list[int]) -> Tensor:
         """Return the regret of each evaluation, ``len(indices)``: best value minus true value."""
@@ -62,7 +56,7 @@ class Problem:
 
     def to(self, device: str | torch.device) -> Problem:
         """Return the problem with its tensors on ``device``."""
-        return Problem(self.name, self.arms.to(device), self.values.to(device), self.noise_sd, self.description)
+        return replace(self, arms=self.arms.to(device), values=self.values.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +83,7 @@ class BoxProblem:
 
     def objective(self, *, seed: int) -> Callable[[Tensor], Tensor]:
         """Return a noisy objective of points (``q x d`` -> ``q``) with a generator of its own."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def evaluate(X: Tensor) -> Tensor:
-            noise = torch.randn(len(X), generator=generator, device="cpu", dtype=torch.float64)
-            return self.function(X) + self.noise_sd * noise.to(X.device)
-
-        return evaluate
+        return _noisy(self.function, self.noise_sd, seed)
 
     def regret(self, points: list[list[float]] | Tensor) -> Tensor:
         """Return the regret of each evaluation, ``q`` from ``q x d``: best value minus true value."""
@@ -112,6 +100,17 @@ class BoxProblem:
         if isinstance(function, torch.nn.Module):
             function = copy.deepcopy(function).to(device)
         return replace(self, bounds=self.bounds.to(device), function=function)
+
+
+def _noisy(truth: Callable[[Tensor], Tensor], noise_sd: float, seed: int) -> Callable[[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def evaluate(at: Tensor) -> Tensor:
+        noise = torch.randn(len(at), generator=generator, device="cpu", dtype=torch.float64)
+        values = truth(at)
+        return values + noise_sd * noise.to(values.device)
+
+    return evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,17 +143,16 @@ def repeatable(problem: Problem | BoxProblem, *, seed: int) -> Repeatable:
 
 def ticket_noise(tickets: Sequence[int], *, seed: int) -> Tensor:
     """Return standard normal numbers, one per ticket, by SplitMix64 (Steele et al. 2014) and Box–Muller."""
+
+    def uniform(k: int) -> np.ndarray:
+        z = (np.uint64(2) * counters + np.uint64(k)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
     with np.errstate(over="ignore"):
         counters = np.asarray(tickets, np.uint64) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
-        first, second = ((_split_mix(np.uint64(2) * counters + np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in (0, 1))
-    return torch.from_numpy(np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * math.pi * second))
-
-
-def _split_mix(counters: np.ndarray) -> np.ndarray:
-    z = counters * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+        return torch.from_numpy(np.sqrt(-2.0 * np.log1p(-uniform(0))) * np.cos(2.0 * math.pi * uniform(1)))
 
 
 def check_noise(noise_sd: float) -> None:

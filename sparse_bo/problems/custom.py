@@ -21,9 +21,6 @@ from sparse_bo.planning.plans import bytes_text
 from sparse_bo.problems.names import GRID_EXAMPLE
 from sparse_bo.runs.history import History, HistoryRow
 
-MANY = 2**62
-"""Limit on the arms of a grid."""
-
 
 @dataclass(frozen=True, eq=False)
 class OwnProblem:
@@ -114,52 +111,37 @@ def parsed_grid(text: str) -> ProductGrid:
             the grid has 2⁶² arms or more.
         MemoryError: If the values of its axes do not fit into memory.
     """
-    if ":" not in text:
-        points = text.split("x")
-        if not all(map(_is_count, points)):
-            raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {text!r}")
-        axes = [("0", "1", part) for part in points]
-    else:
-        axes = [_axis(part, number, text) for number, part in enumerate(text.split(","))]
-    counts = [_count(count) for _, _, count in axes]
-    if math.prod(counts) >= MANY:
+    parts = text.split(",") if ":" in text else [f"0:1:{points}" for points in text.split("x")]
+    axes = [_axis(part, number, text) for number, part in enumerate(parts)]
+    counts = [points for _, _, points in axes]
+    if math.prod(counts) >= 2**62:
         raise ValueError(f"expected --grid of fewer than 2^62 arms, got {text!r}")
-    corners = [_ends(low, high, counts[j], j, text) for j, (low, high, _) in enumerate(axes)]
     needed, free = 40 * sum(counts), available_bytes(torch.device("cpu"))
     if needed > free:
         raise MemoryError(
             f"expected a --grid whose axes fit into {bytes_text(free)} of free memory, got {text} with {bytes_text(needed)}; "
             "use fewer points"
         )
+    corners = [(low, high) for low, high, _ in axes]
     return ProductGrid.linspace(torch.tensor(corners, dtype=torch.float64, device="cpu").T, counts)
 
 
-def _is_count(text: str) -> bool:
-    return text.strip().isascii() and text.strip().isdigit()  # "²" is a digit too
-
-
-def _count(text: str) -> int:
-    """Return a number of points, at most :data:`MANY`."""
-    digits = text.strip().lstrip("0") or "0"
-    return min(int(digits), MANY) if len(digits) < 20 else MANY
-
-
-def _axis(part: str, number: int, text: str) -> tuple[str, str, str]:
+def _axis(part: str, number: int, text: str) -> tuple[float, float, int]:
+    """Return ends and points of an axis; at most 2⁶² points."""
     fields = part.split(":")
-    if len(fields) != 3 or not _is_count(fields[2]):
-        raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {part!r} for axis {number} of {text!r}")
-    return fields[0], fields[1], fields[2]
-
-
-def _ends(low: str, high: str, points: int, number: int, text: str) -> tuple[float, float]:
+    count = fields[-1].strip()
+    if len(fields) != 3 or not (count.isascii() and count.isdigit()):  # "²" is a digit too
+        got = f"{part!r} for axis {number} of {text!r}" if ":" in text else repr(text)
+        raise ValueError(f"expected --grid like {GRID_EXAMPLE}, got {got}")
+    points = int(count) if len(count.lstrip("0")) < 20 else 2**62
+    ends = f"{fields[0]}:{fields[1]}"
     try:
-        ends = float(low), float(high)
+        low, high = map(float, fields[:2])
     except ValueError as error:
-        raise ValueError(f"expected two numbers as the ends of axis {number} of --grid {text!r}, got {low}:{high}") from error
-    single = points == 1 and ends[0] == ends[1]
-    if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and (ends[0] < ends[1] or single)):
-        raise ValueError(f"expected finite ends low < high on axis {number} of --grid {text!r}, got {low}:{high}")
-    return ends
+        raise ValueError(f"expected two numbers as the ends of axis {number} of --grid {text!r}, got {ends}") from error
+    if not (math.isfinite(low) and math.isfinite(high) and (low < high or (points == 1 and low == high))):
+        raise ValueError(f"expected finite ends low < high on axis {number} of --grid {text!r}, got {ends}")
+    return low, high, points
 
 
 def imported(path: str) -> Callable[..., Any]:

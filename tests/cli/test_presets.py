@@ -4,7 +4,7 @@ import pytest
 
 from sparse_bo import BBKB, dictionary, policies, problems
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.cli import names
+from sparse_bo.cli import options
 from sparse_bo.cli.presets import POLICIES, SAMPLERS, make_kernel, make_policy, make_sampler
 from sparse_bo.dictionary import UniformSampler
 from sparse_bo.policies import Policy, RandomSearch
@@ -48,9 +48,9 @@ def test_what_can_be_chosen_by_name_is_what_there_is():
     concrete = {kind for kind in public if isinstance(kind, type) and hasattr(kind, "on") and kind is not Policy}
     assert set(POLICIES.values()) == concrete
     assert list(POLICIES) == sorted(POLICIES)
-    assert tuple(problems.SYNTHETIC) == names.SYNTHETIC
-    assert tuple(PRECISIONS) == names.PRECISIONS
-    assert all(hasattr(dictionary, sampler) for sampler in names.SIZED_SAMPLERS.values())
+    assert tuple(problems.SYNTHETIC) == options.SYNTHETIC
+    assert tuple(PRECISIONS) == options.PRECISIONS
+    assert all(hasattr(dictionary, sampler) for sampler in options.SIZED_SAMPLERS.values())
 
 
 @pytest.mark.parametrize("name", POLICIES)

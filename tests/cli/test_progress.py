@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.text import Text
 
 from sparse_bo import AskTell
-from sparse_bo.cli.console import RunProgress
+from sparse_bo.cli.launch import RunProgress
 from sparse_bo.policies import RandomSearch
-from sparse_bo.problems.synthetic import gp_draw
+from sparse_bo.problems.builtin import gp_draw
 
 
 class Named(RandomSearch):

@@ -44,7 +44,7 @@ def likelihoods(monkeypatch, model):
     sizes = []
     of_points = TrainingCovariance.log_likelihood
     monkeypatch.setattr(
-        TrainingCovariance, "log_likelihood", lambda self, r: (sizes.append(self.rows.numel()), of_points(self, r))[1]
+        TrainingCovariance, "log_likelihood", lambda self, *of: (sizes.append(self.rows.numel()), of_points(self, *of))[1]
     )
     fitted(model)
     return sizes

@@ -8,8 +8,7 @@ import torch
 from sparse_bo import Batch, maximize
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import repeatable, ticket_noise
-from sparse_bo.problems.synthetic import SYNTHETIC, gp_draw, synthetic
-from sparse_bo.problems.tables import abalone, cadata, scaled
+from sparse_bo.problems.builtin import SYNTHETIC, abalone, cadata, gp_draw, scaled, synthetic
 
 
 @pytest.mark.parametrize(("make", "shape"), [(cadata, (20_640, 8)), (abalone, (4_177, 8))], ids=["cadata", "abalone"])

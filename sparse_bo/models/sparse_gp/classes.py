@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP, SingleTaskMultiFidelityGP
@@ -18,6 +19,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.nn import Module
 
+import sparse_bo.dictionary as samplers
 from sparse_bo.models.sparse_gp.dictionary_rule import DictionaryOption
 from sparse_bo.models.sparse_gp.learning import Fit
 from sparse_bo.models.sparse_gp.model import SparseModel, SparseSettings
@@ -266,3 +268,39 @@ class SparseMultiTaskGP(SparseModel, MultiTaskGP):  # type: ignore[misc]  # the 
         rest = (outcome_transform, input_transform, validate_task_values)
         super().__init__(train_X, train_Y, task_feature, train_Yvar, *modules, *tasks, *rest)
         self._configure(train_X, **options)
+
+
+def register_with_ax() -> None:
+    """Let Ax save and load experiments whose models are sparse, and whose ``model_options`` hold a dictionary or a sampler.
+
+    Call it once in every process that saves or loads one, before it does: Ax writes a sampler that it does not know without
+    complaint, and cannot read it again. Calling it again changes nothing.
+
+    Raises:
+        ImportError: If Ax is not installed.
+        ValueError: If Ax knows another class by the name of a sampler.
+
+    Example:
+        >>> sparse_bo.register_with_ax()
+        >>> config = ModelConfig(botorch_model_class=SparseGP, model_options={"dictionary": LeverageSampler()})
+    """
+    models, decoders = _ax("ax.storage.botorch_modular_registry"), _ax("ax.storage.json_store.registry")
+    known = decoders.CORE_DECODER_REGISTRY
+    # Ax encodes dictionaries and samplers by their fields.
+    names = [name for name in samplers.__all__ if name == "Dictionary" or (name.endswith("Sampler") and name != "Sampler")]
+    values = [getattr(samplers, name) for name in names]
+    taken = [kind.__name__ for kind in values if known.get(kind.__name__, kind) is not kind]
+    if taken:
+        raise ValueError(f"Ax has other classes by the names of {', '.join(taken)}; what it saved could not be told apart")
+    for model in (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP):
+        models.register_model(model)
+    known.update({kind.__name__: kind for kind in values})
+
+
+def _ax(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "ax":
+            raise
+        raise ImportError("register_with_ax needs Ax; install it with: pip install 'sparse-bo[ax]'") from error

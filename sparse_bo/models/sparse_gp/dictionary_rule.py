@@ -75,20 +75,7 @@ class DictionaryRule:
     def of(
         cls, dictionary: DictionaryOption, train_X: Tensor, *, most: int | None, seed: int, settings: DictionarySettings
     ) -> DictionaryRule:
-        """Check a user's dictionary against the data.
-
-        Args:
-            dictionary: As in :class:`sparse_bo.SparseGP`.
-            train_X: ``batch_shape x n x d``, as given by the user.
-            most: As ``max_dictionary`` in :class:`sparse_bo.SparseGP`.
-            seed: Seed of random choices.
-            settings: Sizes of the default dictionary.
-
-        Raises:
-            TypeError: If an option has a wrong kind, dtype or device.
-            ValueError: If indices are empty, repeated or out of range, points have the wrong width or are not finite, or a
-                number is too small.
-        """
+        """Check a user's dictionary against the data (``batch_shape x n x d``) by the rules of :class:`sparse_bo.SparseGP`."""
         most, seed = None if most is None else check_count("max_dictionary", most), check_count("seed", seed, minimum=0)
         rule = cls(most=most, seed=seed, settings=settings)
         if isinstance(dictionary, type):
@@ -134,9 +121,7 @@ class DictionaryRule:
     def choose(self, kernel: PriorKernel, data: DataView, *, cap: int | None = None) -> ChosenPoints:
         """Choose a dictionary of at most ``cap`` points, with the current kernel.
 
-        Raises:
-            InputDataError: If given rows do not exist any more.
-            SamplerError: If the sampler needs information that this model lacks.
+        ``InputDataError`` if given rows do not exist any more; ``SamplerError`` if the sampler needs more than the model has.
         """
         X, n = data.X, data.X.shape[-2]
         nothing = torch.empty(0, dtype=torch.long, device=X.device)
@@ -159,12 +144,7 @@ class DictionaryRule:
 
 
 def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
-    """Return a tensor of rows or points.
-
-    Raises:
-        TypeError: If it is no tensor, or a mask.
-        ValueError: If it is a vector of numbers.
-    """
+    """Return a tensor of rows or points; refuse numbers, masks and vectors of numbers."""
     if isinstance(dictionary, numbers.Integral) and not isinstance(dictionary, bool):
         raise TypeError(
             f"expected dictionary to be points, rows or a sampler, got the number {dictionary}; for at most so many points use "
@@ -193,13 +173,7 @@ def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
 
 
 def warn_if_far(kernel: PriorKernel, points: Tensor, X: Tensor) -> None:
-    """Warn where external points have no prior correlation above 0.1 with the data (256 rows of them). O(m d).
-
-    Args:
-        kernel: The prior covariance.
-        points: ``batch_shape x m x d`` dictionary, transformed.
-        X: ``batch_shape x n x d``, transformed.
-    """
+    """Warn where transformed external points have no prior correlation above 0.1 with 256 rows of the data. O(m d)."""
     with torch.no_grad():
         n = X.shape[-2]
         some = X[..., torch.linspace(0, n - 1, min(256, n), dtype=torch.float64, device=X.device).long(), :]
@@ -279,10 +253,6 @@ def _sampled(
     The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
     leverages and means by a uniform pilot, and the noise of each. Of a batch it gets averages of leverages, kernels and noise
     (each member in units of its noise level), and no means. Of equal probabilities the lowest rows stay.
-
-    Raises:
-        InputDataError: If the sampler returns external points for a batch of different data sets.
-        SamplerError: If the sampler needs information that this model lacks (IPA: the means of one output).
     """
     candidates, distinct = _candidates(kernel, data, generator=generator, pilot_size=pilot_size)
     dictionary = sampler.sample(candidates, generator=generator)

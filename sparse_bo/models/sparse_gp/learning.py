@@ -73,13 +73,7 @@ class LearningSettings:
 class Learner:
     """The learning of one model's hyper-parameters: its likelihood, and the points that it is of.
 
-    Args:
-        fit: The likelihood; ``None``: ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond.
-        seed: Seed of random points.
-        settings: Sizes.
-
-    Raises:
-        ValueError: If ``fit`` is unknown.
+    ``fit=None`` is ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond; an unknown one raises ``ValueError``.
     """
 
     def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings) -> None:
@@ -106,12 +100,7 @@ class Learner:
     # --- the likelihood ----------------------------------------------------------------------------------------------------
 
     def prior(self, model: Any, x: Tensor) -> TrainingPrior | None:
-        """Return the training prior of a model with its likelihood; ``None``: the exact likelihood, which is BoTorch's.
-
-        Args:
-            model: A sparse model in training mode.
-            x: ``batch_shape x n x d`` training inputs, not transformed.
-        """
+        """Return the prior at untransformed inputs, ``batch_shape x n x d``; ``None``: BoTorch's exact likelihood."""
         n = x.shape[-2]
         likelihood = self.likelihood(n) if self._stage is None else "subset"
         if likelihood == "exact":
@@ -150,16 +139,10 @@ class Learner:
         optimizer: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Fit as ``fit_gpytorch_mll`` does, retries included; with its default optimiser, coarse to fine.
+        """Fit as ``fit_gpytorch_mll`` does, retries included; with its default optimiser and closure, coarse to fine.
 
-        Args:
-            mll: The marginal log-likelihood of the model.
-            closure: As in ``fit_gpytorch_mll``; with one, nothing is changed.
-            closure_kwargs: As in ``fit_gpytorch_mll``; with any, nothing is changed.
-            optimizer_kwargs: As in ``fit_gpytorch_mll``; with any but ``options``, and with any option but ``maxiter``,
-                BoTorch's optimiser gets them, from the first search's optimum.
-            optimizer: As in ``fit_gpytorch_mll``; with one, nothing is changed.
-            **kwargs: As in ``fit_gpytorch_mll``.
+        With any of ``optimizer_kwargs`` but ``options``, or any option but ``maxiter``, BoTorch's optimiser gets them, from the
+        first search's optimum.
         """
         default = closure is None and closure_kwargs is None and optimizer is None
         if default and type(mll) is ExactMarginalLogLikelihood and self.rows(mll.model) is not None:
@@ -211,14 +194,8 @@ def coarse_to_fine(
 ) -> OptimizationResult:
     """Maximise the likelihood of a sparse model from few points, then from all that it learns from.
 
-    Args:
-        mll: The marginal log-likelihood.
-        closure: None: the likelihood is the model's own.
-        options: Options of BoTorch's optimiser; both searches obey ``maxiter``.
-        **kwargs: Arguments of BoTorch's optimiser; with any, it does the second search, too.
-
-    Raises:
-        NotPSDError: If a covariance is not positive definite: ``fit_gpytorch_mll`` then tries another start.
+    An ``optimizer=`` of ``fit_gpytorch_mll``. Both searches obey ``options["maxiter"]``; with other options or ``kwargs``,
+    BoTorch's optimiser does the second one, too. After a ``NotPSDError`` BoTorch tries another start.
     """
     model, learner = mll.model, mll.model.learner
     at = learner.settings
@@ -232,7 +209,7 @@ def coarse_to_fine(
             first = fit_gpytorch_mll_scipy(mll, options={**_ending_at(at.coarse_tolerance, model), **options})
         _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
     with learner.learning_from(rows):
-        search = _Search.of(mll, at.max_parameters) if coarse and own else None
+        search = _ParameterVector.of(mll, at.max_parameters) if coarse and own else None
         if search is None:
             tolerance = {} if len(rows) == n else _ending_at(at.gain / len(rows), model)
             return fit_gpytorch_mll_scipy(mll, options={**tolerance, **options}, **kwargs)
@@ -261,7 +238,7 @@ def _ending_at(gain: float, model: Any) -> dict[str, Any]:
     return {"ftol": gain, "factr": None} if several else {"ftol": gain}
 
 
-class _Search:
+class _ParameterVector:
     """The parameters of a likelihood as one vector: logarithms of those with a positive lower bound, the others unchanged."""
 
     def __init__(self, mll: Any, parameters: dict[str, Tensor], bounds: Any) -> None:
@@ -275,7 +252,7 @@ class _Search:
         self.bounds = torch.where(self.positive, low.log(), low), torch.where(self.positive, high.log(), high)
 
     @classmethod
-    def of(cls, mll: Any, most: int) -> _Search | None:
+    def of(cls, mll: Any, most: int) -> _ParameterVector | None:
         """Return the search over all free parameters, if they are at most ``most`` and in double precision."""
         named, bounds = get_parameters_and_bounds(mll)
         parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}

@@ -82,11 +82,7 @@ class StackedCovariance(CatLinearOperator):  # type: ignore[misc]  # the base cl
         return Root(self.cholesky())
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the members' lower roots, stacked.
-
-        Raises:
-            UnsupportedError: For an upper factor.
-        """
+        """Return the members' lower roots, stacked; upper ones are refused."""
         check_lower(upper=upper)
         return StackedRoot(*(member.cholesky() for member in self.linear_ops), dim=self.cat_dim, output_device=self.device)
 
@@ -100,11 +96,7 @@ class StackedRoot(CatLinearOperator):  # type: ignore[misc]  # the base class sh
         return product
 
     def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ Y`` for ``… x m x q x c`` right-hand sides, member by member.
-
-        Raises:
-            UnsupportedError: For anything but a lower factor on the left.
-        """
+        """Return ``L⁻¹ Y`` for ``… x m x q x c`` right-hand sides, member by member; only with a lower factor on the left."""
         check_lower(upper=upper, left=left, unitriangular=unitriangular)
         sizes = [member.shape[self.cat_dim] for member in self.linear_ops]
         parts = zip(self.linear_ops, torch.split(rhs, sizes, dim=self.cat_dim), strict=True)

@@ -29,11 +29,7 @@ class IndependentOutputs(BlockDiagLinearOperator):  # type: ignore[misc]  # the 
         return Root(_OutputRoots(self.base_linear_op.root_decomposition(*args, **kwargs).root))
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the outputs' lower roots side by side; of few points, the Cholesky factor.
-
-        Raises:
-            UnsupportedError: For an upper factor of many points.
-        """
+        """Return the outputs' lower roots side by side (no upper ones); of few points, the Cholesky factor."""
         base = self.base_linear_op
         return _OutputRoots(base.cholesky(upper=upper)) if base.is_lazy else super().cholesky(upper=upper)
 
@@ -80,12 +76,7 @@ class _OutputRoots(BlockDiagLinearOperator):  # type: ignore[misc]  # the base c
 
 
 def lazy_posterior(mvn: MultivariateNormal, *, outputs: list[int] | None) -> GPyTorchPosterior:
-    """Return the posterior of one output, or of several that are the last batch dimension of ``mvn``.
-
-    Args:
-        mvn: ``… x q``, or ``… x m x q``, with a :class:`~sparse_bo.models.sparse_gp.covariance.JointCovariance`.
-        outputs: The outputs to return of several; ``None`` for one output.
-    """
+    """Return the posterior of one output (``None``; ``mvn`` is ``… x q``), or of some of several (``… x m x q``)."""
     if outputs is None:
         return GPyTorchPosterior(mvn)
     mean, operator = mvn.mean, mvn.lazy_covariance_matrix
@@ -108,13 +99,7 @@ def lazy_operator(posterior: Any) -> JointCovariance | None:
 
 
 def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tensor) -> Any:
-    """Undo an outcome transform.
-
-    Args:
-        posterior: The posterior in the transform's units.
-        transform: The transform, if there is one.
-        X: ``… x q x d``, transformed, as BoTorch's models pass it.
-    """
+    """Undo an outcome transform, if there is one, at transformed inputs ``X``, ``… x q x d``."""
     if transform is None:
         return posterior
     if isinstance(transform, ChainedOutcomeTransform):
@@ -137,13 +122,7 @@ def untransformed(posterior: Any, transform: OutcomeTransform | None, *, X: Tens
 
 
 def transformed(posterior: Any, transform: PosteriorTransform, *, X: Tensor) -> Any:
-    """Apply a posterior transform; a weighted sum of outputs stays lazy.
-
-    Args:
-        posterior: The posterior in the user's units.
-        transform: The transform.
-        X: ``… x q x d``, transformed, as BoTorch's models pass it.
-    """
+    """Apply a posterior transform at transformed inputs ``X``, ``… x q x d``; a weighted sum of outputs stays lazy."""
     operator = lazy_operator(posterior)
     if operator is None or not posterior._is_mt or type(transform) is not ScalarizedPosteriorTransform:
         return transform(posterior=posterior, X=X)

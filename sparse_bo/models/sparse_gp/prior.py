@@ -26,12 +26,7 @@ from sparse_bo.linalg.shapes import broadcast_shapes
 
 
 class ForwardKernel:
-    """The prior covariance and mean of a model with its own ``forward``, with the interface of a kernel.
-
-    Args:
-        model: The model.
-        like: Tensor of the dtype that ``forward`` needs (networks need one); ``None``: any dtype.
-    """
+    """The prior covariance and mean of a model with its own ``forward``, which may need the dtype of ``like`` (networks do)."""
 
     def __init__(self, model: Any, *, like: Tensor | None = None) -> None:
         self.model, self.like = model, like
@@ -65,12 +60,7 @@ class ForwardKernel:
         return X if self.like is None else X.to(self.like)
 
     def _prior(self, X: Tensor) -> MultivariateNormal:
-        """Return ``forward`` at transformed points, ``… x q x d``.
-
-        Raises:
-            UnsupportedError: If ``forward`` returns no ``MultivariateNormal``, or a covariance tensor that PyTorch cannot
-                factorise.
-        """
+        """Return ``forward`` at transformed points, ``… x q x d``; refuse what no lazy covariance can be read from."""
         X, name = self._cast(X), type(self.model).__name__
         try:
             with _evaluation(self.model):
@@ -105,11 +95,7 @@ def _row_blocks(X: Tensor) -> list[Tensor]:
 
 
 def check_overrides(model_class: type) -> None:
-    """Refuse a subclass that overrides a prediction method of GPyTorch that a sparse posterior never calls.
-
-    Raises:
-        UnsupportedError: If there is such a method.
-    """
+    """Refuse (``UnsupportedError``) a subclass that overrides a prediction method that a sparse posterior never calls."""
     for name in ("_get_train_prior_distribution", "_get_test_prior_mean_and_covariances"):
         if getattr(model_class, name, None) is not getattr(ExactGP, name, None):
             raise UnsupportedError(
@@ -155,15 +141,8 @@ def kernel_diagonal(kernel: PriorKernel, X: Tensor) -> Tensor:
 def folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, torch.Size]:
     """Return ``k(X, Y)`` with the batch dimensions that ``Y`` lacks moved into the rows of ``X``.
 
-    One large product against a shared matrix is many times faster than a batch of small ones.
-
-    Args:
-        kernel: The prior covariance.
-        X: ``lead x batch_shape x q x d``.
-        Y: ``batch_shape x m x d``.
-
-    Returns:
-        ``batch_shape x (lead · q) x m``, and the shape ``lead x q`` of its rows.
+    One large product against a shared matrix is many times faster than a batch of small ones. Of ``lead x batch_shape x q x d``
+    and ``batch_shape x m x d`` points: ``batch_shape x (lead · q) x m``, and the shape ``lead x q`` of its rows.
     """
     dims = max(Y.dim() - 2, len(kernel.batch_shape))
     extra = max(X.dim() - 2 - dims, 0)

@@ -121,10 +121,7 @@ def between(process: AnyProcess, X: Tensor, Y: Tensor, columns: tuple[Tensor, ..
 
 
 def _total(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return sum(parts[1:], start=parts[0])
 
 
 def _less_explained(block: Tensor, columns: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
@@ -216,12 +213,7 @@ class Entries:
 def joint_parts(entries: Entries, chosen: Partition) -> tuple[Parts, tuple[Tensor, ...]]:
     """Return the root of a covariance and the pivots' columns. O(q m r + q p (r + p) + q b (r + b)).
 
-    Args:
-        entries: The covariance.
-        chosen: Pivots and blocks.
-
-    Raises:
-        NotPSDError: If a block is not finite or not positive semi-definite.
+    ``NotPSDError`` where a block is not finite or not positive semi-definite.
     """
     p, size = chosen.pivots, chosen.block
     top, rest = chosen.order[:p], chosen.order[p:]

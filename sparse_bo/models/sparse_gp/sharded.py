@@ -202,14 +202,7 @@ class ShardedSparseGP(SparseGP):
 
 
 class ShardedLearner(Learner):
-    """The learning of a sharded model: likelihoods of the rows of all ranks.
-
-    Args:
-        fit: As in :class:`~sparse_bo.models.sparse_gp.learning.Learner`.
-        seed: As there.
-        settings: As there.
-        rows: The rows.
-    """
+    """The learning of a sharded model: likelihoods of the rows of all ranks."""
 
     def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, rows: ShardedRows) -> None:
         super().__init__(fit, seed, settings)
@@ -221,7 +214,7 @@ class ShardedLearner(Learner):
         return super().likelihood(self.sharded_rows.total)
 
     def reset(self) -> None:
-        """See :class:`~sparse_bo.models.sparse_gp.learning.Learner`."""
+        """Forget the rows or points of the last fit."""
         super().reset()
         self._gathered = None
 
@@ -232,7 +225,7 @@ class ShardedLearner(Learner):
     def prior(self, model: ShardedSparseGP, x: Tensor) -> TrainingPrior:
         """Return a distribution with the likelihood of all rows; its inputs are always those of this rank."""
         mean = x.new_zeros(1).expand(self.sharded_rows.total)
-        return _PriorOfAll(mean, _CovarianceOfAll(x.new_zeros(1), model=model))
+        return TrainingPrior(mean, _CovarianceOfAll(x.new_zeros(1), model=model))
 
     def log_likelihood(self, model: ShardedSparseGP) -> Tensor:
         """Return the log-likelihood of all rows, or its bound. A collective call."""
@@ -286,6 +279,10 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
         super().__init__(like, model=model)
         self.like, self.model = like, model
 
+    def log_likelihood(self, targets: Tensor, mean: Tensor) -> Tensor:
+        """Return the log-likelihood of the observations of all ranks, scalar; the arguments are not read."""
+        return self.model.log_likelihood_of_all()
+
     def __add__(self, other: Any) -> LinearOperator:
         """The model's own noise is in its likelihood already."""
         return self
@@ -302,15 +299,6 @@ class _CovarianceOfAll(LinearOperator):  # type: ignore[misc]  # the base class 
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         raise UnsupportedError("the covariance of rows that no rank holds whole is never made; use the model's posterior")
-
-
-class _PriorOfAll(TrainingPrior):
-    """The distribution that training mode returns; its ``log_prob`` is the objective of the model's ``fit``."""
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-likelihood of the observations of all ranks, scalar; ``value`` are those of this one."""
-        likelihood: Tensor = self.lazy_covariance_matrix.model.log_likelihood_of_all()
-        return likelihood
 
 
 def _standardize(rows: ShardedRows, Y: Tensor) -> Standardize:

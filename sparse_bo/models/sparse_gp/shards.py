@@ -43,14 +43,9 @@ SUMS = "sums over rows"
 
 
 class ShardedRows:
-    """The rows of a data set on several ranks; an :class:`~sparse_bo.models.sparse_gp.row_sums.AllRows`. A collective call.
+    """The rows of a data set on several ranks, ``here`` of them on this one. A collective call, with its ``RankError``.
 
-    Args:
-        group: The ranks.
-        here: Number of rows of this rank.
-
-    Raises:
-        RankError: If a rank has failed or is lost.
+    An :class:`~sparse_bo.models.sparse_gp.row_sums.AllRows`.
     """
 
     def __init__(self, group: Group, here: int) -> None:
@@ -60,11 +55,7 @@ class ShardedRows:
 
     @classmethod
     def checked(cls, group: Group, X: Tensor, Y: Tensor, options: dict[str, Any]) -> ShardedRows:
-        """Return the rows, if they make one data set of a model with the same options on every rank.
-
-        Raises:
-            ValueError: On every rank, if they do not.
-        """
+        """Return the rows of one data set; ``ValueError`` on every rank, if shapes, options or versions differ."""
         same = {"width of train_X": X.shape[-1], "dtype": str(X.dtype), "kind of device": X.device.type, **options}
         versions = {"sparse_bo": __version__, "torch": torch.__version__}
         ranks = group.objects(MEETING, (tuple(X.shape), tuple(Y.shape), {**same, **versions}))
@@ -116,11 +107,7 @@ class ShardedRows:
 def check_sharded_options(
     dictionary: Tensor | None, outcome: OutcomeTransform | _DefaultType | None, inputs: InputTransform | None
 ) -> None:
-    """Refuse options that a model of data in shards cannot have.
-
-    Raises:
-        UnsupportedError: If a transform learns from the data, or the dictionary is a sampler or rows.
-    """
+    """Refuse transforms that learn from the data, and a sampler or rows as dictionary, by ``UnsupportedError``."""
     if isinstance(dictionary, Dictionary) or (dictionary is not None and not isinstance(dictionary, Tensor)):
         raise UnsupportedError(
             f"expected points (m x d) or None as dictionary of data in shards, got {type(dictionary).__name__}"
@@ -144,11 +131,7 @@ def digest(dictionary: Tensor | None) -> str:
 
 
 def check_parameters(group: Group, parameters: dict[str, Tensor]) -> None:
-    """Check that the models of all ranks have the same hyper-parameters, to a relative 1e-6. One collective.
-
-    Raises:
-        ValueError: On every rank, if they do not.
-    """
+    """Raise ``ValueError`` on every rank, if hyper-parameters differ by more than a relative 1e-6. One collective."""
     mine = {name: parameter.detach().double().cpu() for name, parameter in parameters.items()}
     ranks = group.objects("the hyper-parameters", mine)
     for rank, other in enumerate(ranks):
@@ -192,10 +175,7 @@ class _Total(torch.autograd.Function):
 def differentiable_sums(rows: ShardedRows, local: Callable[[], LowRankSums], parameters: Sequence[Tensor]) -> LowRankSums:
     """Return the sums over the rows of all ranks, with gradients by the parameters. Two collectives, two more for the gradient.
 
-    Args:
-        rows: The rows.
-        local: Returns this rank's sums, computed from the parameters.
-        parameters: Parameters of the model, the same on every rank, that require gradients.
+    ``local`` returns this rank's sums; ``parameters``, the same on every rank, require gradients.
     """
 
     def parts() -> list[Tensor]:
@@ -217,10 +197,7 @@ def fit_of_all(
     noise: Tensor,
     how: Summation | None = None,
 ) -> dtc.DTC:
-    """Fit the DTC posterior over a dictionary to the rows of all ranks, the same everywhere. O(n_r m² + m³) a rank.
-
-    Arguments and errors are those of :func:`~sparse_bo.models.sparse_gp.row_sums.fit_dtc`.
-    """
+    """Fit the DTC posterior to the rows of all ranks, as ``fit_dtc`` does to those of one. O(n_r m² + m³) a rank."""
     state = fit_dtc(kernel, points, X, residuals=residuals, noise=noise, rows=rows, how=how)
     largest = rows.group.largest("the largest precision", [float(state.largest_precision)])[0]
     return replace(state, largest_precision=state.largest_precision.new_tensor(largest))
@@ -243,18 +220,8 @@ def chosen_points(
     rows from a shared pilot, and runs the exponential races with the numbers of its rows; the winners of all ranks meet. Rows
     that repeat are not merged before, but a point enters once. Every rank draws the numbers that one process draws.
 
-    Args:
-        rows: The rows.
-        kernel: The prior covariance.
-        X: ``n_r x d``, transformed.
-        raw: ``n_r x d``, in the user's units.
-        noise: ``n_r`` noise variances (y²).
-        size: At most so many points, ≥ 1.
-        generator: A CPU generator in the same state on every rank.
-        settings: Sizes.
-
-    Returns:
-        ``m x d`` points in the user's units, the same on every rank.
+    ``X`` and ``raw`` are ``n_r x d``, transformed and in the user's units; ``noise`` ``n_r`` variances (y²). Returns ``m x d``
+    points in the user's units, the same on every rank if the generators are in the same state.
     """
     n = rows.total
     numbers = uniform_rows(n, min(settings.pilot, size), generator=generator, device=X.device)

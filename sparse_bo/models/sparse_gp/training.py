@@ -58,8 +58,8 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         self.X, self.points, self.kernel, self.largest_dense = X, points, kernel, largest_dense
         self.likelihood, self.rows, self.noise = likelihood, rows, noise
 
-    def log_likelihood(self, residuals: Tensor) -> Tensor:
-        """Return the log-likelihood of ``residuals`` (``batch_shape x n``), ``batch_shape``.
+    def log_likelihood(self, targets: Tensor, mean: Tensor) -> Tensor:
+        """Return the log-likelihood of ``targets`` under ``mean`` (``batch_shape x n`` each), ``batch_shape``.
 
         ``"subset"`` gives ``n/m`` times the exact log-likelihood of the m subset points: an estimate of that of all n points,
         so that priors weigh what they would weigh with all the data; of groups, the sum of theirs (a composite likelihood:
@@ -75,6 +75,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
                 "use mll(model(*model.train_inputs), model.train_targets)"
             )
         noise = self.noise.expand(broadcast_shapes(self.noise.shape, self.shape[:-1]))
+        residuals = targets - mean
         residuals = residuals.expand(broadcast_shapes(residuals.shape, noise.shape))
         try:
             if self.likelihood == "subset":
@@ -201,7 +202,7 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
 
 
 class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class ships no types
-    """The distribution that training mode returns; its ``log_prob`` is the learning objective of the model's ``fit``."""
+    """The distribution that training mode returns; its covariance has the likelihood of the model's ``fit``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-likelihood (or its bound) of targets ``value`` (``batch_shape x n``), ``batch_shape``.
@@ -211,9 +212,10 @@ class TrainingPrior(MultivariateNormal):  # type: ignore[misc]  # the base class
             NotPSDError: If a covariance is not finite or not positive semi-definite.
         """
         covariance = self.lazy_covariance_matrix
-        if not isinstance(covariance, TrainingCovariance):
+        if not hasattr(covariance, "log_likelihood"):
             raise UnsupportedError(
                 "log_prob of a SparseGP's training prior works on the whole training set; "
                 "use fit='exact' for slices or combinations of it"
             )
-        return covariance.log_likelihood(value - self.mean)
+        likelihood: Tensor = covariance.log_likelihood(value, self.mean)
+        return likelihood

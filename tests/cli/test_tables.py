@@ -8,14 +8,15 @@ import torch
 from rich.console import Console
 
 from sparse_bo import AskTell
+from sparse_bo.cli.console import plain
+from sparse_bo.cli.tables import audit_table, recorded_summary, summary
 from sparse_bo.policies import RandomSearch
 from sparse_bo.problems.base import Problem
-from sparse_bo.problems.synthetic import gp_draw
+from sparse_bo.problems.builtin import gp_draw
 from sparse_bo.report.page import run_page
 from sparse_bo.runs import audit_run
 from sparse_bo.runs.records import read_run
 from sparse_bo.runs.view import view_of_journal
-from sparse_bo.tables import audit_table, plain, recorded_summary, summary
 from tests.builders import arms
 
 HOSTILE = "a [/x] [red]b[/red] :bug:"

@@ -1,1 +1,0 @@
-"""Data files shipped with the package; see README.md for their origin."""
