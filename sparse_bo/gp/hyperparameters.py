@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.kernels.additive import alone_correlations, alone_gradient
-from sparse_bo.kernels.stationary import RADIAL, squared_distances
+from sparse_bo.kernels.stationary import RADIAL, alone_correlations, alone_gradient, squared_distances
 
 ADDITIVE = "additive"
 """Family of sums: a Gaussian of each input alone, and Matérn-5/2 of all inputs together."""
@@ -26,7 +26,7 @@ class LogDensity(NamedTuple):
     """A log prior density, up to a constant, and its gradient."""
 
     value: float
-    gradient: Tensor
+    gradient: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Priors:
             noise_sd=1.0,
         )
 
-    def of_correlation(self, logs: Tensor, *, dims: int, family: str) -> LogDensity:
+    def of_correlation(self, logs: np.ndarray, *, dims: int, family: str) -> LogDensity:
         """Return the log density of a correlation's hyper-parameters. O(d).
 
         Args:
@@ -116,7 +116,7 @@ class Priors:
             parts.append(_exchangeable(alone, self.lengthscale_sd, self.common_alone_sd))
             parts.append(_exchangeable(logs[2 * dims :] + math.log(dims), self.share_sd, self.common_share_sd))
             value = sum(part.value for part in parts) - self.complexity * dims
-            return LogDensity(value, torch.cat([part.gradient for part in parts]))
+            return LogDensity(value, np.concatenate([part.gradient for part in parts]))
         return parts[0]
 
     def of_scale(self, log_scale: float) -> tuple[float, float]:
@@ -132,7 +132,7 @@ class Priors:
         return -0.5 * away * away, -away / self.noise_sd
 
 
-def _exchangeable(away: Tensor, sd: float, common_sd: float) -> LogDensity:
+def _exchangeable(away: np.ndarray, sd: float, common_sd: float) -> LogDensity:
     """Return the log density of distances (``d``) from medians under the covariance ``sd² I + common_sd² 11ᵀ``. O(d)."""
     common = away.mean()  # the inverse treats mean and deviations apart
     pull = (away - common) / sd**2 + common / (sd**2 + len(away) * common_sd**2)

@@ -18,8 +18,9 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
@@ -27,7 +28,6 @@ from torch import Tensor
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.hyperparameters import ADDITIVE, Hyperparameters, Priors
 from sparse_bo.gp.likelihood import (
-    Correlation,
     LogLikelihood,
     Scatter,
     correlation_of,
@@ -38,7 +38,7 @@ from sparse_bo.gp.likelihood import (
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import CLIP, KnownPrior, Prior, family_of, scaled_kernel
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.additive import Pairs, pairs
+from sparse_bo.kernels.stationary import Pairs, pairs
 
 PRIORS = Priors()
 """The default table."""
@@ -103,76 +103,74 @@ class LogPosterior:
         last = ([priors.scales] if self.searches_scale else []) + ([priors.noises] if self.given.noise is None else [])
         return [(math.log(low), math.log(high)) for low, high in [*spans, *last]]
 
-    def likelihood(self, theta: Tensor) -> LogLikelihood:
+    def likelihood(self, theta: np.ndarray, *, gradient: bool = True) -> LogLikelihood:
         """Return the log-likelihood with the densities of mean and scale.
 
         Raises:
             ValueError: If the covariance is not finite.
         """
-        given = self.given
-        R: Correlation
+        given, X = self.given, self.X
         if given.correlation is not None:
             R = fixed_correlation(given.correlation)
         else:
-            R = correlation_of(theta[: self.size], self.X, family=self.family, together=self.together)
-        scale: float | Tensor | None = theta[self.size].exp() if self.searches_scale else given.scale
-        noise = theta[-1].exp() if given.noise is None or scale is None else theta.new_tensor(given.noise) / scale
-        return log_likelihood(R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors)
+            logs = torch.from_numpy(theta[: self.size]).to(X)
+            R = correlation_of(logs, X, family=self.family, together=self.together)
+        scale = math.exp(theta[self.size]) if self.searches_scale else given.scale
+        noise = math.exp(theta[-1]) if given.noise is None else given.noise / (scale or 1.0)
+        return log_likelihood(
+            R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors, gradient=gradient
+        )
 
-    def __call__(self, theta: Tensor) -> tuple[float, Tensor]:
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the log density and its gradient. O(n³ + n² d)."""
         found = self.likelihood(theta)
         prior = self.priors.of_correlation(theta[: self.size], dims=self.X.shape[1], family=self.family)
-        value, last = float(found.value) + prior.value, []
+        value, last = found.value + prior.value, []
         if self.searches_scale:
-            of_scale, by_scale = self.priors.of_scale(float(theta[self.size]))
+            of_scale, by_scale = self.priors.of_scale(theta[self.size])
             fixed_noise = 0.0 if self.given.noise is None else found.by_log_noise  # then g = noise/s
             value, last = value + of_scale, [found.by_log_scale - fixed_noise + by_scale]
         if self.given.noise is None:
-            of_noise, by_noise = self.priors.of_noise(float(theta[-1]))
+            of_noise, by_noise = self.priors.of_noise(theta[-1])
             value, last = value + of_noise, [*last, found.by_log_noise + by_noise]
-        return value, torch.cat([found.by_correlation + prior.gradient, torch.stack(last)])
+        return value, np.concatenate([found.by_correlation.cpu().numpy() + prior.gradient, last])
 
-    def hyperparameters(self, theta: Tensor, evidence: float) -> Hyperparameters:
+    def hyperparameters(self, theta: np.ndarray, evidence: float) -> Hyperparameters:
         """Return the hyper-parameters at ``theta``; with a given correlation without lengthscales."""
-        found, d = self.likelihood(theta), self.X.shape[1]
-        scale = float(found.scale)
-        noise = math.exp(float(theta[-1])) if self.given.noise is None else self.given.noise / scale
-        logs = theta[: self.size]
+        found, d = self.likelihood(theta, gradient=False), self.X.shape[1]
+        noise = math.exp(theta[-1]) if self.given.noise is None else self.given.noise / found.scale
+        logs = torch.from_numpy(theta[: self.size]).to(self.X)
         ell = logs[:d].exp()
         if self.family != ADDITIVE:
-            return Hyperparameters(self.family, ell, noise, float(found.mean), scale, evidence)
+            return Hyperparameters(self.family, ell, noise, found.mean, found.scale, evidence)
         shares, _ = shares_of(logs[2 * d :])
-        return Hyperparameters(self.family, ell, noise, float(found.mean), scale, evidence, logs[d : 2 * d].exp(), shares)
+        return Hyperparameters(self.family, ell, noise, found.mean, found.scale, evidence, logs[d : 2 * d].exp(), shares)
 
-    def warm(self, start: Hyperparameters) -> Tensor | None:
+    def warm(self, start: Hyperparameters) -> np.ndarray | None:
         """Return ``theta`` of an earlier result; ``None`` if that is no sum and this is one."""
         if self.size and self.family == ADDITIVE and not start.additive:
             return None
-        logs = start.logs[: self.size].to(self.X)
         last = ([start.scale] if self.searches_scale else []) + ([start.noise] if self.given.noise is None else [])
-        theta = torch.cat([logs, logs.new_tensor(last).log()])
-        low, high = theta.new_tensor(self.limits).unbind(dim=-1)
-        return theta.maximum(low).minimum(high)
+        theta = np.concatenate([start.logs[: self.size].cpu().numpy(), np.log(last)])
+        low, high = np.array(self.limits).T
+        return theta.clip(low, high)
 
-    def cold(self) -> list[list[Tensor]]:
+    def cold(self) -> list[list[np.ndarray]]:
         """Return groups of starts: a search begins at the densest of each group."""
-        X, d = self.X, self.X.shape[1]
-        largest = self.priors.noises[1]
-        pairs_of = dict.fromkeys((ell, min(noise, largest)) for ell, noise in self.priors.starts)
+        d, largest = self.X.shape[1], self.priors.noises[1]
         starts = [
             (
-                X.new_full((d,), math.log(ell * math.sqrt(d)))[: self.size],
-                X.new_tensor([0.0] * self.searches_scale + ([math.log(noise)] if self.given.noise is None else [])),
+                np.full(d, math.log(ell * math.sqrt(d)))[: self.size],
+                [0.0] * self.searches_scale + ([math.log(noise)] if self.given.noise is None else []),
             )
-            for ell, noise in pairs_of
+            for ell, noise in dict.fromkeys((ell, min(noise, largest)) for ell, noise in self.priors.starts)
         ]
         if self.family != ADDITIVE:
-            return [[torch.cat(start) for start in starts]]
-        shares = X.new_full((d,), -math.log(d))
+            return [[np.concatenate(start) for start in starts]]
+        shares = np.full(d, -math.log(d))
         # Lengthscales of the functions of one input, a search from each: slow ones do not lead to quick ones.
         return [
-            [torch.cat([ell, X.new_full((d,), math.log(alone)), shares, noise]) for ell, noise in starts]
+            [np.concatenate([ell, np.full(d, math.log(alone)), shares, noise]) for ell, noise in starts]
             for alone in (0.05, 0.3)
         ]
 
@@ -222,27 +220,26 @@ def _highest(density: LogPosterior, start: Hyperparameters | None, restart: bool
     """Return the best result of searches from an earlier result, from the densest of the starts, or both."""
     failure = ""
 
-    def negative(theta: Any) -> tuple[float, Any]:
+    def negative(theta: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal failure
         try:
-            value, gradient = density(torch.from_numpy(theta).to(density.X))
+            value, gradient = density(theta)
         except ValueError as error:
             failure, value = str(error), math.nan
         if not math.isfinite(value):
             return 1e10, 0.0 * theta  # a wall that the line search steps back from
-        return -value, -gradient.cpu().numpy()
+        return -value, -gradient
 
     warm = None if start is None else density.warm(start)
-    firsts = [] if warm is None else [warm.cpu().numpy()]
+    firsts = [] if warm is None else [warm]
     if warm is None or restart:
-        groups = [[theta.cpu().numpy() for theta in group] for group in density.cold()]
-        firsts += [min(group, key=lambda theta: negative(theta)[0]) for group in groups]
+        firsts += [min(group, key=lambda theta: negative(theta)[0]) for group in density.cold()]
     options = {"maxiter": max_steps, "ftol": 1e-6}
     ends = [minimize(negative, first, jac=True, method="L-BFGS-B", bounds=density.limits, options=options) for first in firsts]
     end = min(ends, key=lambda end: float(end.fun))
     if end.fun >= 1e10:
         raise ValueError(failure or "the likelihood is not finite")
-    return density.hyperparameters(torch.from_numpy(end.x).to(density.X), -float(end.fun))
+    return density.hyperparameters(end.x, -float(end.fun))
 
 
 def learn_prior(
@@ -398,7 +395,7 @@ def _standardized(observations: Observations, bounds: Tensor, most: int, generat
     ranges = torch.where(high > low, high - low, torch.ones_like(high))
     counts = observations.counts[rows]
     squares = float((observations.scatter[rows].sqrt() / scale).square().sum())
-    scatter = Scatter(counts, squares, float(counts.sum()) - len(counts))
+    scatter = Scatter.of(counts, squares)
     X = observations.X[rows]
     return _Standardized(X, (X - low) / ranges, deviations[rows] / scale, scatter, ranges, shift, scale)
 

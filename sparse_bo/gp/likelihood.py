@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
-from sparse_bo.kernels.additive import Pairs
-from sparse_bo.kernels.stationary import RADIAL, half_spread, squared_distances
+from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.shapes import broadcast_shapes
 
@@ -94,23 +93,31 @@ class Scatter(NamedTuple):
     """S (y²)."""
     repeats: float
     """``N − n``."""
+    log_counts: float
+    """``Σ log c``."""
+
+    @classmethod
+    def of(cls, counts: Tensor, squares: float) -> Scatter:
+        """Return the scatter of inputs that were observed ``counts`` (``n``) times. Reads the device once."""
+        total, logs = torch.stack([counts.sum(), counts.log().sum()]).tolist()
+        return cls(counts, squares, total - len(counts), logs)
 
 
 class LogLikelihood(NamedTuple):
     """A log-likelihood with its mean and scale, and its derivatives at these."""
 
-    value: Tensor
-    mean: Tensor
+    value: float
+    mean: float
     """m (y)."""
-    scale: Tensor
+    scale: float
     """s (y²)."""
     by_correlation: Tensor
     """``p``, by the logarithms of the correlation's hyper-parameters."""
-    by_log_scale: Tensor
+    by_log_scale: float
     """At a fixed noise in units of the scale."""
     by_noise: Tensor
     """``n``, by the noise of each mean in units of the scale."""
-    by_log_noise: Tensor
+    by_log_noise: float
     """By ``log g``, of a noise ``g/c``."""
     by_means: Tensor
     """``n``, by ȳ; by m it is minus the sum."""
@@ -119,10 +126,10 @@ class LogLikelihood(NamedTuple):
 def log_likelihood(
     R: Correlation,
     means: Tensor,
-    noise: Tensor,
+    noise: float | Tensor,
     *,
-    mean: float | Tensor | None,
-    scale: float | Tensor | None,
+    mean: float | None,
+    scale: float | None,
     scatter: Scatter | None = None,
     priors: Priors | None = None,
     gradient: bool = True,
@@ -132,51 +139,53 @@ def log_likelihood(
     Args:
         R: Of the distinct inputs.
         means: ``n``: ȳ (y).
-        noise: ``n``, noise variance of each mean in units of the scale; or g (scalar), of ``g/c``.
+        noise: ``n``, noise variance of each mean in units of the scale, without scatter; or g, of ``g/c``.
         mean: m (y). ``None``: its mode under ``N(0, s · priors.mean_variance)``.
         scale: s (y²). ``None``: its mode under the priors' inverse gamma.
         scatter: Repeated observations; ``None``: every mean is one observation, and g is the noise of each.
         priors: Those of mean and scale, whose log densities are added; ``None``: neither is at its mode.
-        gradient: Whether derivatives are wanted; they are empty otherwise.
+        gradient: Whether derivatives are wanted; they are empty otherwise, and the inverse is not computed.
 
     Raises:
         ValueError: If ``A`` is not finite or not positive definite.
     """
     n, shape = len(means), 0.0 if priors is None else priors.scale_shape
-    noises = noise if scatter is None or noise.dim() else noise / scatter.counts
+    noises = noise if scatter is None else noise / scatter.counts
     A = R.value.clone()
     A.diagonal().add_(noises)
     L = safe_cholesky(A).factor
     del A
-    inverse = torch.cholesky_inverse(L) if mean is None or gradient else None
+    inverse = torch.cholesky_inverse(L) if gradient else None
     added = 2.0 * shape  # to rᵀα: twice all else that is divided by s
     if mean is None:
-        assert inverse is not None
         assert priors is not None
-        row = inverse.sum(dim=0)
-        mean = float(row @ means) / (float(row.sum()) + 1.0 / priors.mean_variance)
+        ones = torch.ones_like(means).unsqueeze(-1)
+        row = torch.cholesky_solve(ones, L).squeeze(-1) if inverse is None else inverse.sum(dim=0)  # A⁻¹ 1
+        along, total = torch.stack([row @ means, row.sum()]).tolist()
+        mean = along / (total + 1.0 / priors.mean_variance)
         added += mean * mean / priors.mean_variance
     r = means - mean
     alpha = torch.cholesky_solve(r.unsqueeze(-1), L).squeeze(-1) if inverse is None else inverse @ r
-    quadratic, degrees = r @ alpha + added, n + 2.0 * shape
-    value = L.diagonal().log().sum().neg_()
+    quadratic, half_determinant = torch.stack([r @ alpha, L.diagonal().log().sum()]).tolist()
+    quadratic, degrees, value = quadratic + added, n + 2.0 * shape, -half_determinant
     if scatter is not None:
+        assert isinstance(noise, float)
         quadratic, degrees = quadratic + scatter.squares / noise, degrees + scatter.repeats
-        value = value - 0.5 * (scatter.repeats * noise.log() + scatter.counts.log().sum())
-    s = quadratic / degrees if scale is None else torch.as_tensor(scale, dtype=means.dtype, device=means.device)
+        value -= 0.5 * (scatter.repeats * math.log(noise) + scatter.log_counts)
+    s = quadratic / degrees if scale is None else scale
     surplus = quadratic / s - degrees  # 0 at the mode of s
-    value = value - 0.5 * (surplus + degrees * (s.log() + 1.0) + (degrees - 2.0 * shape) * LOG_2PI)
-    found = torch.as_tensor(mean, dtype=means.dtype, device=means.device)
-    if inverse is None or not gradient:
+    value -= 0.5 * (surplus + degrees * (math.log(s) + 1.0) + (degrees - 2.0 * shape) * LOG_2PI)
+    if inverse is None:
         none = means[:0]
-        return LogLikelihood(value, found, s, none, none, none, none, none)
+        return LogLikelihood(value, mean, s, none, 0.0, none, 0.0, none)
     alpha_s = alpha / s
     W = inverse.neg_().addr_(alpha, alpha_s)  # in place: a new n x n tensor costs as much as filling it does
     by_noise = 0.5 * W.diagonal()
-    by_log_noise = (by_noise * noises).sum()
+    by_log_noise = float((by_noise * noises).sum())
     if scatter is not None:
-        by_log_noise = by_log_noise + 0.5 * (scatter.squares / (s * noise) - scatter.repeats)
-    return LogLikelihood(value, found, s, R.gradient(W), 0.5 * surplus, by_noise, by_log_noise, alpha_s.neg_())
+        assert isinstance(noise, float)
+        by_log_noise += 0.5 * (scatter.squares / (s * noise) - scatter.repeats)
+    return LogLikelihood(value, mean, s, R.gradient(W), 0.5 * surplus, by_noise, by_log_noise, alpha_s.neg_())
 
 
 def stationary_log_likelihood(
@@ -239,10 +248,10 @@ def value_and_gradient(
     :func:`log_likelihood` in BoTorch's hyper-parameters. Arguments and errors: those of :func:`stationary_log_likelihood`
     without batch shapes, lengthscales ``d``.
     """
-    R = stationary_correlation(X, lengthscales, family=family)
-    relative = noise / variance  # n
-    found = log_likelihood(R, residuals, relative, mean=0.0, scale=variance, gradient=gradient)
+    R, v = stationary_correlation(X, lengthscales, family=family), float(variance)
+    found = log_likelihood(R, residuals, noise / v, mean=0.0, scale=v, gradient=gradient)
+    value = residuals.new_tensor(found.value)
     if not gradient:
-        return found.value, ()
-    by_variance = (found.by_log_scale - found.by_log_noise) / variance
-    return found.value, (found.by_correlation / lengthscales, by_variance, found.by_noise / variance, found.by_means)
+        return value, ()
+    by_variance = residuals.new_tensor((found.by_log_scale - found.by_log_noise) / v)
+    return value, (found.by_correlation / lengthscales, by_variance, found.by_noise / v, found.by_means)

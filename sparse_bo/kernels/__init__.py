@@ -1,9 +1,14 @@
 """GPyTorch kernels as functions of plain tensors; the common ones evaluated here, straight from inputs to values."""
 
-from sparse_bo.kernels.covariance import GPYTORCH_BLOCKS, CovarianceFunction, covariance_function, gaussian_parameters
+from sparse_bo.kernels.covariance import (
+    GPYTORCH_BLOCKS,
+    CovarianceFunction,
+    FixedInputs,
+    add_squares,
+    covariance_function,
+    gaussian_parameters,
+)
 from sparse_bo.kernels.gradients import differentiable_cross
-from sparse_bo.kernels.inputs import FixedInputs
-from sparse_bo.kernels.squares import add_squares
 
 __all__ = [
     "GPYTORCH_BLOCKS",

@@ -1,10 +1,10 @@
-"""GPyTorch kernels as functions of plain tensors: validated once, moved once."""
+"""GPyTorch kernels as functions of plain tensors: validated once, moved once, with one side prepared where it is fixed."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 
 import gpytorch
@@ -13,8 +13,8 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.kernels import tiles
-from sparse_bo.kernels.distances import TOLERANCES
-from sparse_bo.kernels.structure import Structure, dtype_of, structure_of, value_at_zero
+from sparse_bo.kernels.structure import Structure, dtype_of, leaves, structure_of, value_at_zero
+from sparse_bo.kernels.tiles import TOLERANCES, Others
 
 GPYTORCH_BLOCKS = 5
 """GPyTorch's distance computation holds about four temporaries of the size of its result."""
@@ -166,3 +166,73 @@ def _check_widths(kernel: Kernel, width: int) -> None:
                 f"expected ard_num_dims={' or '.join(map(str, sorted(seen)))} for inputs with {width} columns, "
                 f"got ard_num_dims={part.ard_num_dims} in {type(part).__name__}"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class FixedInputs:
+    """The kernel between any rows and fixed ones. It stores centred and scaled rows, on a GPU their transpose.
+
+    Values are those of :meth:`sparse_bo.kernels.CovarianceFunction.cross` up to round-off, on a GPU to the last bit.
+    """
+
+    covariance: CovarianceFunction
+    X: Tensor
+    """``n x d``, never written to."""
+    memory_bytes: int
+    """What is prepared takes an eighth of it at most; else it is computed whenever it is needed."""
+
+    @torch.no_grad()
+    def cross(self, Y: Tensor, part: slice, *, out: Tensor) -> Tensor:
+        """Write ``k(Y, X[part])`` into ``out`` and return it. O(m n d).
+
+        Args:
+            Y: ``m x d``.
+            part: Of the fixed rows, n in a row.
+            out: ``m x n``, any strides.
+        """
+        X = self.X[part]
+        if self.prepared is not None and evaluated_here(self.covariance.structure, Y, X):
+            assert self.covariance.structure is not None
+            tiles.fill(self.covariance.structure, Y, X, out, prepared=self.prepared, first=part.indices(len(self.X))[0])
+            return out
+        if self.turned is not None:
+            X = self.turned[:, part].T
+        return self.covariance.cross(Y, X, out=out)
+
+    @cached_property
+    def turned(self) -> Tensor | None:
+        """``d x n``: neighbours in memory are rows that a GPU's program reads together; ``None`` where that is no gain."""
+        if not on_triton(self.X) or self.covariance.structure is None or self.X.numel() * self._bytes > self.memory_bytes:
+            return None
+        return self.X.T.contiguous()
+
+    @cached_property
+    def prepared(self) -> tiles.Prepared | None:
+        """The rows as each part of the kernel wants them; ``None`` off the CPU, or where that takes too much."""
+        structure = self.covariance.structure
+        if structure is None or self.X.device.type != "cpu" or not len(self.X):
+            return None
+        parts = leaves(structure)
+        if 2 * len(parts) * len(self.X) * (self.X.shape[-1] + 1) * self._bytes > self.memory_bytes:
+            return None
+        return {leaf: Others(leaf, self.X) for leaf in parts}
+
+    @property
+    def _bytes(self) -> int:
+        """Bytes of a number, times 8: what is prepared may take an eighth of the budget."""
+        return 8 * self.X.element_size()
+
+
+def add_squares(product: Tensor, out: Tensor) -> None:
+    """Add ``Σ_i product[i, j]²`` to ``out[j]``. O(r n); on a GPU the product is read once and nothing else is written.
+
+    Args:
+        product: ``r x n``, contiguous rows; overwritten.
+        out: ``n``, contiguous.
+    """
+    if on_triton(product):
+        from sparse_bo.kernels import triton_kernel
+
+        triton_kernel.add_squares(product, out)
+    else:
+        out += product.square_().sum(dim=0)

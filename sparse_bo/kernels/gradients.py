@@ -18,9 +18,17 @@ from torch import Tensor
 
 from sparse_bo.kernels import tiles
 from sparse_bo.kernels.covariance import on_triton
-from sparse_bo.kernels.distances import TOLERANCES
-from sparse_bo.kernels.profiles import COEFFICIENTS, LEAST_DISTANCE, write_slope
-from sparse_bo.kernels.structure import Live, Parts, Profile, Stationary, live_structure_of
+from sparse_bo.kernels.structure import (
+    COEFFICIENTS,
+    LEAST_DISTANCE,
+    LiveStationary,
+    LiveStructure,
+    Profile,
+    Stationary,
+    live_structure_of,
+    write_slope,
+)
+from sparse_bo.kernels.tiles import TOLERANCES
 from sparse_bo.linalg.chunking import row_slices
 
 BLOCK = 2**22
@@ -48,24 +56,24 @@ def differentiable_cross(kernel: Kernel, X: Tensor, Y: Tensor) -> Tensor | None:
     return _value(structure, X.reshape(-1, X.shape[-1]), Y).view(*X.shape[:-1], len(Y))
 
 
-def _dtype(structure: Live | Parts) -> torch.dtype:
-    return structure.inverse_lengthscale.dtype if isinstance(structure, Live) else _dtype(structure.parts[0])
+def _dtype(structure: LiveStructure) -> torch.dtype:
+    return structure.inverse_lengthscale.dtype if isinstance(structure, LiveStationary) else _dtype(structure.parts[0])
 
 
-def _value(structure: Live | Parts, X: Tensor, Y: Tensor) -> Tensor:
-    if isinstance(structure, Live):
+def _value(structure: LiveStructure, X: Tensor, Y: Tensor) -> Tensor:
+    if isinstance(structure, LiveStationary):
         columns = structure.columns
         if columns is not None:
             X, Y = X.index_select(-1, columns), Y.index_select(-1, columns)
         hyper_parameters = structure.inverse_lengthscale, structure.variance
-        return _Leaf.apply(X, Y, *hyper_parameters, structure.profile)  # type: ignore[no-untyped-call]  # as torch types it
+        return _StationaryKernel.apply(X, Y, *hyper_parameters, structure.profile)  # type: ignore[no-untyped-call]  # as torch types it
     first, *others = (_value(part, X, Y) for part in structure.parts)
     for other in others:
         first = first + other if structure.adds else first * other
     return first
 
 
-class _Leaf(torch.autograd.Function):
+class _StationaryKernel(torch.autograd.Function):
     """One stationary part: ``variance · profile(‖(x − y) · inverse‖)``."""
 
     @staticmethod

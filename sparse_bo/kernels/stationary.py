@@ -1,7 +1,9 @@
-"""Stationary kernels with one lengthscale per input, as functions of scaled squared distances, with their slopes.
+"""Correlations for learning, as functions of scaled squared distances, with their slopes: stationary ones and sums.
 
-For learning, where values and slopes of a few thousand rows stay side by side; :mod:`sparse_bo.kernels.profiles` writes values
-alone into memory that is there, for sweeps over as many tiles as there are: so there are both.
+Values and slopes of a few thousand rows stay side by side here; :mod:`sparse_bo.kernels.structure` writes values alone into
+memory that is there, for sweeps. A sum is ``k(x, x') = Σⱼ wⱼ exp(−(xⱼ − x'ⱼ)²/2aⱼ²) + (1 − Σⱼ wⱼ) ρ(x, x')`` with shares w of
+the variance, lengthscales a of the inputs alone (first order of Duvenaud et al. 2011; for optimisation Kandasamy et al. 2015),
+and a stationary ρ. A few hundred observations determine d functions of one input better than one function of d inputs.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ def squared_distances(A: Tensor, B: Tensor) -> Tensor:
 
     Both are moved by the mean of ``B`` first: what cancels is as large as the cloud, not as its distance from zero.
     """
-    centre = B.mean(dim=0)
+    centre, same = B.mean(dim=0), A is B
     A, B = A - centre, B - centre
-    squares = A.square().sum(dim=-1, keepdim=True) + B.square().sum(dim=-1)
+    norms = B.square().sum(dim=-1)
+    squares = (norms if same else A.square().sum(dim=-1)).unsqueeze(-1) + norms
     return torch.addmm(squares, A, B.T, alpha=-2.0).clamp_min(0.0)
 
 
@@ -62,3 +65,57 @@ def half_spread(Z: Tensor, M: Tensor) -> Tensor:
         M: ``n x n``, symmetric.
     """
     return (Z.square() * M.sum(dim=0).unsqueeze(-1)).sum(dim=0) - (Z * (M @ Z)).sum(dim=0)
+
+
+class Pairs(NamedTuple):
+    """Pairs of n points, each once, without hyper-parameters."""
+
+    squares: Tensor
+    """``d x n(n−1)/2`` squared differences by input."""
+    upper: Tensor
+    """``n(n−1)/2`` places in the flat ``n x n`` matrix."""
+    n: int
+
+    def matrix(self, entries: Tensor, diagonal: float) -> Tensor:
+        """Return the symmetric ``n x n`` matrix with these entries (``n(n−1)/2``) off its diagonal."""
+        flat = entries.new_zeros(self.n * self.n)
+        flat[self.upper] = entries
+        M = flat.reshape(self.n, self.n)
+        M = M + M.T
+        M.diagonal().fill_(diagonal)
+        return M
+
+    def entries(self, M: Tensor) -> Tensor:
+        """Return the entries of a symmetric ``n x n`` matrix."""
+        return M.reshape(-1)[self.upper]
+
+
+def pairs(X: Tensor) -> Pairs:
+    """Return the pairs of ``n x d`` points. O(n² d)."""
+    n = len(X)
+    row, column = torch.triu_indices(n, n, offset=1, device=X.device)
+    return Pairs((X[row] - X[column]).square().T.contiguous(), row * n + column, n)
+
+
+def alone_correlations(U: Tensor, V: Tensor, *, lengthscales: Tensor, shares: Tensor) -> Tensor:
+    """Return ``Σⱼ wⱼ exp(−(uⱼ − vⱼ)²/2aⱼ²)``, ``a x b`` of ``a x d`` and ``b x d`` points. O(a b d), input by input."""
+    A, B = U / lengthscales, V / lengthscales
+    total = A.new_zeros(len(A), len(B))
+    for j, share in enumerate(shares.tolist()):
+        total.add_((A[:, j : j + 1] - B[:, j]).square().mul(-0.5).exp(), alpha=share)
+    return total
+
+
+def alone_gradient(U: Tensor, V: Tensor, weights: Tensor, *, lengthscales: Tensor, shares: Tensor) -> Tensor:
+    """Return the gradients by ``u`` (``r x d``) of ``Σᵢ cᵢ Σⱼ wⱼ exp(−(uⱼ − vᵢⱼ)²/2aⱼ²)``. O(r n d).
+
+    Args:
+        U: ``r x d``.
+        V: ``n x d``.
+        weights: ``n`` or ``r x n``: c.
+        lengthscales: ``d``: a.
+        shares: ``d``: w.
+    """
+    away = (U.unsqueeze(1) - V) / lengthscales  # r x n x d
+    falling = torch.exp(-0.5 * away.square()) * away
+    return -torch.einsum("rn,rnd->rd", weights.expand(len(U), len(V)), falling) * shares / lengthscales

@@ -1,8 +1,8 @@
-"""Kernel matrices on a GPU in one kernel: inputs in, values out, nothing of their size in between.
+"""Kernel matrices, and sums of squares of columns, on a GPU in one kernel each: nothing of their size in between.
 
 A program computes a tile: it adds up squared differences of inputs in registers, one input at a time, applies the profile and
-writes 8 bytes per value (float64). A sum or product of kernels adds or multiplies one part after the other. What is needed for
-a gradient, a slope times what comes from above, is one more such kernel.
+writes 8 bytes per value (float64). A sum or product of kernels adds or multiplies one part after the other. A slope times the
+gradient from above is one more such kernel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_bo.kernels.profiles import COEFFICIENTS
-from sparse_bo.kernels.structure import Profile, Stationary, Structure, Sum
+from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure, Sum
 
 _TILE_ROWS = 32
 _TILE_COLUMNS = 64
@@ -177,3 +176,37 @@ def _launch(
         ROWS=_TILE_ROWS,
         COLUMNS=_TILE_COLUMNS,
     )
+
+
+_COLUMNS = 64
+"""512 bytes of neighbours in a row, and enough programs to fill a card with the 8,192 columns of a sweep's tile."""
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _squares(product, out, r, n, row_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add the squares of ``COLUMNS`` columns."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < n
+    at = product + columns
+    total = tl.load(out + columns, mask=inside, other=0.0)
+    for start in range(0, r, ROWS):
+        for k in tl.static_range(ROWS):
+            value = tl.load(at, mask=inside & (columns * 0 + (start + k) < r), other=0.0)
+            total += value * value
+            at += row_stride
+    tl.store(out + columns, total, mask=inside)
+
+
+def add_squares(product: Tensor, out: Tensor) -> None:
+    """Add ``Σ_i product[i, j]²`` to ``out[j]``. O(r n).
+
+    Args:
+        product: ``r x n``, neighbours in a row side by side in memory.
+        out: ``n``, contiguous; dtype and device of ``product``.
+    """
+    r, n = product.shape
+    if not r or not n:
+        return
+    grid: Any = (triton.cdiv(n, _COLUMNS),)
+    # Loads under way at a time in a program: adding waits for nothing else.
+    _squares[grid](product, out, r, n, product.stride(0), ROWS=16, COLUMNS=_COLUMNS, num_warps=2)

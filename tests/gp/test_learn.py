@@ -16,7 +16,7 @@ from sparse_bo.gp.likelihood import Scatter, correlation_of
 from sparse_bo.gp.observations import Observations, merge_observations
 from sparse_bo.gp.priors import Prior, family_of, scaled_kernel
 from sparse_bo.kernels import covariance_function
-from sparse_bo.kernels.additive import pairs
+from sparse_bo.kernels.stationary import pairs
 from tests.builders import arms, waves
 from tests.gp.builders import OPEN, hull, learned_from, numbers, observe, problem
 
@@ -37,7 +37,7 @@ def repeated(d: int):
     y = (y - y.mean()) / y.std()
     counts = torch.bincount(rows).double()
     means = torch.zeros(12, dtype=torch.float64).index_add(0, rows, y) / counts
-    return X, means, Scatter(counts, float((y - means[rows]).square().sum()), len(y) - 12.0), rows, y
+    return X, means, Scatter.of(counts, float((y - means[rows]).square().sum())), rows, y
 
 
 def log_joint(h: Hyperparameters, X: Tensor, rows: Tensor, y: Tensor, priors: Priors, *, noise: bool = True) -> float:

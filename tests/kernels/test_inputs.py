@@ -8,7 +8,6 @@ from gpytorch.kernels import LinearKernel
 from torch import Tensor
 
 from sparse_bo.kernels import FixedInputs, covariance_function
-from sparse_bo.kernels import inputs as module
 from tests.kernels.builders import NAMES, covariance_of, exact, interpreted_module
 
 
@@ -61,8 +60,7 @@ def test_what_is_prepared_is_prepared_once_and_counts_against_the_budget(monkeyp
 
 def test_on_a_gpu_the_transpose_is_kept_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreted_module("triton_kernel", monkeypatch)
-    for path in ("covariance", "inputs"):
-        monkeypatch.setattr(f"sparse_bo.kernels.{path}.on_triton", lambda _: True)
+    monkeypatch.setattr("sparse_bo.kernels.covariance.on_triton", lambda _: True)
     X, Y = points(90), points(4, seed=1)
     covariance = covariance_of("chosen inputs", like=X, lengthscale=0.4)
     monkeypatch.setattr(FixedInputs, "prepared", None)
@@ -71,4 +69,4 @@ def test_on_a_gpu_the_transpose_is_kept_and_gives_the_same_bits(monkeypatch: pyt
     assert fixed.turned.is_contiguous()
     assert torch.equal(fixed.cross(Y, slice(10, 80), out=out), covariance.cross(Y, X[10:80]))
     torch.testing.assert_close(out, exact(covariance.structure, Y, X[10:80]), rtol=0, atol=1e-13)
-    assert FixedInputs(covariance, X, module.SHARE * 8 * 3 * 90 - 1).turned is None
+    assert FixedInputs(covariance, X, 64 * 3 * 90 - 1).turned is None

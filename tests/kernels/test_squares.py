@@ -20,7 +20,7 @@ def test_squares_are_added(device: torch.device) -> None:
 
 @pytest.mark.parametrize(("r", "n"), [(1, 1), (16, 64), (37, 130), (0, 3)])
 def test_the_kernel_for_gpus(r: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = interpreted_module("triton_squares", monkeypatch)
+    module = interpreted_module("triton_kernel", monkeypatch)
     kept, out = numbers(r, n + 3), torch.full((n,), 2.0, dtype=torch.float64)
-    module.add(kept[:, 1 : n + 1], out)
+    module.add_squares(kept[:, 1 : n + 1], out)
     torch.testing.assert_close(out, 2.0 + kept[:, 1 : n + 1].square().sum(dim=0), rtol=0, atol=1e-13)

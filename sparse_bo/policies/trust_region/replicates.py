@@ -60,7 +60,7 @@ class Replicates(NamedTuple):
         counts = self.counts[rows].to(t)
         excess = t[points] - t[rows][group]  # 0 for equal observations, to the last bit
         means = group_sums(excess, group, groups=len(rows)) / counts
-        return Scatter(counts, float((excess - means[group]).square().sum()), float(counts.sum()) - len(rows))
+        return Scatter.of(counts, float((excess - means[group]).square().sum()))
 
 
 def merged(X: Tensor, y: Tensor) -> Replicates:
