@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
     raise ImportError("sparse_bo.adapters.ax needs Ax; install it with: pip install 'sparse-bo[ax]'") from error
 
 from sparse_bo.models.ax import register_with_ax
-from sparse_bo.models.sparse_gp.single_task import SparseGP
+from sparse_bo.models.sparse_gp.classes import SparseGP
 from sparse_bo.validation import check_count, check_number
 
 RATIO = "ratio_threshold"

@@ -24,7 +24,7 @@ from sparse_bo.cli.console import RunProgress, complain, console, errors, say
 from sparse_bo.cli.inputs import AnyProblem
 from sparse_bo.domains import ShardedArms
 from sparse_bo.errors import ObjectiveError, RunInterrupted, StorageError
-from sparse_bo.evaluations.workers import Workers, workers_of
+from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell

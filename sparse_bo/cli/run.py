@@ -23,7 +23,7 @@ from sparse_bo.cli.inputs import INPUT_ERRORS, AnyProblem, bytes_of, described_p
 from sparse_bo.cli.launch import device_on_rank, finish, launch, ranks_of_job, spread, spread_over
 from sparse_bo.cli.presets import POLICIES, make_policy, read_settings, split_texts
 from sparse_bo.domains import check_domain
-from sparse_bo.evaluations.workers import Workers
+from sparse_bo.evaluations.pools import Workers
 from sparse_bo.journal import delete
 from sparse_bo.planning import plan
 from sparse_bo.policies import BBKB, BKB, EpsilonGreedy, Policy, RandomSearch, TrustRegion, TwoStage

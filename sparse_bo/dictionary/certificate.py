@@ -1,16 +1,18 @@
-"""The two-sided variance certificate of a dictionary: a bound on the ratio of sparse and exact variance."""
+"""Certificates of a dictionary: bounds on ``λ_max(K − Q)`` over the pulls, and on the ratio of sparse and exact variance."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from sparse_bo.dictionary.base import Covariance, Dictionary, candidates_of
-from sparse_bo.dictionary.residual import residual_bound
+from sparse_bo.dictionary.base import Candidates, Covariance, Dictionary, Gram, candidates_of, whitened_gram
+from sparse_bo.gp.nystrom import NystromFactor, nystrom_factor
 from sparse_bo.gp.observations import Observations
-from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.linalg.spectrum import certified_factor
+from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
+from sparse_bo.linalg.spectrum import SpectralBound, certified_factor, largest_eigenvalue
 
 
 class Certificate(NamedTuple):
@@ -65,3 +67,147 @@ def certify(
         generator=generator,
     )
     return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+
+
+def residual_bound(
+    candidates: Candidates,
+    dictionary: Dictionary,
+    *,
+    steps: int = 30,
+    failure_probability: float = 1e-6,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    generator: torch.Generator,
+) -> SpectralBound:
+    """Bound ``ρ = λ_max(N^{-1/2}(K − Q)N^{-1/2})`` over all pulls: ``λ_max(K − Q)/λ`` where λ is one number.
+
+    S-BPE's condition ``λ_max ≤ τ²`` is ρ ≤ 1; :func:`sparse_bo.linalg.spectrum.certified_factor` makes it the certificate
+    ``variance_exact/(1+t) ≤ variance_DTC ≤ (1+t) · variance_exact`` at every point. With counts it is
+    ``λ_max(C^{1/2} N^{-1/2}(K − Q)N^{-1/2} C^{1/2})`` over the distinct inputs, which is the same number.
+
+    O(n m²) for ``Q``, then O(n m + n² d) per step; the kernel matrix is stored if it fits ``memory_bytes``, and otherwise
+    evaluated again in row chunks at every step.
+
+    The upper bound covers the round-off of the kernel: an error E of ``K`` moves the Schur complement ``K − Q`` by at most
+    ``‖E‖ ‖[S, SW]‖²`` with the interpolation weights ``W = K_XD K_DD⁺`` and ``S² = C/N``, which includes many pulls of one arm
+    and an ill-conditioned dictionary.
+
+    Args:
+        candidates: With ``covariance`` and ``regularization``.
+        dictionary: Rows of the candidates (``indices``), or external points if the candidates have no ``inputs`` of their own.
+        steps: Lanczos steps; more make the upper bound tighter.
+        failure_probability: Of the upper bound, over the random start.
+        memory_bytes: Budget of the kernel matrix or its chunks.
+        generator: CPU generator, for the random start (n normal draws).
+
+    Raises:
+        SamplerError: If covariance or regularization is missing or does not fit.
+        ValueError: If the dictionary is not of these candidates, or the covariance gives NaN.
+    """
+    gram = whitened_gram(candidates, needed_by="residual_bound")
+    points = _dictionary_inputs(candidates, dictionary, gram)
+    factor = nystrom_factor(gram.covariance.cross(points, points).double())
+    features = gram.inputs.new_empty(gram.n, factor.rank)
+    chunk = chunk_rows(gram.n, bytes_per_row=5 * 8 * dictionary.m, memory_bytes=max(memory_bytes, 40 * dictionary.m))
+    for rows in row_slices(gram.n, chunk=chunk):
+        features[rows] = factor.features(gram.covariance.cross(points, gram.inputs[..., rows, :]).double())
+    features = features * gram.scale.unsqueeze(-1)
+    return residual_spectrum(
+        gram,
+        features,
+        round_off=_kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk),
+        steps=steps,
+        failure_probability=failure_probability,
+        memory_bytes=memory_bytes,
+        generator=generator,
+    )
+
+
+def residual_spectrum(
+    gram: Gram,
+    features: Tensor,
+    *,
+    round_off: float,
+    steps: int,
+    failure_probability: float,
+    memory_bytes: int,
+    generator: torch.Generator,
+) -> SpectralBound:
+    """Bound ``λ_max(A − F Fᵀ)`` of a positive semi-definite difference by Lanczos, matrix-free. O(n² d + n m) per step.
+
+    Args:
+        gram: ``A``, ``n x n``.
+        features: ``n x r``, ``F``.
+        round_off: Bound on the error of the computed ``A − F Fᵀ``, in operator norm.
+        steps: Lanczos steps.
+        failure_probability: Of the upper bound.
+        memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
+        generator: CPU generator, for the random start (n normal draws).
+    """
+    n = gram.n
+    every = torch.arange(n, device=features.device)
+    trace = float((gram.diagonal() - features.square().sum(dim=-1)).clamp_min(0.0).sum())
+    stored = None
+    if 8 * n * n <= memory_bytes:
+        stored = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
+
+    def matvec(v: Tensor) -> Tensor:
+        product = -(features @ (features.T @ v))
+        if stored is not None:
+            return product.add_(stored @ v)
+        for part, block in gram.sweep(every, every, memory_bytes=memory_bytes):
+            product[part] += block @ v
+        return product
+
+    return largest_eigenvalue(
+        matvec,
+        n,
+        trace=trace,
+        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(gram.diagonal().sum()),
+        steps=steps,
+        failure_probability=failure_probability,
+        dtype=features.dtype,
+        device=features.device,
+        generator=generator,
+    )
+
+
+def _kernel_error(gram: Gram, points: Tensor) -> float:
+    """Return about ``‖E‖``, the error of the kernel matrix of inputs and dictionary before scaling: ``2 γ √(n + m)``.
+
+    Entries with independent errors of size γ have that norm (Wigner). γ is estimated from both sides of the kernel: ``k(X, D)``
+    and ``k(D, X)`` differ by the cancellation in their distances (inputs far from zero, short lengthscales).
+    """
+    rows = gram.inputs[..., :512, :]
+    cross = gram.covariance.cross
+    asymmetry = float((cross(points, rows) - cross(rows, points).mT).abs().amax())
+    entry = 4.0 * torch.finfo(torch.float64).eps * float(gram.covariance.diagonal(rows).abs().amax())
+    return 2.0 * max(entry, 2.0 * asymmetry) * math.sqrt(gram.n + points.shape[-2])
+
+
+def _amplification(gram: Gram, factor: NystromFactor, features: Tensor, *, chunk: int) -> float:
+    """Return a bound on ``‖[S, SW]‖²`` from ``F = S Z``, by ``‖SW‖² ≤ ‖SW‖₁ ‖SW‖_∞``. O(n m r)."""
+    columns, largest_row = features.new_zeros(()), 0.0
+    for rows in row_slices(gram.n, chunk=chunk):
+        weights = factor.lift(features[rows].mT).abs_()  # m x rows: (S W)ᵀ
+        columns = columns + weights.sum(dim=1)
+        largest_row = max(largest_row, float(weights.sum(dim=0).amax()))
+    return float(gram.scale.square().amax()) + float(columns.amax()) * largest_row
+
+
+def _dictionary_inputs(candidates: Candidates, dictionary: Dictionary, gram: Gram) -> Tensor:
+    """Return the arguments of the covariance for the dictionary, ``… x m x d'``."""
+    if dictionary.indices is not None:
+        numbered = candidates.indices
+        if numbered is None:
+            positions = dictionary.indices
+        else:
+            positions = torch.searchsorted(numbered, dictionary.indices).clamp(max=gram.n - 1)
+        found = candidates.X[positions] if int(positions.max()) < gram.n else None
+        if found is not None and torch.equal(found, dictionary.points):
+            return gram.inputs[..., positions, :]
+    if candidates.inputs is not None:
+        raise ValueError(
+            "expected a dictionary of rows of these candidates (their inputs are transformed), got external points; "
+            "transform both and pass candidates without inputs="
+        )
+    return dictionary.points.double()

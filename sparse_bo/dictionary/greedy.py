@@ -9,16 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
-from sparse_bo.dictionary.gram import kernel_gram, noise_of
-from sparse_bo.dictionary.simple import AllSampler
+from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, kernel_gram, noise_of
+from sparse_bo.dictionary.simple import SizedSampler
 from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
-from sparse_bo.validation import check_count
 
 
-@dataclass(frozen=True, kw_only=True)
-class GreedyVarianceSampler:
+class GreedyVarianceSampler(SizedSampler):
     """The candidate of highest prior variance given those chosen before, one after another. Draws nothing.
 
     That is pivoted Cholesky, the greedy MAP of the determinantal point process of ``K`` (Burt et al. 2020; Chen et al. 2018),
@@ -29,27 +26,13 @@ class GreedyVarianceSampler:
         size: m ≥ 1; all candidates while there are no more. Fewer points where nothing is left to explain.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
-        """Return the points chosen. Draws nothing.
-
-        Args:
-            candidates: With ``covariance``.
-            generator: Not used.
-
-        Raises:
-            SamplerError: If the covariance is missing.
-            ValueError: If it gives NaN.
-        """
-        return _greedy(candidates, self.size, needed_by=type(self).__name__, generator=generator)
+        """See :meth:`Sampler.sample`. Draws nothing."""
+        return _greedy(candidates, self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IPASampler:
+class IPASampler(SizedSampler):
     """Inducing point allocation (Moss, Ober & Picheny 2023): greedy variance, weighted by how good a candidate may be.
 
     The greedy MAP of the determinantal point process of ``q(x) k(x, x') q(x')``: next is the candidate of highest
@@ -66,43 +49,28 @@ class IPASampler:
         maximize: Whether high means are good (as in all policies here).
     """
 
-    size: int
     maximize: bool = True
 
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
-        """Return the points chosen. Draws nothing.
-
-        Args:
-            candidates: With ``covariance``; with ``means`` and ``regularization`` if they have ``leverages``.
-            generator: Not used.
-
-        Raises:
-            SamplerError: If one of these is missing or does not fit.
-            ValueError: If the covariance gives NaN.
-        """
-        name = type(self).__name__
-        candidate_count(candidates, needed_by=name)
+        """See :meth:`Sampler.sample`. Draws nothing."""
+        candidate_count(candidates, needed_by="IPASampler")
         if candidates.leverages is None:
-            return _greedy(candidates, self.size, needed_by=name, generator=generator)
+            return _greedy(candidates, self)
         if candidates.means is None or candidates.means.shape != candidates.leverages.shape:
             got = None if candidates.means is None else tuple(candidates.means.shape)
             raise SamplerError(
-                f"{name} needs the posterior mean of every candidate, got means={got} for {len(candidates.leverages)} "
+                f"IPASampler needs the posterior mean of every candidate, got means={got} for {len(candidates.leverages)} "
                 "candidates; a model of several outputs or a batch has no one mean to improve: choose another sampler"
             )
         if not bool(torch.isfinite(candidates.means).all()):
-            raise SamplerError(f"{name} needs finite posterior means, got NaN or infinite ones")
+            raise SamplerError("IPASampler needs finite posterior means, got NaN or infinite ones")
         means = candidates.means.double() if self.maximize else -candidates.means.double()
-        variances = candidates.leverages.double() * noise_of(candidates, needed_by=name)
+        variances = candidates.leverages.double() * noise_of(candidates, needed_by="IPASampler")
         weights = 2.0 * log_improvement(means, variances)
-        return _greedy(candidates, self.size, needed_by=name, generator=generator, score=lambda d: d.log() + weights)
+        return _greedy(candidates, self, score=lambda d: d.log() + weights)
 
 
-@dataclass(frozen=True, kw_only=True)
-class IVMSampler:
+class IVMSampler(SizedSampler):
     """Informative vector machine (Lawrence, Seeger & Herbrich 2002): greedily the candidate of largest information gain.
 
     Next is the candidate of highest information gain ``½ log(1 + count · variance/λ)``, with the variance given the (noisy)
@@ -114,25 +82,10 @@ class IVMSampler:
         size: m ≥ 1; all candidates while there are no more. Fewer points where nothing is left to learn.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
-        """Return the points chosen. Draws nothing.
-
-        Args:
-            candidates: With ``covariance`` and ``regularization``.
-            generator: Not used.
-
-        Raises:
-            SamplerError: If either is missing or does not fit.
-            ValueError: If the covariance gives NaN.
-        """
-        name = type(self).__name__
-        noise = noise_of(candidates, needed_by=name) / candidates.counts.double()
-        return _greedy(candidates, self.size, needed_by=name, generator=generator, score=lambda d: d / noise, noise=noise)
+        """See :meth:`Sampler.sample`. Draws nothing."""
+        noise = noise_of(candidates, needed_by="IVMSampler") / candidates.counts.double()
+        return _greedy(candidates, self, score=lambda d: d / noise, noise=noise)
 
 
 def log_improvement(means: Tensor, variances: Tensor) -> Tensor:
@@ -159,20 +112,14 @@ def log_improvement(means: Tensor, variances: Tensor) -> Tensor:
 
 def _greedy(
     candidates: Candidates,
-    size: int,
+    sampler: SizedSampler,
     *,
-    needed_by: str,
-    generator: torch.Generator,
     score: Callable[[Tensor], Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> Dictionary:
-    """Return the dictionary of a pivoted Cholesky factorisation; never an empty one (without any variance: the first)."""
-    gram = kernel_gram(candidates, needed_by=needed_by)
-    if gram.n <= size:
-        return AllSampler().sample(candidates, generator=generator)
-    every = slice(None)
-    pivots = pivoted_cholesky(
-        lambda p: gram.block(every, p.reshape(1)).squeeze(-1), gram.diagonal(), size=size, score=score, noise=noise
-    )
-    rows = pivots.rows.sort().values if len(pivots.rows) else torch.zeros(1, dtype=torch.long, device=pivots.rows.device)
-    return chosen(candidates, rows, torch.ones_like(candidates.counts[rows]))
+    """Return the pivots of the kernel matrix; without any variance the first candidate."""
+    gram = kernel_gram(candidates, needed_by=type(sampler).__name__)
+    if gram.n <= sampler.size:
+        return candidates.all()
+    rows = pivoted_cholesky(gram.column, gram.diagonal(), size=sampler.size, score=score, noise=noise).rows
+    return candidates.dictionary(rows.sort().values if len(rows) else rows.new_zeros(1))

@@ -1,4 +1,4 @@
-"""Dictionaries without leverages: all inputs, the first m, a uniform sample, or the user's own points."""
+"""Dictionaries without kernel or posterior: all inputs, the first m, a uniform sample, or the user's own points."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, chosen
+from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count
 from sparse_bo.validation import check_count, check_points
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedSampler:
+    """A sampler of at most ``size`` points.
+
+    Attributes:
+        size: m ≥ 1; all candidates while there are no more.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
 
 
 @dataclass(frozen=True)
@@ -17,50 +31,27 @@ class AllSampler:
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return all candidates. O(n)."""
-        n = candidate_count(candidates, needed_by=type(self).__name__)
-        return chosen(candidates, torch.arange(n, device=candidates.X.device), torch.ones_like(candidates.counts))
+        candidate_count(candidates, needed_by="AllSampler")
+        return candidates.all()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstSampler:
-    """The first m distinct inputs that were observed (Williams & Seeger 2001). Draws nothing.
-
-    Attributes:
-        size: m ≥ 1; all inputs while there are fewer.
-    """
-
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
+class FirstSampler(SizedSampler):
+    """The first m distinct inputs that were observed (Williams & Seeger 2001). Draws nothing."""
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Return the ``size`` candidates that were observed first. O(n log n)."""
-        candidate_count(candidates, needed_by=type(self).__name__)
-        positions = candidates.first_pull.argsort()[: self.size].sort().values
-        return chosen(candidates, positions, torch.ones_like(candidates.counts[positions]))
+        candidate_count(candidates, needed_by="FirstSampler")
+        return candidates.dictionary(candidates.first_pull.argsort()[: self.size].sort().values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UniformSampler:
-    """m distinct inputs, uniformly without replacement.
-
-    Attributes:
-        size: m ≥ 1; all inputs while there are fewer.
-    """
-
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
+class UniformSampler(SizedSampler):
+    """m distinct inputs, uniformly without replacement."""
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one permutation of the candidates. O(n)."""
-        n = candidate_count(candidates, needed_by=type(self).__name__)
+        n = candidate_count(candidates, needed_by="UniformSampler")
         order = torch.randperm(n, generator=generator, device="cpu").to(candidates.X.device)
-        positions = order[: self.size].sort().values
-        share = min(1.0, self.size / n)
-        return chosen(candidates, positions, torch.full_like(candidates.counts[positions], share))
+        return candidates.dictionary(order[: self.size].sort().values, min(1.0, self.size / n))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,12 +68,7 @@ class FixedSampler:
         check_points("points", self.points)
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
-        """Return the user's dictionary.
-
-        Raises:
-            ValueError: If its width differs from the candidates'.
-            TypeError: If its dtype does.
-        """
+        """Return the user's dictionary; a ``ValueError`` (width) or ``TypeError`` (dtype) if it does not fit the candidates."""
         points = self.points.to(candidates.X.device)  # a policy rebuilt from a journal has them on the CPU
         check_points("points", points, like=candidates.X)
         return Dictionary(points, points.new_ones(points.shape[0]))

@@ -1,6 +1,5 @@
-from .batch import Batch
-from .ray import RayExecutor
-from .worker import PlainBatch
-from .workers import Workers
+from .batch import Batch, PlainBatch
+from .executors import RayExecutor
+from .pools import Workers
 
 __all__ = ["Batch", "PlainBatch", "RayExecutor", "Workers"]

@@ -1,22 +1,44 @@
-"""A batch of evaluations to make."""
+"""A batch of evaluations to make. Imports neither torch nor numpy: workers load this module."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from sparse_bo.errors import TicketError
-from sparse_bo.evaluations.answers import some
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class PlainBatch:
+    """Evaluations to make: a :class:`sparse_bo.Batch` as NumPy arrays or lists."""
+
+    indices: Any
+    """``q`` rows of the arm set; ``None`` on a box."""
+    X: Any
+    """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
+    tickets: list[int]
+    """``q`` numbers, unique in a run."""
+    parameters: list[dict[str, Any]] | None = None
+    """``q`` dictionaries, in a space of named parameters."""
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    def part(self, rows: slice) -> Self:
+        """Return some of the evaluations."""
+        named = None if self.parameters is None else self.parameters[rows]
+        indices = None if self.indices is None else self.indices[rows]
+        return type(self)(indices, self.X[rows], self.tickets[rows], named)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(PlainBatch):
     """Evaluations to make."""
 
     indices: Tensor | None
@@ -31,15 +53,7 @@ class Batch:
     @property
     def picks(self) -> Tensor:
         """Picks of the policy: ``q`` indices of arms, or ``q x d`` points of a box in float64."""
-        return self.X.to(torch.float64) if self.indices is None else self.indices
-
-    def __len__(self) -> int:
-        return len(self.tickets)
-
-    def part(self, rows: slice) -> Batch:
-        """Return some of the evaluations."""
-        named = None if self.parameters is None else self.parameters[rows]
-        return Batch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows], named)
+        return self.X.double() if self.indices is None else self.indices
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as NumPy arrays: pickled tensors take shared memory and open files. Unpickled tensors are on the CPU."""
@@ -50,6 +64,8 @@ class Batch:
 def _unpacked(
     indices: NDArray[Any] | None, X: NDArray[Any], tickets: list[int], parameters: list[dict[str, Any]] | None
 ) -> Batch:
+    import torch  # workers without tensors do not load it
+
     return Batch(None if indices is None else torch.from_numpy(indices), torch.from_numpy(X), tickets, parameters)
 
 
@@ -61,7 +77,7 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     """
     if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, on the fast path
         return tickets.copy()
-    if isinstance(tickets, Batch):
+    if isinstance(tickets, PlainBatch):
         raise TicketError(f"expected tickets, got the whole batch of {len(tickets)}; pass batch.tickets")
     try:
         numbers = tickets.tolist() if hasattr(tickets, "tolist") else tickets
@@ -73,3 +89,9 @@ def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
     if any(isinstance(ticket, bool) or not hasattr(ticket, "__index__") or getattr(ticket, "ndim", 0) for ticket in numbers):
         raise TicketError(f"expected integer tickets from ask(), got {some(numbers)}")
     return [operator.index(ticket) for ticket in numbers]
+
+
+def some(items: Sequence[Any]) -> str:
+    """Return the first five items as text for a message."""
+    shown = ", ".join(map(str, items[:5]))
+    return f"[{shown}, … {len(items) - 5} more]" if len(items) > 5 else f"[{shown}]"

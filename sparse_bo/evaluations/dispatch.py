@@ -1,54 +1,144 @@
-"""Evaluations on an executor: chunks, failures, timeouts, retries and dead workers."""
+"""Evaluations of an ask/tell loop: in this process batch by batch, or on an executor in chunks, with failures and retries."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from sparse_bo.errors import PendingBatchError
-from sparse_bo.evaluations.answers import some
-from sparse_bo.evaluations.batch import Batch
-from sparse_bo.evaluations.pools import Pool
-from sparse_bo.evaluations.serial import TASK_SECONDS, Asking, EvaluationFailed, Progress, tell_pending
+from sparse_bo.errors import PendingBatchError, TicketError
+from sparse_bo.evaluations.batch import Batch, PlainBatch, some
+from sparse_bo.evaluations.pools import Pool, Workers
 from sparse_bo.evaluations.worker import Evaluate, evaluate_remotely
-from sparse_bo.evaluations.workers import Workers
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(eq=False)
-class _Task:
-    batch: Batch
-    deadline: float
-    future: Future[Any]
+TASK_SECONDS = 0.05
+"""Duration of a chunk of short evaluations, so that sending it costs little beside (s)."""
 
 
-@dataclass(eq=False)
-class Dispatch:
-    """Runs the evaluations of an ask/tell loop on a pool. Lives for one run."""
+class Loop(Protocol):
+    """The part of :class:`sparse_bo.AskTell` that evaluations need."""
 
-    loop: Asking
+    @property
+    def asked(self) -> int:
+        """Number of evaluations asked so far."""
+
+    @property
+    def pending(self) -> list[int]:
+        """Tickets without a result."""
+
+    def ask(self, max_q: int | None = None) -> Batch:
+        """Return the next evaluations."""
+
+    def tell(self, tickets: list[int], y: list[float]) -> None:
+        """Report results."""
+
+    def fail(self, tickets: list[int]) -> None:
+        """Mark evaluations as failed."""
+
+    def reissue(self, tickets: list[int] | None = None) -> Batch:
+        """Return pending evaluations again."""
+
+
+class EvaluationFailed(RuntimeError):
+    """An evaluation raised, timed out or lost its worker, which ends the run."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The evaluations of a run."""
+
+    loop: Loop
     evaluate: Evaluate
-    workers: Workers
     end: int
     """Number of evaluations to ask in all."""
-    progress: Progress
-    _queue: deque[Batch] = field(default_factory=deque)
-    _suspects: deque[Batch] = field(default_factory=deque)
-    _tasks: dict[Future[Any], _Task] = field(default_factory=dict)
-    _hanging: set[Future[Any]] = field(default_factory=set)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _attempts: dict[int, int] = field(default_factory=dict)
-    _numbers: Any = field(default_factory=itertools.count)
-    _seconds: float | None = None
-    _newest: int = -1
-    """Largest ticket in the queue so far."""
+    evaluated: Callable[[float], None]
+    """Receives the seconds of evaluations, before their results are reported."""
+    observed: Callable[[], None]
+    """Called after results were reported."""
+
+    def tell(self, tickets: list[int], values: list[float], seconds: float) -> None:
+        """Report results; a callback or another thread may have reported some of them already."""
+        self.evaluated(seconds)
+        try:
+            self.loop.tell(tickets, values)
+        except TicketError:
+            pending = set(self.loop.pending)
+            results = {ticket: value for ticket, value in zip(tickets, values, strict=True) if ticket in pending}
+            self.loop.tell(list(results), list(results.values()))
+
+
+def run_serially(job: Job) -> None:
+    """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end.
+
+    Raises:
+        EvaluationFailed: If the objective raises or does not return one value per evaluation. Evaluations without a value
+            stay pending.
+    """
+    loop = job.loop
+    while loop.asked < job.end or loop.pending:
+        batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
+        last = loop.asked >= job.end
+        _evaluate(job, batch)
+        if last:  # evaluations that a callback has asked beyond the end stay pending
+            return
+
+
+def _evaluate(job: Job, batch: Batch) -> None:
+    """Evaluate a batch and report its results: all at once if vectorised, else in chunks, also those before an exception."""
+    copy, q = job.evaluate.packed(batch, elsewhere=False), len(batch)
+    rows = iter([slice(0, q)] if job.evaluate.vectorized else [slice(k, k + 1) for k in range(q)])
+    observed = 0
+    while observed < q:
+        results: dict[int, float] = {}
+        start = time.perf_counter()
+        try:
+            for row in rows:
+                results.update(zip(batch.tickets[row], _called(job.evaluate, copy.part(row)), strict=True))
+                if time.perf_counter() - start >= TASK_SECONDS:
+                    break
+        finally:
+            if results:
+                observed += len(results)
+                job.tell(list(results), list(results.values()), time.perf_counter() - start)
+                job.observed()
+
+
+def _called(evaluate: Evaluate, part: PlainBatch) -> list[float]:
+    """Return the values of some evaluations."""
+    try:
+        return evaluate(part)
+    except Exception as error:
+        which = f"a batch of {len(part)}" if evaluate.vectorized else f"ticket {part.tickets[0]}"
+        raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
+
+
+class _Task(NamedTuple):
+    batch: Batch
+    deadline: float
+
+
+class Dispatch:
+    """Runs the evaluations of a job on a pool. Lives for one run."""
+
+    def __init__(self, job: Job, workers: Workers) -> None:
+        self.job, self.loop, self.workers = job, job.loop, workers
+        self._queue, self._suspects = deque[Batch](), deque[Batch]()  # suspects may have killed their worker
+        self._tasks: dict[Future[Any], _Task] = {}
+        self._hanging: set[Future[Any]] = set()  # threads that cannot be ended
+        self._ended = threading.Event()
+        self._attempts: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self._seconds: float | None = None  # of an evaluation, smoothed
+        self._newest = -1  # largest ticket in the queue so far
 
     def run(self) -> None:
         """Evaluate pending evaluations, then ask and evaluate until the end.
@@ -60,9 +150,8 @@ class Dispatch:
             EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
             TypeError: If the objective cannot be sent to the workers; nothing has been asked then.
         """
-        workers, evaluate = self.workers, self.evaluate
-        timed, most = workers.timeout is not None, self.end - self.loop.asked + len(self.loop.pending)
-        pool = Pool(workers.executor, workers.count, arrays=evaluate.arrays, evaluate=evaluate, timed=timed, most=most)
+        most = self.job.end - self.loop.asked + len(self.loop.pending)
+        pool = Pool(self.workers, self.job.evaluate, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())
@@ -87,12 +176,12 @@ class Dispatch:
 
     def _more(self, pool: Pool) -> bool:
         """Ask for evaluations if workers are or will be free; return whether there are new ones."""
-        missing, idle = self.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
-        if missing <= 0 or not (idle or self.workers.asynchronous):
+        wanted, idle = self.job.end - self.loop.asked, not (self._tasks or self._queue or self._suspects)
+        if wanted <= 0 or not (idle or self.workers.asynchronous):
             return False
-        wanted = missing
         if self.workers.asynchronous:
-            wanted = min(missing, pool.workers * self._chunk(missing, pool) - self._waiting())
+            waiting = sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
+            wanted = min(wanted, pool.workers * self._chunk(wanted, pool) - waiting)
         if wanted <= 0:
             return False
         try:
@@ -105,21 +194,17 @@ class Dispatch:
         return True
 
     def _take(self, batch: Batch) -> None:
-        """Append a batch to the queue."""
         self._queue.append(batch)
         self._newest = max(self._newest, *batch.tickets)
 
     def _observed(self) -> None:
-        """Notify the listener; evaluations that it asks for before the end, and does not report, are evaluated here too."""
+        """Call back; evaluations that a callback asks for before the end, and does not report, are evaluated here too."""
         asked = self.loop.asked
-        self.progress.observed()
-        if asked < self.end and self.loop.asked > asked:
+        self.job.observed()
+        if asked < self.job.end and self.loop.asked > asked:
             new = [ticket for ticket in self.loop.pending if ticket > self._newest]
             if new:
                 self._take(self.loop.reissue(new))
-
-    def _waiting(self) -> int:
-        return sum(len(task.batch) for task in self._tasks.values()) + sum(map(len, (*self._queue, *self._suspects)))
 
     def _start(self, pool: Pool) -> None:
         """Submit as many tasks as there are free workers; a task suspected of killing its worker runs alone."""
@@ -136,15 +221,16 @@ class Dispatch:
             self._submit(pool, batch.part(slice(0, size)))
 
     def _chunk(self, waiting: int, pool: Pool) -> int:
+        """Return the number of evaluations of a task."""
         if self.workers.chunk is not None:
             return self.workers.chunk
         if self._seconds is None:
             return 1
-        fitting = int(TASK_SECONDS / max(self._seconds, 1e-9))
-        return max(1, min(fitting, 4096, -(-waiting // pool.workers)))
+        return max(1, min(int(TASK_SECONDS / max(self._seconds, 1e-9)), 4096, -(-waiting // pool.workers)))
 
     def _submit(self, pool: Pool, batch: Batch) -> None:
-        arguments = (self.evaluate, self.evaluate.packed(batch, elsewhere=pool.pickles), next(self._numbers))
+        evaluate = self.job.evaluate
+        arguments = (evaluate, evaluate.packed(batch, elsewhere=pool.pickles), next(self._numbers))
         try:
             future = pool.submit(evaluate_remotely, *arguments)
         except (BrokenExecutor, RuntimeError, OSError) as error:
@@ -161,33 +247,29 @@ class Dispatch:
             future = pool.submit(evaluate_remotely, *arguments)
         future.add_done_callback(lambda _: self._ended.set())
         timeout = self.workers.timeout
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout * len(batch) + pool.grace
-        self._tasks[future] = _Task(batch, deadline, future)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout * len(batch) + pool.grace
+        self._tasks[future] = _Task(batch, deadline)
 
     def _collect(self, pool: Pool) -> None:
         """Wait until a task finishes or times out, and report its results."""
         if not self._tasks:
             self._revive(pool)
             return
-        deadline = min(task.deadline for task in self._tasks.values())
-        patience = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.0)
-        self._wait(patience)
-        finished = [task for task in self._tasks.values() if task.future.done()]
-        broken = [task for task in finished if _lost_worker(task.future)]
-        for task in finished:
-            if task not in broken:
-                self._settle(task)
+        self._wait(min(task.deadline for task in self._tasks.values()))
+        finished = [future for future in self._tasks if future.done()]
+        broken = [future for future in finished if _lost_worker(future)]
+        for future in finished:
+            if future not in broken:
+                self._settle(future)
         if broken:
-            for task in broken:
-                del self._tasks[task.future]
-            self._after_a_death(pool, broken)
+            self._after_a_death(pool, [(future.exception(), self._tasks.pop(future)) for future in broken])
         self._after_timeouts(pool)
 
-    def _wait(self, seconds: float | None = None) -> None:
+    def _wait(self, until: float = math.inf) -> None:
         """Wait until a future ends. ``concurrent.futures.wait`` is not notified of futures that a pool cancels at shutdown."""
         self._ended.clear()  # before the check: a later end sets it again
         if not any(future.done() for future in (*self._tasks, *self._hanging)):
-            self._ended.wait(seconds)
+            self._ended.wait(None if until == math.inf else max(until - time.monotonic(), 0.0))
         self._hanging = {future for future in self._hanging if not future.done()}
 
     def _lost(self) -> list[_Task]:
@@ -195,25 +277,25 @@ class Dispatch:
         lost = [future for future in self._tasks if not future.done() or _lost_worker(future)]
         return [self._tasks.pop(future) for future in lost]
 
-    def _settle(self, task: _Task) -> None:
-        error = CancelledError() if task.future.cancelled() else task.future.exception()
+    def _settle(self, future: Future[Any]) -> None:
+        """Report the outcome of a finished task and remove it."""
+        error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
-            seconds = self._tell(task)
-            each = seconds / len(task.batch)
+            batch = self._tasks[future].batch
+            each = self._tell(future) / len(batch)
             self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
             self._observed()
             return
-        del self._tasks[task.future]
+        task = self._tasks.pop(future)
         if isinstance(error, KeyboardInterrupt):
             raise error
         self._failed(task.batch, error)  # SystemExit of a thread included
 
-    def _tell(self, task: _Task) -> float:
+    def _tell(self, future: Future[Any]) -> float:
         """Report the results of a finished task and remove it; return its duration in seconds."""
-        values, seconds = task.future.result()
-        self.progress.evaluated(seconds)
-        tell_pending(self.loop, task.batch.tickets, values)
-        del self._tasks[task.future]
+        values, seconds = future.result()
+        self.job.tell(self._tasks[future].batch.tickets, values, seconds)
+        del self._tasks[future]
         return float(seconds)
 
     def _wait_for_started(self) -> None:
@@ -224,17 +306,16 @@ class Dispatch:
             self._tell_finished()
             now = time.monotonic()
             self._tasks = {future: task for future, task in self._tasks.items() if not future.done() and task.deadline > now}
-            deadline = min((task.deadline for task in self._tasks.values()), default=now)
-            self._wait(None if deadline == float("inf") else deadline - now)
+            self._wait(min((task.deadline for task in self._tasks.values()), default=now))
 
     def _tell_finished(self) -> None:
         """Report finished tasks when the run ends; those that cannot be reported stay pending."""
         pending = set(self.loop.pending)  # the run may have ended right after a tell
-        for task in list(self._tasks.values()):
-            finished = task.future.done() and not task.future.cancelled() and task.future.exception() is None
+        for future, task in list(self._tasks.items()):
+            finished = future.done() and not future.cancelled() and future.exception() is None
             if finished and not pending.isdisjoint(task.batch.tickets):
                 try:
-                    self._tell(task)
+                    self._tell(future)
                 except Exception as error:  # a full disk, for example; the exception that ends the run is raised
                     logger.warning("the results of tickets %s could not be reported: %s", some(task.batch.tickets), error)
 
@@ -255,12 +336,12 @@ class Dispatch:
         else:
             raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
 
-    def _after_a_death(self, pool: Pool, broken: list[_Task]) -> None:
+    def _after_a_death(self, pool: Pool, broken: list[tuple[BaseException | None, _Task]]) -> None:
         """Restart a pool that died with its worker, and run the lost tasks alone to find the one that kills."""
-        error = broken[0].future.exception()
+        error = broken[0][0]
         if not pool.owned:
             raise _died(error) from error
-        lost = [*broken, *self._lost()]
+        lost = [*(task for _, task in broken), *self._lost()]
         pool.restart()
         if len(lost) == 1:
             self._failed(lost[0].batch, error or RuntimeError("a worker died"))
@@ -268,20 +349,17 @@ class Dispatch:
             self._suspects.extend(task.batch for task in lost)
 
     def _after_timeouts(self, pool: Pool) -> None:
+        """Give up tasks beyond their deadline; processes can be killed, threads cannot."""
         now = time.monotonic()
-        late = [task for task in self._tasks.values() if task.deadline <= now and not task.future.done()]
-        if not late:
-            return
-        for task in late:
-            del self._tasks[task.future]
-            if not task.future.cancel():
-                self._hanging.add(task.future)
-        if self._hanging and pool.pickles and pool.owned:  # processes can be killed, threads cannot
+        late = [future for future, task in self._tasks.items() if task.deadline <= now and not future.done()]
+        batches = [self._tasks.pop(future).batch for future in late]
+        self._hanging.update(future for future in late if not future.cancel())
+        if late and self._hanging and pool.pickles and pool.owned:
             self._queue.extendleft(task.batch for task in reversed(self._lost()))
             self._hanging.clear()
             pool.restart()
-        for task in late:
-            self._failed(task.batch, TimeoutError(f"an evaluation took longer than {self.workers.timeout} s"))
+        for batch in batches:
+            self._failed(batch, TimeoutError(f"an evaluation took longer than {self.workers.timeout} s"))
 
     def _revive(self, pool: Pool) -> None:
         """Restart the pool if all workers hang, or wait for one to come back."""

@@ -1,4 +1,4 @@
-"""Pools of workers: pools started by name, and any ``concurrent.futures`` executor of the user.
+"""Parallel evaluations: their settings, and the pool that they describe.
 
 A pool started by name is restarted when a worker dies or hangs; a user's executor is used as it is.
 """
@@ -14,17 +14,17 @@ import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from sparse_bo.evaluations.threads import Threads
-from sparse_bo.evaluations.worker import Arrays, initialise_worker, present, warm_up
-from sparse_bo.validation import check_choice
+from sparse_bo.evaluations.executors import Threads, optional
+from sparse_bo.evaluations.worker import Arrays, Evaluate, initialise_worker, present, warm_up
+from sparse_bo.validation import check_choice, check_count, check_positive
 
 NAMES = ("threads", "processes", "loky")
-EXTRAS = {"loky": "loky", "dask": "dask", "ray": "ray"}
 PRELOADED: Mapping[Arrays, list[str]] = {
-    "torch": ["torch", "sparse_bo.evaluations.batch", "sparse_bo.evaluations.worker"],
+    "torch": ["torch", "sparse_bo.evaluations.worker"],
     "numpy": ["numpy", "sparse_bo.evaluations.worker"],
     "list": ["sparse_bo.evaluations.worker"],
 }
@@ -40,64 +40,144 @@ class Submits(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workers:
+    """Settings of parallel evaluations.
+
+    Attributes:
+        executor: ``"threads"``, ``"processes"`` (new ones, without inherited state), ``"loky"`` (processes that also take
+            lambdas and closures), or any executor with the interface of ``concurrent.futures``: Dask's
+            ``client.get_executor()``, :class:`sparse_bo.evaluations.RayExecutor`, ``mpi4py.futures.MPIPoolExecutor``.
+        count: Number of concurrent tasks; default: the executor's workers.
+        asynchronous: ``False``: batch by batch; picks depend on the seed only, not on executor or timing. ``True``: a free
+            worker gets a new evaluation as soon as the policy allows; picks depend on the order of results.
+        timeout: Seconds per evaluation, without the worker's imports; ``None``: no limit. It counts from the submission, so the
+            executor should be free of other work. A thread that exceeds it cannot be ended, but does not keep the process
+            from ending.
+        retries: Number of retries of an evaluation that raised, timed out or lost its worker.
+        on_error: Handling of an evaluation that fails after all retries: ``"raise"`` (once evaluations that have started are
+            reported), or ``"drop"``, as if it had returned NaN.
+        chunk: Evaluations per task; ``None``: one, or as many as fit into 50 ms.
+
+    Raises:
+        TypeError: If a setting has the wrong type.
+        ValueError: If a setting is out of range, or the executor is shut down, or has fewer workers than ``count`` with a
+            timeout.
+        ImportError: If the executor's package is missing.
+    """
+
+    executor: str | Submits = "threads"
+    count: int | None = None
+    asynchronous: bool = False
+    timeout: float | None = None
+    retries: int = 0
+    on_error: Literal["raise", "drop"] = "raise"
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_executor(self.executor)
+        if self.count is not None:
+            check_count("workers", self.count)
+        if self.timeout is not None:
+            check_positive("timeout", self.timeout)
+            self._check_at_once()
+        check_count("retries", self.retries, minimum=0)
+        check_choice("on_error", self.on_error, ("raise", "drop"))
+        if self.chunk is not None:
+            check_count("chunk", self.chunk)
+
+    def _check_at_once(self) -> None:
+        """Check that the executor runs ``count`` evaluations at once: the time limit of one that waits would run out."""
+        standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
+        most = getattr(self.executor, "_max_workers", None) if standard else None
+        if self.count is not None and most is not None and self.count > most:
+            raise ValueError(
+                f"expected at most {most} evaluations at a time, as many as the {type(self.executor).__name__} has workers, "
+                f"got {self.count}: the timeout would run out for those that wait in it; give it more workers, or leave out "
+                "the number"
+            )
+
+
+def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
+    """Return the :class:`Workers` of the arguments ``executor`` and ``workers``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If the arguments contradict each other, or one is out of range.
+    """
+    if executor is None:
+        if workers is not None:
+            check_count("workers", workers)
+            raise ValueError(
+                f"workers={workers!r} needs executor= (for example 'processes'); for an objective that evaluates so many at "
+                f"once by itself, pass a policy with batch_size={workers!r}"
+            )
+        return None
+    if not isinstance(executor, Workers):
+        return Workers(executor=executor, count=workers)
+    return executor if workers is None else replace(executor, count=workers)
+
+
+def _check_executor(executor: Any) -> None:
+    """Check that evaluations can be submitted to ``executor``, and that its package is installed."""
+    names = ", ".join(map(repr, NAMES))
+    if isinstance(executor, str):
+        if executor in ("dask", "ray"):
+            how = "client.get_executor()" if executor == "dask" else "sparse_bo.evaluations.RayExecutor()"
+            raise ValueError(f"expected executor to be one of {names}; for {executor}, pass {how}")
+        check_choice("executor", executor, NAMES)
+        if executor == "loky":
+            optional(executor)
+        return
+    if not isinstance(executor, Submits):
+        raise TypeError(
+            f"expected executor to be one of {names} or an object with submit() as in concurrent.futures (for Dask: "
+            f"client.get_executor()), got {type(executor).__name__}"
+        )
+    # Executors have no public attribute for their shutdown.
+    if any(getattr(executor, name, False) is True for name in ("_shutdown", "_shutdown_thread")):
+        raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
+
+
 class Pool:
-    """An executor and the number of evaluations it can run at once."""
+    """A running executor, for one objective.
 
-    def __init__(
-        self,
-        executor: str | Submits,
-        workers: int | None,
-        *,
-        arrays: Arrays = "torch",
-        evaluate: Any = None,
-        timed: bool = False,
-        most: int | None = None,
-    ) -> None:
-        """Start a pool by name, or wrap an executor.
+    Args:
+        workers: Settings.
+        evaluate: The objective: workers import its modules before their first evaluation.
+        most: Number of evaluations to come, an upper limit of workers to start.
 
-        Args:
-            executor: Name of the pool to start, or an executor.
-            workers: Number of concurrent evaluations.
-            arrays: Type of the objective's arguments.
-            evaluate: The objective: workers import its modules before their first evaluation.
-            timed: Whether evaluations have a time limit: then the workers of a user's executor import them too.
-            most: Number of evaluations to come, an upper limit of workers to start.
+    Raises:
+        TypeError: If ``evaluate`` cannot be pickled (nothing is started then), or ``submit`` of the executor returns no future.
+        RuntimeError: If worker processes cannot be started.
+    """
 
-        Raises:
-            TypeError: If ``evaluate`` cannot be pickled (nothing is started then), or ``submit`` of the executor
-                returns no future.
-            RuntimeError: If worker processes cannot be started.
-        """
-        self._given, self._arrays = executor, arrays
-        self.owned = isinstance(executor, str)
-        if self.owned and most is not None:
-            workers = max(min(workers or os.cpu_count() or 1, most), 1)
-        self._workers = workers
-        self._packed = self._sendable(evaluate)
+    def __init__(self, workers: Workers, evaluate: Evaluate, *, most: int) -> None:
+        self._given, self._arrays, self._count = workers.executor, evaluate.arrays, workers.count
+        self.owned = isinstance(self._given, str)
+        """Whether it was started by name."""
+        self.pickles = self._given != "threads" and not isinstance(self._given, ThreadPoolExecutor)
+        """Whether tasks are pickled to another process."""
+        if self.owned:
+            self._count = max(min(self._count or os.cpu_count() or 1, most), 1)
+        self._packed = self._sendable(evaluate) if self.pickles else b""
         self._executor: Any = self._started()
         if not isinstance(self._executor, Executor | Threads):  # any object with a submit: check the type that it returns
             with suppress(BrokenExecutor, RuntimeError, OSError):  # it takes no work: the first evaluation raises
                 self.submit(present, 0.0)
-        if timed and not self.owned and self.pickles:
+        if workers.timeout is not None and not self.owned and self.pickles:
             self._warm_up()
 
     @property
     def workers(self) -> int:
         """Number of concurrent tasks; on Dask, of the workers present now."""
-        if self._workers is not None:
-            return self._workers
+        if self._count is not None:
+            return self._count
         client = getattr(self._executor, "_client", None)
         if client is not None:
             return max(1, sum(client.nthreads().values()))
         most = getattr(self._executor, "_max_workers", None)
         return most if isinstance(most, int) and most > 0 else os.cpu_count() or 1
-
-    @property
-    def pickles(self) -> bool:
-        """Whether tasks are pickled to another process."""
-        if self.owned:
-            return self._given != "threads"
-        return not isinstance(self._given, ThreadPoolExecutor)
 
     @property
     def grace(self) -> float:
@@ -120,25 +200,26 @@ class Pool:
 
     def restart(self) -> None:
         """Replace a pool started by name, also if its workers are busy."""
-        self._abandon()
+        self.close()
         self._executor = self._started()
 
     def close(self) -> None:
         """Release a pool started by name, without waiting for evaluations that hang."""
         if self.owned:
-            self._abandon()
+            _end(self._executor)
 
     def _started(self) -> Any:
+        """Return the user's executor, or a new one; processes have finished their imports."""
         if not isinstance(self._given, str):
             return self._given
-        workers = self._workers or os.cpu_count() or 1
+        workers = self._count or 1
         if self._given == "threads":
             return Threads(workers)
         first = (os.getpid(), PRELOADED[self._arrays], self._packed)
         # Processes may import torch for seconds before their first task, which does not count as the task's time. The gate
         # keeps them waiting until the last one is started: the standard library cannot start one while another dies.
-        gate = None
         pool: Any = None
+        gate = None
         try:
             if self._given == "loky":
                 pool = optional("loky").ProcessPoolExecutor(workers, initializer=initialise_worker, initargs=first)
@@ -146,11 +227,10 @@ class Pool:
                 context = _context(self._arrays)
                 gate = context.Event()
                 pool = ProcessPoolExecutor(workers, mp_context=context, initializer=initialise_worker, initargs=(*first, gate))
-            _all_present(pool, workers, gate)
+            _await_workers(pool, workers, gate)
         except BaseException as error:  # Ctrl-C too: workers would wait at the gate forever
             if pool is not None:
-                self._executor = pool
-                self._abandon()
+                _end(pool)
             if not isinstance(error, BrokenExecutor | OSError):
                 raise
             raise RuntimeError(
@@ -161,11 +241,7 @@ class Pool:
         return pool
 
     def _warm_up(self) -> None:
-        """Import the objective's modules on the workers of a user's executor: on Dask on all, on others by one task per worker.
-
-        Raises:
-            RuntimeError: If the executor accepts no tasks.
-        """
+        """Import the objective's modules on a user's workers: on Dask on all, on others by one task per worker."""
         arguments = (PRELOADED[self._arrays], self._packed)
         client = getattr(self._executor, "_client", None)
         if client is not None:
@@ -179,14 +255,12 @@ class Pool:
                 f"the executor accepts no evaluations ({type(error).__name__}: {error}); make a new one"
             ) from error
 
-    def _sendable(self, evaluate: Any) -> bytes:
-        """Return the pickled objective for another process; empty within this process.
+    def _sendable(self, evaluate: Evaluate) -> bytes:
+        """Return the pickled objective for another process.
 
         Raises:
             TypeError: If it cannot be pickled.
         """
-        if not self.pickles:
-            return b""
         # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
         by_value = self._given != "processes" and not isinstance(self._given, ProcessPoolExecutor)
         pickler = getattr(self._given, "pickler", "cloudpickle")
@@ -202,63 +276,23 @@ class Pool:
                 f"level of a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
             ) from error
 
-    def _abandon(self) -> None:
-        if self._given == "loky":
-            self._executor.shutdown(wait=False, kill_workers=True)
-            return
-        if self._given == "threads":
-            self._executor.shutdown()
-            return
-        processes = list((getattr(self._executor, "_processes", None) or {}).values())
-        self._executor.shutdown(wait=False, cancel_futures=True)
+
+def _end(executor: Any) -> None:
+    """End an executor of our own and its processes, without waiting for evaluations."""
+    if isinstance(executor, Threads):
+        executor.shutdown()
+    elif not isinstance(executor, ProcessPoolExecutor):
+        executor.shutdown(wait=False, kill_workers=True)  # loky
+    else:
+        processes = list((executor._processes or {}).values())
+        executor.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.kill()
         for process in processes:
             process.join(timeout=5.0)
 
 
-def check_executor(executor: Any) -> None:
-    """Check that evaluations can be submitted to ``executor``.
-
-    Raises:
-        TypeError: If it has no ``submit``.
-        ValueError: If its name is unknown, or it is shut down.
-        ImportError: If its package is not installed; the message names the extra.
-    """
-    if isinstance(executor, str):
-        if executor in ("dask", "ray"):
-            how = "client.get_executor()" if executor == "dask" else "sparse_bo.evaluations.RayExecutor()"
-            raise ValueError(f"expected executor to be one of {', '.join(map(repr, NAMES))}; for {executor}, pass {how}")
-        check_choice("executor", executor, NAMES)
-        if executor in EXTRAS:
-            optional(executor)
-        return
-    if not isinstance(executor, Submits):
-        raise TypeError(
-            f"expected executor to be one of {', '.join(map(repr, NAMES))} or an object with submit() as in "
-            f"concurrent.futures (for Dask: client.get_executor()), got {type(executor).__name__}"
-        )
-    # Executors have no public attribute for their shutdown.
-    flags = (getattr(executor, name, False) for name in ("_shutdown", "_shutdown_thread"))
-    if any(flag is True for flag in flags):
-        raise ValueError(f"the executor ({type(executor).__name__}) is shut down; make a new one")
-
-
-def check_at_once(executor: str | Submits, count: int) -> None:
-    """Check that an executor runs ``count`` evaluations with a time limit at once: the time of a waiting one would run out.
-
-    Raises:
-        ValueError: If an executor of the standard library has fewer workers.
-    """
-    most = getattr(executor, "_max_workers", count) if isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor) else count
-    if count > most:
-        raise ValueError(
-            f"expected at most {most} evaluations at a time, as many as the {type(executor).__name__} has workers, got "
-            f"{count}: the timeout would run out for those that wait in it; give it more workers, or leave out the number"
-        )
-
-
-def _all_present(pool: Any, workers: int, gate: Any) -> None:
+def _await_workers(pool: Any, workers: int, gate: Any) -> None:
     """Wait until every worker of a new pool has finished its imports and run a task."""
     seen: set[int] = set()
     seconds = 0.0
@@ -268,18 +302,6 @@ def _all_present(pool: Any, workers: int, gate: Any) -> None:
             gate.set()
         seen |= {future.result() for future in futures}
         seconds = min(0.01 + 2.0 * seconds, 0.1)  # fast workers leave tasks to those that still import
-
-
-def optional(name: str) -> Any:
-    """Return an optional package.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{EXTRAS[name]}]'") from error
 
 
 def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:

@@ -1,4 +1,4 @@
-"""Calls of the objective on a worker. Imports neither torch nor numpy: only an objective that takes tensors loads torch.
+"""Calls of the objective and their results. Imports neither torch nor numpy: only an objective that takes tensors loads torch.
 
 A worker process with torch takes seconds to start and some 300 MB; without it, a quarter of a second and 20 MB. So hundreds of
 workers fit on one machine if the objective takes Python numbers (``arrays="list"``), for example to start a simulation.
@@ -7,46 +7,25 @@ workers fit on one machine if the objective takes Python numbers (``arrays="list
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import pickle
+import reprlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from sparse_bo.evaluations.answers import answer_of, answers_of
-
-if TYPE_CHECKING:
-    from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.batch import Batch, PlainBatch
 
 CallWith = Literal["X", "indices", "batch", "parameters"]
 Arrays = Literal["torch", "numpy", "list"]
-
-
-@dataclass(frozen=True, eq=False)
-class PlainBatch:
-    """Evaluations to make: a :class:`sparse_bo.Batch` as NumPy arrays or lists."""
-
-    indices: Any
-    """``q`` rows of the arm set; ``None`` on a box."""
-    X: Any
-    """``q x d`` the arms or points themselves: an array, or a list of ``q`` lists."""
-    tickets: list[int]
-    """``q`` numbers, unique in a run."""
-    parameters: list[dict[str, Any]] | None = None
-    """``q`` dictionaries, in a space of named parameters."""
-
-    def __len__(self) -> int:
-        return len(self.tickets)
-
-    def part(self, rows: slice) -> PlainBatch:
-        """Return some of the evaluations."""
-        named = None if self.parameters is None else self.parameters[rows]
-        return PlainBatch(None if self.indices is None else self.indices[rows], self.X[rows], self.tickets[rows], named)
+FAILED = math.nan
+"""Result of a failed evaluation: the same NaN object everywhere, so that histories with failures compare equal."""
 
 
 @dataclass(frozen=True)
@@ -65,61 +44,129 @@ class Evaluate:
             batch: The batch of :meth:`sparse_bo.AskTell.ask`.
             elsewhere: Whether the objective runs in another process: tensors are on the CPU there.
         """
-        indices, tickets = batch.indices, list(batch.tickets)
+        indices, X, tickets = batch.indices, batch.X, list(batch.tickets)
         named = None if batch.parameters is None else [dict(point) for point in batch.parameters]
-        if self.arrays == "torch":
-            X = batch.X
-            if elsewhere:
-                indices, X = None if indices is None else indices.cpu(), X.cpu()
-            return type(batch)(None if indices is None else indices.clone(), X.clone(), tickets, named)
-        indices = None if indices is None else indices.cpu()
+        if elsewhere or self.arrays != "torch":
+            indices, X = None if indices is None else indices.cpu(), X.cpu()
+        if self.arrays == "list":
+            return PlainBatch(None if indices is None else indices.tolist(), X.tolist(), tickets, named)
+        indices, X = None if indices is None else indices.clone(), X.clone()
         if self.arrays == "numpy":
-            rows = None if indices is None else indices.clone().numpy()
-            return PlainBatch(rows, batch.X.cpu().clone().numpy(), tickets, named)
-        return PlainBatch(None if indices is None else indices.tolist(), batch.X.tolist(), tickets, named)
+            return PlainBatch(None if indices is None else indices.numpy(), X.numpy(), tickets, named)
+        return Batch(indices, X, tickets, named)
 
-    def own(self, batch: Batch) -> Batch | PlainBatch:
-        """Return a batch in the types of the objective's arguments for this process, with lists of its own."""
-        if self.arrays == "torch":
-            return type(batch)(batch.indices, batch.X, list(batch.tickets), batch.parameters)
-        return self.packed(batch)
-
-    def __call__(self, batch: Batch | PlainBatch) -> list[float]:
+    def __call__(self, batch: PlainBatch) -> list[float]:
         """Return one value per evaluation, NaN where it failed.
 
         Raises:
             ValueError: If the number of values is wrong, or one is infinite.
-            TypeError: If they are not real numbers, or the objective takes indices and the domain is a box.
+            TypeError: If they are not real numbers.
         """
         if self.vectorized:
             tickets = list(batch.tickets)
             return list(answers_of(tickets, self.objective(self._argument(batch))).values())
-        return [answer_of(self._one(batch.part(slice(k, k + 1)))) for k in range(len(batch))]
+        parts = [batch.part(slice(k, k + 1)) for k in range(len(batch))]
+        arguments = parts if self.call_with == "batch" else [self._argument(part)[0] for part in parts]
+        return [_answer_of(self.objective(argument)) for argument in arguments]
 
-    def _argument(self, batch: Batch | PlainBatch) -> Any:
-        if self.call_with == "batch":
-            return batch
-        if self.call_with == "parameters":
-            return batch.parameters
-        inputs = batch.X if self.call_with == "X" else batch.indices
-        if inputs is None:
-            raise TypeError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
-        return inputs
-
-    def _one(self, part: Batch | PlainBatch) -> Any:
-        argument = part if self.call_with == "batch" else self._argument(part)[0]
-        return self.objective(argument)
+    def _argument(self, batch: PlainBatch) -> Any:
+        return batch if self.call_with == "batch" else getattr(batch, self.call_with)
 
 
-def evaluate_remotely(evaluate: Evaluate, batch: Batch | PlainBatch, attempt: int) -> tuple[list[float], float]:
+def answers_of(tickets: Sequence[int], y: Any) -> dict[int, float]:
+    """Return one result per ticket; NaN marks a failed evaluation.
+
+    Args:
+        tickets: ``q`` tickets.
+        y: ``q`` or ``q x 1`` real values: a tensor, an array, another object with ``tolist``, a list or a tuple.
+
+    Raises:
+        ValueError: If the number of values differs from the number of tickets, or a value is infinite.
+        TypeError: If the values are not real numbers.
+    """
+    rows = y if type(y) is list else _rows(tickets, y)
+    if len(rows) != len(tickets):
+        raise _wrong_shape(tickets, _shape(rows))
+    plain = {float}.issuperset(map(type, rows))  # the usual case, on the fast path
+    numbers = rows if plain else [_number(tickets, y, row) for row in rows]
+    if not all(map(math.isfinite, numbers)):
+        if any(map(math.isinf, numbers)):
+            raise ValueError("expected finite values (NaN marks a failed evaluation), got an infinite one")
+        numbers = results_of(numbers)
+    return dict(zip(tickets, numbers, strict=True))
+
+
+def results_of(numbers: Iterable[float]) -> list[float]:
+    """Return results with :data:`FAILED` for every NaN."""
+    return [FAILED if v != v else v for v in numbers]
+
+
+def _answer_of(value: Any) -> float:
+    """Return the result of one evaluation: a real number, or a tensor, an array or a list of one."""
+    try:
+        return answers_of([0], [value])[0]
+    except (TypeError, ValueError) as error:
+        shown = reprlib.repr(value)
+        raise type(error)(f"expected one finite number (NaN marks a failed evaluation), got {shown}") from error
+
+
+def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
+    """Return the rows of ``y`` as a list; its size is checked before anything is copied."""
+    shape = getattr(y, "shape", None)
+    if isinstance(shape, tuple):
+        if shape != (len(tickets),) and shape != (len(tickets), 1):
+            raise _wrong_shape(tickets, tuple(shape))
+    elif isinstance(y, Sized) and hasattr(y, "tolist") and len(y) != len(tickets):
+        raise _wrong_shape(tickets, (len(y),))
+    try:
+        plain = y.tolist() if hasattr(y, "tolist") else y
+    except (RuntimeError, NotImplementedError) as error:  # of a sparse tensor, or one without data
+        raise _not_numbers(tickets, y, str(error).partition("\n")[0]) from error
+    if isinstance(plain, (list, tuple)):
+        return list(plain)
+    if isinstance(plain, (int, float)):
+        raise _wrong_shape(tickets, ())
+    raise _not_numbers(tickets, y, "expected a list, an array or a tensor")
+
+
+def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
+    """Return one value, from a scalar or a row of length one."""
+    value = row.tolist() if hasattr(row, "tolist") else row
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1 or isinstance(value[0], (list, tuple)):
+            raise _wrong_shape(tickets, _shape(_rows(tickets, y)))
+        (value,) = value
+        value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, complex):
+        raise TypeError(f"expected real values, got complex ones in y ({type(y).__name__})")
+    if isinstance(value, (str, bytes, bytearray)):
+        raise _not_numbers(tickets, y, f"an entry is {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _not_numbers(tickets, y, str(error)) from error
+
+
+def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
+    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}")
+
+
+def _not_numbers(tickets: Sequence[int], y: Any, why: str) -> TypeError:
+    return TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {why}")
+
+
+def _shape(rows: Sequence[Any]) -> tuple[int, ...]:
+    """Return the shape of nested lists, as far as it is regular; only the length of lists of more than 10,000 rows."""
+    if len(rows) > 10_000:
+        return (len(rows),)
+    inner = [_shape(row) if isinstance(row, (list, tuple)) else () for row in rows]
+    return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)
+
+
+def evaluate_remotely(evaluate: Evaluate, batch: PlainBatch, attempt: int) -> tuple[list[float], float]:
     """Evaluate a chunk; return its values and its duration in seconds. ``attempt`` makes a retry a different task for Dask."""
     start = time.perf_counter()
     return evaluate(batch), time.perf_counter() - start
-
-
-def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return ``fn(*args, **kwargs)``, the body of a Ray task."""
-    return fn(*args, **kwargs)
 
 
 def present(seconds: float) -> int:
@@ -129,11 +176,9 @@ def present(seconds: float) -> int:
 
 
 def warm_up(modules: Sequence[str], packed: bytes) -> None:
-    """Import the modules of evaluations before the first one.
+    """Import the modules of evaluations before the first one, and those of the pickled objective.
 
-    Args:
-        modules: Modules of every evaluation.
-        packed: The pickled objective: unpickling imports its modules. If that fails, the first evaluation raises the error.
+    If the objective cannot be unpickled, the first evaluation raises the error.
     """
     for module in modules:
         importlib.import_module(module)
@@ -147,7 +192,7 @@ def initialise_worker(parent: int, modules: Sequence[str], packed: bytes, gate: 
     Args:
         parent: Number of the parent process.
         modules: See :func:`warm_up`.
-        packed: See :func:`warm_up`.
+        packed: The pickled objective.
         gate: Event that is set once all workers are started.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

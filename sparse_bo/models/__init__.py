@@ -3,6 +3,7 @@
 from sparse_bo.models.ax import register_with_ax
 from sparse_bo.models.gradient_subset import gradient_subset
 from sparse_bo.models.row_fit import fit_to_rows
+from sparse_bo.models.sparse_gp.classes import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings
@@ -12,8 +13,6 @@ from sparse_bo.models.sparse_gp.pruning import prune_baseline
 from sparse_bo.models.sparse_gp.refinement import RefinementSettings
 from sparse_bo.models.sparse_gp.row_sums import Summation
 from sparse_bo.models.sparse_gp.sharded import ShardedSparseGP
-from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 from sparse_bo.models.vecchia import VecchiaGP
 

@@ -6,8 +6,7 @@ import importlib
 from typing import Any
 
 import sparse_bo.dictionary as samplers
-from sparse_bo.models.sparse_gp.siblings import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
-from sparse_bo.models.sparse_gp.single_task import SparseGP
+from sparse_bo.models.sparse_gp.classes import SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
 
 MODELS = (SparseGP, SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP)
 """Class to pass to Ax as ``botorch_model_class``."""

@@ -9,12 +9,11 @@ from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
 from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
 from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
-from sparse_bo.policies.elimination.batches import batch_schedule
 from sparse_bo.policies.elimination.policy import BPE, SBPE
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
+from sparse_bo.policies.elimination.settings import batch_schedule
 from sparse_bo.policies.elimination.state import EliminationState
-from sparse_bo.policies.improvement.policy import ExpectedImprovement
-from sparse_bo.policies.improvement.state import ImprovementState
+from sparse_bo.policies.improvement.policy import ExpectedImprovement, ImprovementState
 from sparse_bo.policies.improvement.two_stage import TwoStage
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.states import Report, State

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from sparse_bo.domains import Domain
+from sparse_bo.evaluations.worker import Arrays, CallWith, Evaluate
 from sparse_bo.policies import Policy
-from sparse_bo.validation import check_count, check_finite
+from sparse_bo.validation import check_callable, check_choice, check_count, check_finite
 
 MOST = 10**9
 """Largest budget: a run stores every evaluation in at least 100 bytes of memory, so this takes 100 GB."""
@@ -111,3 +112,34 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
         raise ValueError(f"expected as many initial values as inputs, at least one, got {got}")
     check_finite("initial values", values)
     return picks, values
+
+
+def evaluation_of(
+    objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
+) -> Evaluate:
+    """Return the objective with its calling convention.
+
+    Args:
+        objective: The user's function.
+        call_with: ``None``: dictionaries in a space of named parameters, else points.
+        vectorized: ``None``: one dictionary at a time, or all points at once.
+        arrays: Type of points and indices.
+        indexed: Whether the domain is an arm set.
+        named: Whether the domain is a space of named parameters.
+
+    Raises:
+        TypeError: If the objective is not callable.
+        ValueError: If ``call_with`` or ``arrays`` is unknown, or asks for indices of a box or names of a domain without names.
+    """
+    check_callable("objective", objective)
+    call_with = ("parameters" if named else "X") if call_with is None else call_with
+    check_choice("call_with", call_with, get_args(CallWith))
+    check_choice("arrays", arrays, get_args(Arrays))
+    if call_with == "indices" and not indexed:
+        raise ValueError("expected call_with='indices' with arms=, got it on a box; use call_with='X'")
+    if call_with == "parameters":
+        if not named:
+            raise ValueError("expected call_with='parameters' with space=, got it without; use call_with='X'")
+        arrays = "list"  # dictionaries hold Python scalars: workers need no torch
+    vectorized = call_with != "parameters" if vectorized is None else vectorized
+    return Evaluate(objective, call_with, vectorized, arrays)  # type: ignore[arg-type]  # checked above

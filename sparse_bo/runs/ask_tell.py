@@ -15,17 +15,22 @@ from sparse_bo.dictionary.certificate import Certificate
 from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, Space, SpaceArms, SpaceBox, check_domain
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
-from sparse_bo.evaluations.answers import FAILED, answers_of
 from sparse_bo.evaluations.batch import Batch, tickets_of
-from sparse_bo.evaluations.dispatch import Dispatch
-from sparse_bo.evaluations.pools import Submits
-from sparse_bo.evaluations.serial import evaluation_of, run_serially
-from sparse_bo.evaluations.worker import Arrays, CallWith
-from sparse_bo.evaluations.workers import Workers, workers_of
+from sparse_bo.evaluations.dispatch import Dispatch, Job, run_serially
+from sparse_bo.evaluations.pools import Submits, Workers, workers_of
+from sparse_bo.evaluations.worker import FAILED, Arrays, CallWith, answers_of
 from sparse_bo.journal import Storage
 from sparse_bo.policies import Policy, State
 from sparse_bo.policies.settings import Goal
-from sparse_bo.runs.arguments import check_budget, check_notes, check_policy, check_seed, checked_initial, count_initial
+from sparse_bo.runs.arguments import (
+    check_budget,
+    check_notes,
+    check_policy,
+    check_seed,
+    checked_initial,
+    count_initial,
+    evaluation_of,
+)
 from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
@@ -361,12 +366,13 @@ class AskTell:
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
             progress = Progress(self._engine, end, None if callback is None else partial(callback, self))
+            job = Job(self, evaluate, end, progress.evaluated, progress.observed)
             with carrying(self, self._so_far):
                 self._ranks.agree("run")
                 if spread is None:
-                    run_serially(self, evaluate, end, progress)
+                    run_serially(job)
                 else:
-                    Dispatch(self, evaluate, spread, end, progress).run()
+                    Dispatch(job, spread).run()
                 self._ranks.agree("end")
         return self.result()
 

@@ -9,7 +9,7 @@ from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import ShardedArms
 from sparse_bo.policies import BBKB, ExpectedImprovement, Policy, TrustRegion, TwoStage
 from sparse_bo.policies.settings import Goal
-from sparse_bo.policies.trust_region.settings import default_batch
+from sparse_bo.policies.trust_region.region import default_batch
 from sparse_bo.validation import check_choice, check_count
 
 DESIGN_SHARE = 3

@@ -27,8 +27,8 @@ from torch import Tensor
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.evaluations.answers import results_of
 from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState

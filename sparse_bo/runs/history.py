@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
-from sparse_bo.evaluations.answers import FAILED
+from sparse_bo.evaluations.worker import FAILED
 from sparse_bo.policies import State
 from sparse_bo.policies.states import Summary
 from sparse_bo.policies.timing import Phase

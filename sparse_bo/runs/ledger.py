@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain
 from sparse_bo.errors import TicketError
-from sparse_bo.evaluations.answers import some
-from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.batch import Batch, some
 
 LedgerMark = tuple[dict[int, Any], dict[int, float], int, int]
 """A point to revert the ledger to."""

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sparse_bo.domains import ArmSet, Box, Feasible, Space, space_domain
 from sparse_bo.domains.sharded import group_of
-from sparse_bo.evaluations.pools import Submits
+from sparse_bo.evaluations.pools import Submits, Workers, workers_of
 from sparse_bo.evaluations.worker import Arrays, CallWith
-from sparse_bo.evaluations.workers import Workers, workers_of
 from sparse_bo.journal import Storage, storage_of
 from sparse_bo.policies import Policy
 from sparse_bo.policies.settings import Goal

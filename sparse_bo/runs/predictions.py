@@ -17,7 +17,7 @@ from sparse_bo.errors import ResumeWarning
 from sparse_bo.journal import Journal
 from sparse_bo.policies import BanditState, Mechanism, Proposal, State, Wait
 from sparse_bo.policies.box_states import BoxState
-from sparse_bo.policies.improvement.state import ImprovementState
+from sparse_bo.policies.improvement.policy import ImprovementState
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.trust_region.state import RegionState
 from sparse_bo.policies.trust_region.surrogate import FittedRegion

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparse_bo.errors import ObjectiveError, RunInterrupted
-from sparse_bo.evaluations.serial import Asking, EvaluationFailed
+from sparse_bo.evaluations.dispatch import EvaluationFailed, Loop
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.result import Result
@@ -38,7 +38,7 @@ class Progress:
 
 
 @contextmanager
-def carrying(loop: Asking, so_far: Callable[[], Result]) -> Iterator[None]:
+def carrying(loop: Loop, so_far: Callable[[], Result]) -> Iterator[None]:
     """Add the loop and the result so far to exceptions of the block, with advice on how to continue.
 
     Args:

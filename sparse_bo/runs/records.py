@@ -18,7 +18,7 @@ from sparse_bo.domains import Arms, ArmSet, Domain, Feasible, check_domain
 from sparse_bo.domains.encoded import recorded_space
 from sparse_bo.domains.lazy import digest
 from sparse_bo.errors import ResumeWarning, StorageError
-from sparse_bo.evaluations.answers import results_of
+from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.policies import Policy
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from sparse_bo.errors import ContradictionError, PendingBatchError, ScheduleComplete
-from sparse_bo.evaluations.answers import some
-from sparse_bo.evaluations.batch import Batch
+from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.runs.engine import Engine
 from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.recorder import Recorder

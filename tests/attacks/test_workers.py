@@ -19,7 +19,7 @@ import torch
 from sparse_bo import AskTell, maximize
 from sparse_bo.errors import ObjectiveError, RunInterrupted, TicketError
 from sparse_bo.evaluations import pools
-from sparse_bo.evaluations.threads import Threads
+from sparse_bo.evaluations.executors import Threads
 from sparse_bo.policies import BBKB, RandomSearch
 from sparse_bo.runs.boundary import Boundary
 from tests.cli.builders import QUICK, invoke
@@ -173,7 +173,7 @@ def test_ctrl_c_while_workers_are_started_leaves_none_of_them(executor, monkeypa
         started.extend(pool._processes.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pools, "_all_present", interrupted)
+    monkeypatch.setattr(pools, "_await_workers", interrupted)
     with pytest.raises(RunInterrupted) as kept:
         maximize(sum, arms=arms(), policy=RandomSearch(), budget=4, executor=executor, workers=2, arrays="list")
     end = time.monotonic() + 20.0

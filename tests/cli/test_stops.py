@@ -10,7 +10,7 @@ import pytest
 
 from sparse_bo import History, RunInterrupted
 from sparse_bo.errors import StorageError
-from sparse_bo.policies.improvement.mechanism import ArmSearch
+from sparse_bo.policies.improvement.policy import ArmSearch
 from sparse_bo.runs.ask_tell import AskTell
 from sparse_bo.runs.records import read_run
 from tests.cli.builders import QUICK, invoke

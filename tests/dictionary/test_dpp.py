@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sparse_bo.dictionary import GreedyVarianceSampler, KDPPSampler
-from sparse_bo.dictionary import dpp as module
-from sparse_bo.dictionary.gram import kernel_gram
+from sparse_bo.dictionary.base import kernel_gram
+from sparse_bo.dictionary.diverse import swap_chain, swap_proposal
+from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
 from tests.builders import arms
 from tests.dictionary.builders import candidates, kernel_matrix, tabulated
 
@@ -41,12 +42,12 @@ def test_a_swap_is_accepted_by_the_ratio_of_determinants():
     of = candidates(arms(14), lengthscale=1.0)
     gram, A = kernel_gram(of, needed_by="test"), kernel_matrix(of)
     start = torch.tensor([0, 3, 7, 11])
-    law = module._proposal(gram, gram.diagonal(), start)
+    law = swap_proposal(gram, start)
     ends = law.cumsum(0)
 
     def walk(i: int, j: int, u: float) -> list[int]:
         draws = torch.tensor([[(i + 0.5) / 4], [float((ends[j] - 0.5 * law[j]) / ends[-1])], [u]], dtype=torch.float64)
-        return module._walk(gram, gram.diagonal(), start, draws).tolist()
+        return swap_chain(gram, start, draws).tolist()
 
     undecided = 0
     for i, j in itertools.product(range(4), range(14)):
@@ -63,18 +64,15 @@ def test_a_swap_is_accepted_by_the_ratio_of_determinants():
     assert 10 < undecided < 40
 
 
-def test_a_long_chain_keeps_its_inverse(monkeypatch, generator):
+def test_a_long_chain_keeps_its_inverse(generator):
     """After many swaps, refreshed or not, the chain is where exact arithmetic would have taken it."""
-    of = candidates(arms(200), lengthscale=0.2)
-    refreshed = KDPPSampler(size=20, steps=400).sample(of, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(module, "_REFRESH", 1)
-    always = KDPPSampler(size=20, steps=400).sample(of, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(refreshed.indices, always.indices)
-    monkeypatch.setattr(module, "_BLOCK", 7)
-    blocks = KDPPSampler(size=20, steps=400).sample(of, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(refreshed.indices, blocks.indices)
-    start = GreedyVarianceSampler(size=20).sample(of, generator=generator)
-    assert len(set(start.indices.tolist()) & set(refreshed.indices.tolist())) < 15
+    gram = kernel_gram(candidates(arms(200), lengthscale=0.2), needed_by="test")
+    start = pivoted_cholesky(gram.column, gram.diagonal(), size=20).rows
+    draws = torch.rand(3, 400, generator=generator, dtype=torch.float64)
+    refreshed = swap_chain(gram, start, draws)
+    assert torch.equal(refreshed, swap_chain(gram, start, draws, refresh=1))
+    assert torch.equal(refreshed, swap_chain(gram, start, draws, block=7))
+    assert len(set(start.tolist()) & set(refreshed.tolist())) < 15
 
 
 def test_without_steps_it_is_greedy_variance(generator):

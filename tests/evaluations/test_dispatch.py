@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, ObjectiveError, RunInterrupted, Workers, maximize
-from sparse_bo.evaluations.dispatch import Dispatch
+from sparse_bo.evaluations.dispatch import Dispatch, Job
 from sparse_bo.evaluations.pools import Pool
 from sparse_bo.evaluations.worker import Evaluate
 from sparse_bo.policies import RandomSearch
@@ -643,16 +643,10 @@ def test_the_worker_count_may_change_while_it_runs(dask_client):
             self._max_workers = min(8, self._max_workers + 1)
             return super().submit(fn, *args, **kwargs)
 
-    class Quiet:
-        def evaluated(self, seconds):
-            pass
-
-        def observed(self):
-            pass
-
     with Grows(1) as pool:
         loop = AskTell(arms(), RandomSearch(batch_size=40), seed=0)
-        Dispatch(loop, evaluate, Workers(executor=pool, chunk=1), 40, Quiet()).run()
+        job = Job(loop, evaluate, 40, lambda seconds: None, lambda: None)
+        Dispatch(job, Workers(executor=pool, chunk=1)).run()
     assert max(seen) == 8
     assert loop.state.pulls == 40
 

@@ -8,8 +8,7 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from sparse_bo import ObjectiveError, Workers, maximize
-from sparse_bo.evaluations.pools import check_executor
-from sparse_bo.evaluations.ray import RayExecutor
+from sparse_bo.evaluations import RayExecutor
 from sparse_bo.runs.records import read_run
 from tests.builders import arms, bbkb
 from tests.evaluations import flaky, light
@@ -72,7 +71,7 @@ def test_after_shutdown_nothing_is_taken():
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(pow, 2, 5)
     with pytest.raises(ValueError, match=r"\(RayExecutor\) is shut down; make a new one"):
-        check_executor(executor)
+        Workers(executor=executor)
     executor = RayExecutor()
     hanging = [executor.submit(time.sleep, 600) for _ in range(5)]
     executor.shutdown(cancel_futures=True)

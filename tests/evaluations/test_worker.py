@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_bo import Batch, Workers, maximize
-from sparse_bo.evaluations.answers import answers_of, results_of
-from sparse_bo.evaluations.worker import Evaluate, PlainBatch, evaluate_remotely
+from sparse_bo.evaluations.batch import PlainBatch
+from sparse_bo.evaluations.worker import Evaluate, answers_of, evaluate_remotely, results_of
 from sparse_bo.policies import RandomSearch
 from tests.evaluations import light
 

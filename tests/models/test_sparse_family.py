@@ -13,6 +13,7 @@ from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from sparse_bo import SparseMixedGP, SparseMultiFidelityGP, SparseMultiTaskGP
+from sparse_bo.models.sparse_gp.diagnostics import left_out
 from tests.models.sparse_problems import make_sparse
 
 TOLERANCE = 1e-8
@@ -190,7 +191,7 @@ def test_a_fit_beyond_the_subset_finds_what_predicts(case, scale):
 @pytest.mark.parametrize("case", CASES)
 def test_leave_one_out_is_that_of_refits(case):
     exact, sparse = pair(case, dictionary=ROWS)
-    means, variances, _ = sparse.left_out(True)
+    means, variances, _ = left_out(sparse, observation_noise=True)
     (X,), y = sparse.train_inputs, sparse.train_targets
     noise = exact.likelihood.noise.detach()
     noise = (noise[X[:, 2].long()] if noise.numel() == 3 else noise).expand(30)
@@ -206,7 +207,7 @@ def test_leave_one_out_is_that_of_refits(case):
 @pytest.mark.parametrize("case", CASES)
 def test_leave_one_out_has_a_row_for_each_observation(case):
     _, sparse = pair(case, dictionary=ROWS)
-    means, variances, targets = sparse.left_out(True)
+    means, variances, targets = left_out(sparse, observation_noise=True)
     results, outputs = sparse.leave_one_out(untransform=False), sparse.num_outputs
     for found, expected in (
         (results.posterior.mean, means.unsqueeze(-1)),

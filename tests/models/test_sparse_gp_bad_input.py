@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from sparse_bo.dictionary import AllSampler, Dictionary, FirstSampler, FixedSampler, LeverageSampler, UniformSampler
 from sparse_bo.errors import DictionaryWarning
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.models import DictionarySettings, SparseGP
+from sparse_bo.models import DictionarySettings, SparseGP, SparseModelListGP, SparseSettings
 from sparse_bo.models.sparse_gp.dictionary_rule import warn_if_far
 from tests.models.sparse_problems import D, N, data, make_sparse, pair, points
 
@@ -110,6 +110,11 @@ WRONG_OPTIONS = {
     "seed as a float": ({"seed": 1.0}, TypeError, "integer"),
     "cap of zero": ({"max_dictionary": 0}, ValueError, "max_dictionary >= 1"),
     "unknown fit": ({"fit": "map"}, ValueError, "subset"),
+    "settings of another kind": (
+        {"settings": 3},
+        TypeError,
+        "settings to be SparseSettings, got int; use settings=SparseSettings",
+    ),
     "negative seed": ({"seed": -1}, ValueError, "seed >= 0"),
 }
 
@@ -316,3 +321,17 @@ def test_the_default_dictionary_follows_the_plan(scale):
     model = make_sparse(**data(n=200, outputs=2))
     model.posterior(points(1))
     assert len(model.prediction_strategy.rows) == 30
+
+
+def test_parts_of_settings_have_their_own_kinds():
+    with pytest.raises(TypeError, match="expected learning to be LearningSettings, got DictionarySettings; use learning="):
+        SparseSettings(learning=DictionarySettings())
+
+
+def test_a_list_is_of_models():
+    with pytest.raises(ValueError, match=r"expected at least one model, got none; pass them as in SparseModelListGP\("):
+        SparseModelListGP()
+    with pytest.raises(TypeError, match=r"expected models of BoTorch, got int; pass them as in SparseModelListGP\("):
+        SparseModelListGP(3)
+    with pytest.raises(TypeError, match=r"got list; .*SparseModelListGP\(\*models\)"):
+        SparseModelListGP([make_sparse(**data())])

@@ -7,6 +7,7 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import Log
 
 from sparse_bo.models.sparse_gp import row_sums
+from sparse_bo.models.sparse_gp.diagnostics import left_out
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, make_sparse, noise_of, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -80,7 +81,7 @@ def test_batches_and_outputs_are_those_of_their_elements(configuration):
     model = pair(configuration, dictionary=ROWS)[1]
     results = loo_cv(model, untransform=False)
     assert results.posterior.mean.shape == (*model.batch_shape, N, 1, model.num_outputs)
-    means, variances, _ = model.left_out(True)
+    means, variances, _ = left_out(model, observation_noise=True)
     (X,), y = model.train_inputs, model.train_targets
     noise = model.likelihood.noise.expand(y.shape)
     for index in torch.cartesian_prod(*(torch.arange(size) for size in y.shape[:-1])).reshape(-1, y.dim() - 1).tolist():

@@ -11,8 +11,8 @@ from botorch.models.transforms import Log, Normalize, Standardize
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from sparse_bo.models import SparseGP
-from sparse_bo.models.sparse_gp import growth, model
+from sparse_bo.models import SparseGP, SparseSettings
+from sparse_bo.models.sparse_gp import model
 
 N, K = 60, 9
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
@@ -71,14 +71,14 @@ TRANSFORMS = {
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.InputDataWarning")  # "raw" is not standardised, and means to
 @pytest.mark.parametrize("options", TRANSFORMS)
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_chain_is_the_model_made_anew(exact, options, anew_counted, monkeypatch):
-    monkeypatch.setattr(growth, "GROWTH", 10.0)
+def test_a_chain_is_the_model_made_anew(exact, options, anew_counted):
+    settings = SparseSettings(growth=10.0)
     make = TRANSFORMS[options]
     X, Y = data()
     now = first(**({} if exact else {"dictionary": torch.arange(0, N, 3)}), **make())
     now.posterior(X[:1])
     for step in range(1, 5):
-        now = SparseGP(X[: N + step * K], Y[: N + step * K], previous=now, **make())
+        now = SparseGP(X[: N + step * K], Y[: N + step * K], previous=now, settings=settings, **make())
         now.posterior(X[:1])
     assert len(anew_counted) == (1 if exact else 2)  # over a dictionary, the second learns what it takes to grow
     assert_same(now, anew(now, X[: N + 4 * K], Y[: N + 4 * K], **make()), data()[0][-7:])

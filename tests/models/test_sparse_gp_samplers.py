@@ -18,7 +18,7 @@ from sparse_bo.dictionary import (
     UniformSampler,
     residual_bound,
 )
-from sparse_bo.dictionary.gram import whitened_gram
+from sparse_bo.dictionary.base import whitened_gram
 from sparse_bo.errors import SamplerError
 from tests.models.sparse_problems import CONFIGURATIONS, D, N, data, make_sparse, noise_of, pair, points
 

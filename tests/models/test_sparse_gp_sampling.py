@@ -16,8 +16,8 @@ from linear_operator.operators import DiagLinearOperator
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.models.sparse_gp import pathwise
-from sparse_bo.models.sparse_gp.calibration import scaled_copy
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
+from sparse_bo.models.sparse_gp.diagnostics import scaled_copy
 from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.triangular import ProductSizes, Recent

@@ -30,7 +30,7 @@ DictionaryOption: TypeAlias = Sampler | Dictionary | Tensor | None
 """The values of ``dictionary=``."""
 
 
-class Choice(NamedTuple):
+class ChosenPoints(NamedTuple):
     """The dictionary of a data set."""
 
     rows: Tensor
@@ -131,7 +131,7 @@ class DictionaryRule:
         given = sum(len(part) for part in (self.rows, self.points) if part is not None)
         return min(given or self.cap(n, batch), n)
 
-    def choose(self, kernel: PriorKernel, data: DataView, *, cap: int | None = None) -> Choice:
+    def choose(self, kernel: PriorKernel, data: DataView, *, cap: int | None = None) -> ChosenPoints:
         """Choose a dictionary of at most ``cap`` points, with the current kernel.
 
         Raises:
@@ -143,19 +143,19 @@ class DictionaryRule:
         if self.rows is not None and len(self.rows) and int(self.rows.max()) >= n:
             raise InputDataError(f"the dictionary has row {int(self.rows.max())}, but there are only {n} training points")
         if not n:  # the posterior is the prior
-            return Choice(nothing)
+            return ChosenPoints(nothing)
         if self.is_given:
-            return Choice(nothing if self.rows is None else self.rows, self.points)
+            return ChosenPoints(nothing if self.rows is None else self.rows, self.points)
         size = self.cap(n, data.noise.shape[:-1].numel())
         size = size if cap is None else min(cap, size)
         generator = torch.Generator().manual_seed(self.seed)
         if self.sampler is not None:
             return _sampled(self.sampler, kernel, data, size=size, generator=generator, pilot_size=self.settings.pilot)
         if n <= size:
-            return Choice(torch.arange(n, device=X.device))
+            return ChosenPoints(torch.arange(n, device=X.device))
         options = {"size": size, "generator": generator, "settings": self.settings}
         default = default_rows(kernel, X, data.noise, **options)  # type: ignore[arg-type]
-        return Choice(default.rows, None, default.unexplained)
+        return ChosenPoints(default.rows, None, default.unexplained)
 
 
 def _as_tensor(dictionary: object, train_X: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ def _candidates(
 
 def _sampled(
     sampler: Sampler, kernel: PriorKernel, data: DataView, *, size: int, generator: torch.Generator, pilot_size: int
-) -> Choice:
+) -> ChosenPoints:
     """Ask the user's sampler; a dictionary beyond ``size`` is cut to the points of highest inclusion probability.
 
     The sampler gets the distinct inputs in the user's units with their counts, the kernel and the transformed inputs,
@@ -291,7 +291,7 @@ def _sampled(
     if dictionary.m > size:
         chosen = dictionary.probabilities.sort(descending=True, stable=True).indices[:size].sort().values
     if dictionary.indices is not None:
-        return Choice(distinct.rows[dictionary.indices[chosen]].sort().values)
+        return ChosenPoints(distinct.rows[dictionary.indices[chosen]].sort().values)
     if X.dim() > 2 and raw.shape[:-2].numel() > 1 and not bool((raw == raw.reshape(-1, *raw.shape[-2:])[0]).all()):
         raise InputDataError("a sampler of external points needs one data set, got a batch; pass indices or points instead")
-    return Choice(torch.empty(0, dtype=torch.long, device=X.device), dictionary.points[chosen])
+    return ChosenPoints(torch.empty(0, dtype=torch.long, device=X.device), dictionary.points[chosen])

@@ -1,4 +1,7 @@
-"""Growth of a posterior by further rows of data, as ``SparseGP(..., previous=model)`` asks for. O(m² k + n), not O(n m²).
+"""A posterior with further observations: fantasies, and rows of data after those of a previous model.
+
+*Fantasies* condition the process, exactly, by :meth:`~sparse_bo.models.sparse_gp.representation.Representation.condition`.
+*Rows of data* (``SparseGP(..., previous=model)``) join the DTC posterior in O(m² k + n), not O(n m²).
 
 Notation: ``(D, α, R)`` the posterior before (:mod:`sparse_bo.models.sparse_gp.representation`), ``F`` k new rows,
 ``h = K_FD R``, ``L`` the Cholesky factor of ``K_DD`` and ``V = L⁻¹ K_DF``:
@@ -13,10 +16,11 @@ and scales the old targets, ``r → a r + b``; so the response to a vector of on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from sparse_bo.gp import dtc
@@ -25,43 +29,26 @@ from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
 from sparse_bo.models.sparse_gp.row_sums import sweep
-from sparse_bo.models.sparse_gp.state import GrowthState, PosteriorCache, Stamp, same_parameters
+from sparse_bo.models.sparse_gp.state import Appended, GrowthState, PosteriorCache, Stamp, row_count, same_parameters
 from sparse_bo.models.sparse_gp.triangular import Recent
 
-GROWTH = 1.5
-"""The dictionary is chosen anew when the data have grown by this factor, and the root is made anew when its columns have."""
 SAME = 1e-9
 """Tolerance for unchanged inputs and targets, relative to their spread: transforms round."""
 
 
-class Affine(NamedTuple):
-    """``new = scale · old + shift``, each ``batch_shape``."""
-
-    scale: Tensor
-    shift: Tensor
-
-
-def affine(old: Tensor, new: Tensor) -> Affine | None:
-    """Return the affine map of old to new targets (``batch_shape x n`` each), if there is one. O(n)."""
+def affine(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return scale and shift (``batch_shape`` each) from old to new targets (``batch_shape x n``), if there are any. O(n)."""
     centred = old - old.mean(dim=-1, keepdim=True)
     squares = centred.square().sum(dim=-1)
     safe = squares.clamp_min(torch.finfo(old.dtype).tiny)
     scale = torch.where(squares > 0, (centred * (new - new.mean(dim=-1, keepdim=True))).sum(dim=-1) / safe, 1.0)
     shift = new.mean(dim=-1) - scale * old.mean(dim=-1)
     rest = (new - scale.unsqueeze(-1) * old - shift.unsqueeze(-1)).abs().amax()
-    return Affine(scale, shift) if bool(rest <= SAME * (1.0 + new.abs().amax())) else None
+    return (scale, shift) if bool(rest <= SAME * (1.0 + new.abs().amax())) else None
 
 
 def response_to_ones(kernel: PriorKernel, state: dtc.DTC, points: Tensor, X: Tensor, noise: Tensor) -> Tensor:
-    """Return the DTC weights α for residuals of 1, ``batch_shape x m``. O(n m + m²).
-
-    Args:
-        kernel: The prior covariance.
-        state: The DTC posterior, as fitted.
-        points: ``batch_shape x m x d``, transformed.
-        X: ``batch_shape x n x d``, transformed.
-        noise: ``batch_shape x n``.
-    """
+    """Return the DTC weights α over ``points`` for residuals of 1 at ``X``, ``batch_shape x m``. O(n m + m²)."""
     total = points.new_zeros(*points.shape[:-1], 1).double()
     for rows in sweep(points, X):
         K = kernel_matrix(kernel, points.double(), X[..., rows, :].double()).double()  # m x rows
@@ -76,15 +63,7 @@ def response_to_ones(kernel: PriorKernel, state: dtc.DTC, points: Tensor, X: Ten
 def extended(
     kernel: PriorKernel, old: Representation, growth: GrowthState, F: Tensor, *, residuals: Tensor, noise: Tensor
 ) -> tuple[Representation, GrowthState]:
-    """Return the posterior with k more rows of data. O(m² k + k³) and one copy of the root.
-
-    Args:
-        kernel: The prior covariance.
-        old: The posterior before, its α already in the new units of the targets.
-        growth: Its growth state.
-        F: ``batch_shape x k x d`` new inputs, transformed.
-        residuals: ``batch_shape x k``: new targets less the prior mean.
-        noise: ``batch_shape x k`` noise variances.
+    """Return the posterior with k more rows ``F``, ``batch_shape x k x d``. O(m² k + k³) and one copy of the root.
 
     Raises:
         ValueError: If the covariance of the new rows is not finite or not positive semi-definite.
@@ -123,59 +102,56 @@ def extended(
 
 
 @dataclass(frozen=True, eq=False)
-class Growth:
+class PreviousPosterior:
     """The posterior of the previous model and its data, for a model that grows from it. It holds no model."""
 
     cache: PosteriorCache
-    X: Tensor
-    """``batch_shape x n x d``, transformed."""
-    residuals: Tensor
-    """``batch_shape x n``: targets less the prior mean, in the previous model's units."""
-    noise: Tensor
-    """``batch_shape x n``."""
+    X: Tensor  # batch_shape x n x d, transformed
+    residuals: Tensor  # batch_shape x n: targets less the prior mean, in the previous model's units
+    noise: Tensor  # batch_shape x n
 
     @classmethod
-    def of(cls, previous: Any) -> Growth:
-        """Return the growth from a sparse model in evaluation mode."""
-        X, targets = previous.train_inputs[0], previous.train_targets
+    def of(cls, previous: Any) -> PreviousPosterior:
+        """Return the posterior of a sparse model in evaluation mode."""
+        X, targets = previous.training_data()
         with torch.no_grad():
-            noise = previous.noise_at(X, targets.shape)
-            return cls(previous.cache(), X, targets - previous.prior_mean(X), noise)
+            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.noise_at(X, targets.shape))
 
-    def posterior(
-        self, kernel: PriorKernel, X: Tensor, *, residuals: Tensor, noise: Tensor, stamp: Stamp, chosen: bool, most: int
+    def grown(
+        self, model: Any, X: Tensor, stamp: Stamp, *, residuals: Tensor, noise: Tensor, factor: float
     ) -> PosteriorCache | None:
         """Return the posterior of all rows; ``None`` if it has to be made anew.
 
+        A dictionary that the model has chosen is chosen anew when the data have grown by ``factor``, and any root is made anew
+        when its columns have.
+
         Args:
-            kernel: The prior covariance.
-            X: ``batch_shape x n x d``, transformed; the first rows are those of the previous model.
-            residuals: ``batch_shape x n``: targets less the prior mean.
-            noise: ``batch_shape x n``.
-            stamp: Of the data and parameters now.
-            chosen: Whether the dictionary is the model's own choice.
-            most: The cap of the dictionary.
+            model: The new model.
+            X: ``batch_shape x n' x d``, transformed; the first rows are those of the previous model.
+            stamp: Of the new model's data and parameters.
+            residuals: ``batch_shape x n'``: targets less the prior mean.
+            noise: ``batch_shape x n'``.
+            factor: See above.
         """
-        n, old, growth = self.X.shape[-2], self.cache.representation, self.cache.growth
-        exact = self.cache.holds_all(n)
+        n, total = self.X.shape[-2], X.shape[-2]
+        old, growth, exact = self.cache.representation, self.cache.growth, self.cache.holds_all(n)
         if growth is None and exact:
-            ones = (old.root @ old.root.sum(dim=-2).unsqueeze(-1)).squeeze(-1)
-            growth = GrowthState(ones, None, n)
+            growth = GrowthState((old.root @ old.root.sum(dim=-2).unsqueeze(-1)).squeeze(-1), None, n)
         moved = affine(self.residuals, residuals[..., :n])
         if growth is None or moved is None or not self._unchanged(stamp, noise[..., :n]):
             return None
-        total = X.shape[-2]
         if growth.whitening is None:
-            fits = total <= most
+            fits = total <= model.rule.cap(total, noise.shape[:-1].numel())
         else:
             m, r = old.root.shape[-2:]
-            fits = r + total - n <= GROWTH * m and (not chosen or total <= GROWTH * growth.chosen_at)
+            fits = r + total - n <= factor * m and (model.rule.is_given or total <= factor * growth.chosen_at)
         if not fits:
             return None
-        old = replace(old, alpha=moved.scale.unsqueeze(-1) * old.alpha + moved.shift.unsqueeze(-1) * growth.ones)
+        scale, shift = (part.unsqueeze(-1) for part in moved)
+        old = replace(old, alpha=scale * old.alpha + shift * growth.ones)
         if total > n:
             new = {"residuals": residuals[..., n:], "noise": noise[..., n:]}
-            old, growth = extended(kernel, old, growth, X[..., n:, :], **new)
+            old, growth = extended(model.prior_kernel, old, growth, X[..., n:, :], **new)
         rows = torch.arange(total, device=X.device) if exact else self.cache.rows
         return PosteriorCache(old, stamp, rows, self.cache.points, growth=growth)
 
@@ -231,3 +207,58 @@ def check_previous(model: Any, previous: Any) -> None:
         raise InputDataError(
             "expected train_Y to begin with that of previous, up to a shift and a scale by the outcome transform"
         )
+
+
+def conditioned(
+    model: Any, X: Tensor, targets: Tensor, **known: Tensor
+) -> tuple[tuple[Appended, Appended], PosteriorCache, Any]:
+    """Return data, posterior and likelihood of a model with fantasies; the stamp is still the model's. O(q m r).
+
+    Args:
+        model: A sparse model that was evaluated.
+        X: ``batch_shape x q x d``, transformed.
+        targets: ``batch_shape' x q``.
+        **known: ``noise``, ``… x q``, where it was given.
+
+    Raises:
+        RuntimeError: If the batch shapes do not fit.
+        NotPSDError: If the covariance of the new observations is not finite or not positive semi-definite.
+    """
+    below, targets_below = model._stored_inputs, model._stored_targets
+    batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
+    known = {name: value for name, value in known.items() if name == "noise"}
+    likelihood = model.likelihood.get_fantasy_likelihood(**known)
+    cache: PosteriorCache = model.cache()
+    shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
+    residuals, noise = targets - model.prior_mean(X), model.noise_at(X, shape, **known)
+    try:
+        representation = cache.representation.condition(model.prior_kernel, X, residuals=residuals, noise=noise)
+    except ValueError as error:
+        raise NotPSDError(str(error)) from error
+    inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
+    values = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
+    rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(below)])
+    posterior = PosteriorCache(representation, cache.stamp, rows, cache.points, cache.unexplained)
+    return (inputs, values), posterior, likelihood
+
+
+def _fantasy_batch_shape(inputs: Tensor, targets: Tensor, model_batch_shape: torch.Size) -> torch.Size:
+    """Return the batch shape of a model conditioned on ``targets`` (``… x q``) at ``inputs`` (``… x q x d``).
+
+    Raises:
+        RuntimeError: If ``targets`` do not have as many batch dimensions as ``inputs`` or one more, or do not broadcast
+            against the model (the same conditions as in ``gpytorch.models.ExactGP``).
+    """
+    input_shape, target_shape = inputs.shape[:-2], targets.shape[:-1]
+    if len(target_shape) not in (len(input_shape), len(input_shape) + 1):
+        raise RuntimeError(
+            f"Unsupported batch shapes: The target batch shape ({target_shape}) must have either the "
+            f"same dimension as or one more dimension than the input batch shape ({input_shape})"
+        )
+    try:
+        broadcast_shapes(model_batch_shape, target_shape)
+    except RuntimeError:
+        raise RuntimeError(
+            f"Model batch shape ({model_batch_shape}) and target batch shape ({target_shape}) are not broadcastable."
+        ) from None
+    return broadcast_shapes(model_batch_shape, input_shape, target_shape)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models import ModelListGP
+from botorch.models.gpytorch import GPyTorchModel
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
@@ -28,11 +29,24 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
     outputs (``ScalarizedPosteriorTransform``) is one Gaussian process. Of fewer points, it is ``ModelListGP``.
 
     Args:
-        *gp_models: As in ``ModelListGP``; some may be other models.
+        *gp_models: As in ``ModelListGP``, at least one; some may be other models.
+
+    Raises:
+        TypeError: If one is no model of BoTorch by GPyTorch.
+        ValueError: If there is none.
 
     Example:
         >>> model = SparseModelListGP(SparseGP(X, Y[:, :1]), SparseGP(X, Y[:, 1:]))
     """
+
+    def __init__(self, *gp_models: GPyTorchModel) -> None:
+        how = "pass them as in SparseModelListGP(first, second), a list of them as SparseModelListGP(*models)"
+        if not gp_models:
+            raise ValueError(f"expected at least one model, got none; {how}")
+        for model in gp_models:
+            if not isinstance(model, GPyTorchModel):
+                raise TypeError(f"expected models of BoTorch, got {type(model).__name__}; {how}")
+        super().__init__(*gp_models)
 
     def posterior(
         self,

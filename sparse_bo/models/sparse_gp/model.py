@@ -3,14 +3,14 @@
 The class holds the data and answers BoTorch's contract. A :class:`~sparse_bo.models.sparse_gp.dictionary_rule.DictionaryRule`
 chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representation` is the posterior, a
 :class:`~sparse_bo.models.sparse_gp.learning.Learner` learns hyper-parameters, and a
-:class:`~sparse_bo.models.sparse_gp.growth.Growth` extends the posterior of a previous model.
+:class:`~sparse_bo.models.sparse_gp.growth.PreviousPosterior` extends the posterior of a previous model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import gpytorch
@@ -24,7 +24,7 @@ from botorch.models.utils.assorted import add_output_dim
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import SupervisedDataset
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
@@ -34,10 +34,9 @@ from torch import Tensor
 from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.shapes import broadcast_shapes
-from sparse_bo.models.sparse_gp.calibration import calibrated
-from sparse_bo.models.sparse_gp.certificate import certify, log_defaults, log_dictionary
-from sparse_bo.models.sparse_gp.dictionary_rule import Choice, DataView, DictionaryOption, DictionaryRule, warn_if_far
-from sparse_bo.models.sparse_gp.growth import Growth, check_previous, response_to_ones
+from sparse_bo.models.sparse_gp import diagnostics
+from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints, DataView, DictionaryOption, DictionaryRule, warn_if_far
+from sparse_bo.models.sparse_gp.growth import PreviousPosterior, check_previous, conditioned, response_to_ones
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, data_points
@@ -47,7 +46,7 @@ from sparse_bo.models.sparse_gp.posterior import Predictor, constant_rows
 from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides
 from sparse_bo.models.sparse_gp.process import Base
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
-from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc, left_out_of_dtc, left_out_of_exact
+from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (
     Appended,
     GrowthState,
@@ -57,7 +56,6 @@ from sparse_bo.models.sparse_gp.state import (
     joined,
     mapped,
     parameters_of,
-    row_count,
     set_parameters,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
@@ -65,13 +63,29 @@ from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Sizes and tolerances of a sparse model, with tested defaults."""
+    """Sizes and tolerances of a sparse model, with tested defaults.
+
+    Raises:
+        TypeError: If a part has another type than its default.
+    """
 
     dictionary: DictionarySettings = field(default_factory=DictionarySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     joint: JointSettings = field(default_factory=JointSettings)
     sums: Summation = field(default_factory=Summation)
     products: ProductSizes = field(default_factory=ProductSizes)
+    growth: float = 1.5
+    """With ``previous``, the dictionary is chosen anew when the data have grown by this factor."""
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            if isinstance(part.default_factory, type):
+                _check_settings(part.name, getattr(self, part.name), part.default_factory)
+
+
+def _check_settings(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {name} to be {kind.__name__}, got {type(value).__name__}; use {name}={kind.__name__}(...)")
 
 
 class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no types
@@ -88,76 +102,73 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     settings: SparseSettings = SparseSettings()
     has_module_prior = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
-    _growth: Growth | None = None
+    _previous: PreviousPosterior | None = None
     _grows = False  # whether the model was made with ``previous``
     _certified: tuple[PosteriorCache, Certificate] | None = None
-    _stored_inputs: Tensor | Appended | None
-    _stored_targets: Tensor | Appended | None
+    # A tensor, ``Appended`` rows that are joined when they are read, or None:
+    _stored_inputs: Any
+    _stored_targets: Any
+    _stored_originals: Any = None
     _num_outputs: int
 
     def _configure(
         self,
         train_X: Tensor,
         *,
-        dictionary: DictionaryOption,
-        max_dictionary: int | None,
-        fit: Fit | None,
-        seed: int,
-        settings: SparseSettings | None,
+        dictionary: DictionaryOption = None,
+        max_dictionary: int | None = None,
+        fit: Fit | None = None,
+        seed: int = 0,
+        settings: SparseSettings | None = None,
         previous: SparseModel | None = None,
     ) -> None:
         """Set the collaborators; called once, when BoTorch's constructor has checked the data."""
         check_overrides(type(self))
-        settings = settings or SparseSettings()
+        settings = SparseSettings() if settings is None else settings
+        _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
         self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning)
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
-        assert self.train_targets is not None
         n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
-        log_defaults(
+        diagnostics.log_defaults(
             type(self).__name__,
             n,
             learned_from=settings.learning.subset if fit is None else None,
             cap=rule.cap(n, batch) if dictionary is None and max_dictionary is None else None,
         )
-        if previous is not None:
-            if dictionary is not None:
-                raise ValueError(
-                    "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
-                )
-            self._follow(previous)
+        if previous is None:
+            return
+        if dictionary is not None:
+            raise ValueError(
+                "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
+            )
+        check_previous(self, previous)
+        set_parameters(self, parameters_of(previous))
+        self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
+        self._previous, self._grows = PreviousPosterior.of(previous), True
+        self.train()
 
     @property
     def _is_configured(self) -> bool:
         """Whether BoTorch's constructor has returned and the collaborators are set."""
         return "learner" in self.__dict__
 
-    def _follow(self, previous: SparseModel) -> None:
-        """Take hyper-parameters, dictionary and posterior of ``previous``."""
-        check_previous(self, previous)
-        set_parameters(self, parameters_of(previous))
-        self.rule = replace(previous.rule, most=self.rule.most or previous.rule.most, seed=self.rule.seed)
-        self._growth, self._grows = Growth.of(previous), True
-        self.train()
-
     # --- data --------------------------------------------------------------------------------------------------------------
 
     @property
-    def train_inputs(self) -> tuple[Tensor, ...] | None:
-        """The training inputs, ``aug_batch_shape x n x d``; transformed in evaluation mode."""
-        stored = self._stored_inputs
-        return None if stored is None else (joined(stored),)
+    def train_inputs(self) -> Any:
+        """The training inputs, one tensor ``aug_batch_shape x n x d``; transformed in evaluation mode."""
+        return None if self._stored_inputs is None else (joined(self._stored_inputs),)
 
     @train_inputs.setter
     def train_inputs(self, value: tuple[Tensor, ...] | None) -> None:
-        self.__dict__["_stored_inputs"] = None if value is None else next(iter(value))
+        self.__dict__["_stored_inputs"] = None if value is None else next(iter(value))  # never as a parameter of the module
         self._clear_cache()
 
     @property
-    def train_targets(self) -> Tensor | None:
+    def train_targets(self) -> Any:
         """The training targets in the outcome transform's units, ``aug_batch_shape x n``."""
-        stored = self._stored_targets
-        return None if stored is None else joined(stored)
+        return None if self._stored_targets is None else joined(self._stored_targets)
 
     @train_targets.setter
     def train_targets(self, value: Tensor | None) -> None:
@@ -166,8 +177,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     @property
     def _original_train_inputs(self) -> Tensor | None:
-        stored = self.__dict__.get("_stored_originals")
-        return None if stored is None else joined(stored)
+        return None if self._stored_originals is None else joined(self._stored_originals)
 
     @_original_train_inputs.setter
     def _original_train_inputs(self, value: Tensor | None) -> None:
@@ -175,16 +185,20 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     def original_inputs(self) -> Tensor:
         """Return the training inputs in the user's units."""
-        originals = self._original_train_inputs
-        if originals is not None:
-            return originals
-        assert self.train_inputs is not None
-        return self.train_inputs[0]
+        originals: Tensor | None = self._original_train_inputs
+        return self.train_inputs[0] if originals is None else originals
+
+    def training_data(self) -> tuple[Tensor, Tensor]:
+        """Return the training inputs, transformed in evaluation mode, and targets."""
+        return self.train_inputs[0], self.train_targets
 
     def lacks_posterior(self) -> bool:
         """Return whether the model returns its prior: without data, or in GPyTorch's prior mode."""
-        untrained = self._stored_inputs is None or self._stored_targets is None
-        return bool(gpytorch.settings.prior_mode.on() or untrained)
+        return self._is_untrained or bool(gpytorch.settings.prior_mode.on())
+
+    @property
+    def _is_untrained(self) -> bool:
+        return self._stored_inputs is None or self._stored_targets is None
 
     # --- prior and noise ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +222,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return whether all ``n`` training inputs are in the dictionary, or the likelihood in training mode is exact."""
         if not self.training:
             return self.cache().holds_all(n) and self._buffers.get("data_noise_factor") is None
-        assert self.train_targets is not None
         exact = self.learner.likelihood(n) == "exact"
         return exact or self.rule.most_points(n, self.train_targets.shape[:-1].numel()) == n
 
@@ -263,33 +276,30 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""
         return self.cache().representation
 
-    def predictor(self) -> Predictor:
+    def predictor(self, cache: PosteriorCache | None = None) -> Predictor:
         """Return the posterior with its prior, in the outcome transform's units and transformed inputs."""
-        return self._predictor(self.cache())
-
-    def _predictor(self, cache: PosteriorCache) -> Predictor:
-        return Predictor(self.prior_kernel, self.prior_mean, cache.representation, self.settings.joint)
+        representation = (cache or self.cache()).representation
+        return Predictor(self.prior_kernel, self.prior_mean, representation, self.settings.joint)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
-        assert self._stored_inputs is not None
-        assert self._stored_targets is not None
-        X, targets, kernel = joined(self._stored_inputs), joined(self._stored_targets), self.prior_kernel
-        data = {"residuals": targets - self.prior_mean(X), "noise": self.data_noise(X, targets.shape)}
+        """Return the posterior of the data; from the previous model's where it can be."""
+        (X, targets), kernel, growth = self.training_data(), self.prior_kernel, None
+        data: dict[str, Any] = {"residuals": targets - self.prior_mean(X), "noise": self.data_noise(X, targets.shape)}
+        previous, self._previous = self._previous, None  # used once, or of no use
         try:
-            grown, self._growth = self._grown(X, stamp, **data), None  # an old posterior is used once, or of no use
-            if grown is not None:
-                return grown
+            if previous is not None and not torch.is_grad_enabled():
+                grown = previous.grown(self, X, stamp, **data, factor=self.settings.growth)
+                if grown is not None:
+                    return grown
             rows, points, unexplained = self.chosen_dictionary(X)
-            sizes = self.settings.products
             if points is None and len(rows) == X.shape[-2]:
-                representation, growth = exact_representation(kernel, X, **data, sizes=sizes), None
+                representation = exact_representation(kernel, X, **data, sizes=self.settings.products)
             else:
                 D = self.dictionary_points(X, rows, points)
-                state = fit_dtc(kernel, D, X, residuals=data["residuals"], noise=data["noise"], how=self.settings.sums)
-                representation, growth = dtc_representation(state, D, sizes), None
+                state = fit_dtc(kernel, D, X, **data, how=self.settings.sums)
+                representation = dtc_representation(state, D, self.settings.products)
                 if self._grows:
-                    ones = response_to_ones(kernel, state, D, X, data["noise"])
-                    growth = GrowthState(ones, state.factor, X.shape[-2])
+                    growth = GrowthState(response_to_ones(kernel, state, D, X, data["noise"]), state.factor, X.shape[-2])
                 if points is not None:
                     warn_if_far(kernel, representation.points, X)
         except SamplerError:
@@ -297,22 +307,13 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         except ValueError as error:  # the type that SingleTaskGP raises
             raise NotPSDError(str(error)) from error
         if unexplained is not None:
-            log_dictionary(X.shape[-2], len(rows), unexplained)
+            diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
         return PosteriorCache(representation, stamp, rows, points, unexplained, growth=growth)
 
-    def _grown(self, X: Tensor, stamp: Stamp, *, residuals: Tensor, noise: Tensor) -> PosteriorCache | None:
-        if self._growth is None or torch.is_grad_enabled():
-            return None
-        most = self.rule.cap(X.shape[-2], noise.shape[:-1].numel())
-        data = {"residuals": residuals, "noise": noise}
-        chosen = not self.rule.is_given
-        return self._growth.posterior(self.prior_kernel, X, **data, stamp=stamp, chosen=chosen, most=most)
-
-    def chosen_dictionary(self, X: Tensor, *, cap: int | None = None) -> Choice:
+    def chosen_dictionary(self, X: Tensor, *, cap: int | None = None) -> ChosenPoints:
         """Return the rule's dictionary of at most ``cap`` points for the training inputs ``X``, transformed."""
-        assert self.train_targets is not None
         mean, targets = self.prior_mean(X), self.train_targets
-        raw = X if self._original_train_inputs is None else self._original_train_inputs
+        raw = X if self._stored_originals is None else joined(self._stored_originals)
         noise = self.data_noise(X, targets.shape) if cap is None else self.noise_at(X, targets.shape)
         return self.rule.choose(self.prior_kernel, DataView(X, raw, targets - mean, mean, noise), cap=cap)
 
@@ -325,29 +326,24 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
         """Return the posterior at transformed points ``… x q x d``; in training mode the prior with its likelihood."""
-        if self.training:
-            if not self._is_configured or self._stored_inputs is None or self._stored_targets is None:
-                return super().__call__(*args, **kwargs)
-            (x,) = args
-            x = x.unsqueeze(-1) if x.dim() == 1 else x
-            prior = self.learner.prior(self, x)
-            return super().__call__(x, **kwargs) if prior is None else prior
-        if self.lacks_posterior():
+        if self._is_untrained or (gpytorch.settings.prior_mode.on() if not self.training else not self._is_configured):
             return super().__call__(*args, **kwargs)
         (X,) = args
         X = X.unsqueeze(-1) if X.dim() == 1 else X
-        assert self._stored_inputs is not None
+        if self.training:
+            prior = self.learner.prior(self, X)
+            return super().__call__(X, **kwargs) if prior is None else prior
         check_width(X, self._stored_inputs)
         cache = self.cache()
         broadcast_shapes(X.shape[:-2], cache.representation.batch_shape)  # raises what SingleTaskGP raises
         if X.shape[-2] > self.settings.joint.dense:
             return self._lazy(X, cache)
-        return self._predictor(cache).few(X)
+        return self.predictor(cache).few(X)
 
     def _lazy(self, X: Tensor, cache: PosteriorCache, base: Base | None = None) -> MultivariateNormal:
         if cache.baseline.kernel is None:
             cache.baseline.kernel = self._frozen_kernel()
-        return self._predictor(cache).many(X, cache.baseline, base)
+        return self.predictor(cache).many(X, cache.baseline, base)
 
     def _frozen_kernel(self) -> PriorKernel:
         """Return a copy of the prior covariance for lazy posteriors, which a later change of parameters does not reach.
@@ -387,7 +383,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         with gpt_posterior_settings():
             cache, outputs = self.cache(), self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
-            base = self._predictor(cache).base(inputs, constant, cache.baseline)
+            base = self.predictor(cache).base(inputs, constant, cache.baseline)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
             if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
@@ -423,8 +419,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             kwargs["noise"] = noise
         fantasy = self.get_fantasy_model(inputs=self.transform_inputs(X), targets=Y, **kwargs)
         if hasattr(fantasy, "input_transform"):
-            fantasy.__dict__["_stored_originals"] = Appended(self.__dict__["_stored_originals"], X.detach(), dim=-2)
-        batch_shape = fantasy.__dict__["_stored_targets"].batch_shape
+            fantasy.__dict__["_stored_originals"] = Appended(self._stored_originals, X.detach(), dim=-2)
+        batch_shape = fantasy._stored_targets.batch_shape
         fantasy._aug_batch_shape = batch_shape
         fantasy._input_batch_shape = batch_shape if self._num_outputs == 1 else batch_shape[:-1]
         return fantasy
@@ -450,30 +446,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             )
         (X,) = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
         X = X.unsqueeze(-1) if X.dim() == 1 else X
-        below, targets_below = self._stored_inputs, self._stored_targets
-        assert below is not None
-        assert targets_below is not None
-        check_width(X, below)
-        batch_shape = _fantasy_batch_shape(X, targets, below.batch_shape if isinstance(below, Appended) else below.shape[:-2])
-        known = {"noise": kwargs["noise"]} if "noise" in kwargs else {}
-        likelihood = self.likelihood.get_fantasy_likelihood(**known)
-        cache = self.cache()
-        shape = broadcast_shapes(X.shape[:-2], cache.representation.alpha.shape[:-1]) + X.shape[-2:-1]
-        residuals, noise = targets - self.prior_mean(X), self.noise_at(X, shape, **known)
-        try:
-            representation = cache.representation.condition(self.prior_kernel, X, residuals=residuals, noise=noise)
-        except ValueError as error:
-            raise NotPSDError(str(error)) from error
-        new_inputs = Appended(below, X.expand(batch_shape + X.shape[-2:]), dim=-2)
-        new_targets = Appended(targets_below, targets.expand(batch_shape + targets.shape[-1:]), dim=-1)
-        originals = self.__dict__.get("_stored_originals")
-        replaced = [(below, new_inputs), (targets_below, new_targets), (originals, originals), (self.rule, self.rule)]
-        replaced += [(self.likelihood, likelihood), (self.prediction_strategy, None), (self._growth, None)]
-        fantasy = _copied(self, replaced)
-        rows = torch.cat([cache.rows, torch.arange(X.shape[-2], device=X.device) + row_count(below)])
-        fantasy.rule = replace(self.rule, rows=rows, points=cache.points)
-        stamp = Stamp(*fantasy.made_from())
-        fantasy.prediction_strategy = PosteriorCache(representation, stamp, rows, cache.points, cache.unexplained)
+        check_width(X, self._stored_inputs)
+        parts, cache, likelihood = conditioned(self, X, targets, **kwargs)
+        shared = [(part, part) for part in (self._stored_originals, self.rule)]
+        new = [*zip(self._data_parts()[:2], parts, strict=True), (self.likelihood, likelihood)]
+        dropped = [(self.prediction_strategy, None), (self._previous, None)]
+        fantasy: Self = _copied(self, [*shared, *new, *dropped])
+        fantasy.rule = replace(self.rule, rows=cache.rows, points=cache.points)
+        fantasy.prediction_strategy = replace(cache, stamp=Stamp(*fantasy.made_from()))
         return fantasy
 
     def copy_sharing_data(self, *others: Any) -> Self:
@@ -481,7 +461,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return _copied(self, [(part, part) for part in (*self._data_parts(), *others)])
 
     def _data_parts(self) -> tuple[Any, ...]:
-        return self._stored_inputs, self._stored_targets, self.__dict__.get("_stored_originals")
+        return self._stored_inputs, self._stored_targets, self._stored_originals
 
     # --- learning ----------------------------------------------------------------------------------------------------------
 
@@ -524,7 +504,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             UnsupportedError: For a batch, several outputs, or a model with fantasies: these are many posteriors.
         """
         self.eval()
-        certificate = certify(self, steps=steps, failure_probability=failure_probability)
+        certificate = diagnostics.certify(self, steps=steps, failure_probability=failure_probability)
         self._certified = (self.cache(), certificate)
         return certificate
 
@@ -552,7 +532,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 error of the factor is above 25 % (too few rows, or too noisy ones), or the factor is beyond ``e^±9``.
             UnsupportedError: If the model has fantasies, several tasks, or its own ``forward``.
         """
-        result: Self = calibrated(self, X, Y, Yvar)
+        result: Self = diagnostics.calibrated(self, X, Y, Yvar)
         return result
 
     def leave_one_out(self, *, observation_noise: bool = True, untransform: bool = True) -> CVResults:
@@ -570,64 +550,11 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Returns:
             The result type of BoTorch's ``efficient_loo_cv``: ``posterior`` and ``observed_Y`` of shape ``… x n x 1 x m``.
         """
-        return self._left_out_results(self._num_outputs, observation_noise, untransform)
-
-    def _left_out_results(self, outputs: int, observation_noise: bool, untransform: bool) -> CVResults:
-        means, variances, targets = self.left_out(observation_noise)
-        known = self.likelihood.noise if isinstance(self.likelihood, FixedNoiseGaussianLikelihood) else None
-        if outputs == 1:
-            posterior = GPyTorchPosterior(MultivariateNormal(means, DiagLinearOperator(variances)))
-        else:
-            parts = zip(means.unbind(-3), variances.unbind(-3), strict=True)
-            each = [MultivariateNormal(mean, DiagLinearOperator(variance)) for mean, variance in parts]
-            posterior = GPyTorchPosterior(MultitaskMultivariateNormal.from_independent_mvns(each))
-        Y, Yvar = (None if part is None else part.unsqueeze(-1) if outputs == 1 else part.mT for part in (targets, known))
-        if untransform and hasattr(self, "outcome_transform"):
-            posterior = self.outcome_transform.untransform_posterior(posterior)
-            Y, Yvar = self.outcome_transform.untransform(Y, Yvar)
-        Y, Yvar = (None if part is None else part.unsqueeze(-2) for part in (Y, Yvar))
-        return CVResults(model=self, posterior=posterior, observed_Y=Y, observed_Yvar=Yvar)
-
-    def left_out(self, observation_noise: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return leave-one-out means and variances (``… x n x 1``) and targets (``… x n``), in the model's own units."""
-        self.eval()
-        cache, kernel = self.cache(), self.prior_kernel
-        assert self.train_inputs is not None
-        assert self.train_targets is not None
-        X, targets = self.train_inputs[0], self.train_targets
-        with torch.no_grad():
-            noise, prior_mean = self.noise_at(X, targets.shape), self.prior_mean(X)
-            data = {"residuals": targets - prior_mean, "noise": self.data_noise(X, targets.shape)}
-            if cache.holds_all(X.shape[-2]):
-                whole = cache.representation.extension is None
-                exact = cache.representation
-                if not whole:
-                    exact = exact_representation(kernel, X, residuals=data["residuals"], noise=data["noise"])
-                means, variances = left_out_of_exact(exact, **data)
-            else:
-                D = self.dictionary_points(X, cache.rows, cache.points)
-                means, variances = left_out_of_dtc(kernel, D, X, **data, how=self.settings.sums)
-            variances = variances + noise if observation_noise else variances
-            return (prior_mean + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
+        return diagnostics.leave_one_out(self, observation_noise=observation_noise, untransform=untransform)
 
     def extra_repr(self) -> str:
         """Return n, m, the likelihood that is learned from, and the certificate; nothing is computed."""
-        stored, cache = self._stored_inputs, self.prediction_strategy
-        if stored is None:
-            return "no data"
-        n = row_count(stored)
-        fit = f"learns by fit={self.learner.likelihood(n)!r}"
-        if cache is None or not cache.stamp.matches(*self.made_from()):
-            return f"n={n}, m chosen at the next posterior, {fit}, not certified"
-        extension = cache.representation.extension
-        m = cache.representation.points.shape[-2] + (0 if extension is None else extension.points.shape[-2])
-        rest = "" if cache.unexplained is None else f" (leaves {cache.unexplained:.2g} of the noise variance unexplained)"
-        accuracy = "not certified"
-        if cache.holds_all(n):
-            accuracy = "exact"
-        elif self._certified is not None and self._certified[0] is cache:
-            accuracy = f"variances within a factor of {self._certified[1].factor:.3g} of the exact ones"
-        return f"n={n}, m={m}{rest}, {fit}, {accuracy}"
+        return diagnostics.summary(self)
 
     # --- caches ------------------------------------------------------------------------------------------------------------
 
@@ -656,59 +583,25 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return self
 
     @classmethod
-    def construct_inputs(
-        cls,
-        training_data: SupervisedDataset,
-        *args: Any,
-        dictionary: DictionaryOption = None,
-        max_dictionary: int | None = None,
-        fit: Fit | None = None,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def construct_inputs(cls, training_data: SupervisedDataset, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Construct the keyword arguments of the constructor from a data set, BoTorch's options and the model's own.
 
         Args:
             training_data: The data set of one outcome.
             *args: As in the BoTorch class.
-            dictionary: As in :class:`sparse_bo.SparseGP`.
-            max_dictionary: As in :class:`sparse_bo.SparseGP`.
-            fit: As in :class:`sparse_bo.SparseGP`.
-            seed: As in :class:`sparse_bo.SparseGP`.
-            **kwargs: As in the BoTorch class.
+            **kwargs: As in the BoTorch class; ``dictionary``, ``max_dictionary``, ``fit`` and ``seed`` as in
+                :class:`sparse_bo.SparseGP`.
 
         Raises:
             TypeError: If ``training_data`` is not a ``SupervisedDataset``.
         """
-        own = {"dictionary": dictionary, "max_dictionary": max_dictionary, "fit": fit, "seed": seed}
+        own = {name: kwargs.pop(name) for name in ("dictionary", "max_dictionary", "fit", "seed") if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}
 
 
 def _copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
     """Return a deep copy in which each ``(old, new)`` object is replaced and not copied."""
     return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
-
-
-def _fantasy_batch_shape(inputs: Tensor, targets: Tensor, model_batch_shape: torch.Size) -> torch.Size:
-    """Return the batch shape of a model conditioned on ``targets`` (``… x q``) at ``inputs`` (``… x q x d``).
-
-    Raises:
-        RuntimeError: If ``targets`` do not have as many batch dimensions as ``inputs`` or one more, or do not broadcast
-            against the model (the same conditions as in ``gpytorch.models.ExactGP``).
-    """
-    input_shape, target_shape = inputs.shape[:-2], targets.shape[:-1]
-    if len(target_shape) not in (len(input_shape), len(input_shape) + 1):
-        raise RuntimeError(
-            f"Unsupported batch shapes: The target batch shape ({target_shape}) must have either the "
-            f"same dimension as or one more dimension than the input batch shape ({input_shape})"
-        )
-    try:
-        broadcast_shapes(model_batch_shape, target_shape)
-    except RuntimeError:
-        raise RuntimeError(
-            f"Model batch shape ({model_batch_shape}) and target batch shape ({target_shape}) are not broadcastable."
-        ) from None
-    return broadcast_shapes(model_batch_shape, input_shape, target_shape)
 
 
 DrawMatheronPaths.register(SparseModel)(draw_matheron_path)

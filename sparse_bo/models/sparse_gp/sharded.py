@@ -23,6 +23,7 @@ from sparse_bo.gp.woodbury import (
     gaussian_log_likelihood,
     vfe_log_likelihood_from_sums,
 )
+from sparse_bo.models.sparse_gp.classes import SparseGP
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
 from sparse_bo.models.sparse_gp.model import SparseSettings
@@ -39,7 +40,6 @@ from sparse_bo.models.sparse_gp.shards import (
     digest,
     fit_of_all,
 )
-from sparse_bo.models.sparse_gp.single_task import SparseGP
 from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
 from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes

@@ -18,14 +18,10 @@ from sparse_bo.models.sparse_gp.representation import Representation
 
 
 class Appended:
-    """Rows with more rows below them, joined on demand: look-ahead makes thousands of these and reads none.
+    """Rows ``base`` with ``extra`` rows below, joined on demand: look-ahead makes thousands of these and reads none.
 
-    Joining costs ``batch · n`` memory, as much as the data for every fantasy.
-
-    Args:
-        base: ``… x n x d`` inputs or ``… x n`` targets.
-        extra: ``… x q x d`` or ``… x q``; may have more batch dimensions.
-        dim: Dimension of the rows: −2 for inputs, −1 for targets.
+    Joining costs as much memory as the data for every fantasy. ``dim`` is that of the rows: −2 of inputs (``… x n x d``),
+    −1 of targets (``… x n``). The extra rows may have more batch dimensions.
     """
 
     def __init__(self, base: Tensor | Appended, extra: Tensor, *, dim: int) -> None:
@@ -45,24 +41,22 @@ class Appended:
         return below + self.extra.shape[self.dim]
 
     def tensor(self) -> Tensor:
-        """Return the joined rows, ``batch_shape x (n + q) x d`` or ``batch_shape x (n + q)``; the same tensor every time."""
+        """Return the joined rows; the same tensor every time."""
         if self._joined is None:
             parts = [part.expand(self.batch_shape + part.shape[self.dim :]) for part in (joined(self.base), self.extra)]
             self._joined = torch.cat(parts, dim=self.dim)
         return self._joined
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Appended:
-        """Apply a conversion to both parts, without joining them; the same object if nothing changes."""
-        base, extra = mapped(self.base, fn), fn(self.extra)
-        return self if base is self.base and extra is self.extra else Appended(base, extra, dim=self.dim)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "extra": self.extra.detach(), "_joined": None}
 
 
 def mapped(rows: Tensor | Appended, fn: Callable[[Tensor], Tensor]) -> Tensor | Appended:
-    """Apply a conversion to rows."""
-    return rows.map(fn) if isinstance(rows, Appended) else fn(rows)
+    """Apply a conversion to rows, without joining them; the same object if nothing changes."""
+    if not isinstance(rows, Appended):
+        return fn(rows)
+    base, extra = mapped(rows.base, fn), fn(rows.extra)
+    return rows if base is rows.base and extra is rows.extra else Appended(base, extra, dim=rows.dim)
 
 
 def joined(rows: Tensor | Appended) -> Tensor:
@@ -76,7 +70,7 @@ def row_count(rows: Tensor | Appended) -> int:
 
 
 def check_width(X: Tensor, rows: Tensor | Appended) -> None:
-    """Check the width of points against the training inputs, both transformed: a kernel would broadcast a single column.
+    """Refuse points of another width than the training inputs, both transformed: a kernel would broadcast a single column.
 
     Raises:
         RuntimeError: If they differ (the type that GPyTorch raises when it joins them).
@@ -92,11 +86,7 @@ def check_width(X: Tensor, rows: Tensor | Appended) -> None:
 class Stamp:
     """The identity of everything a cache was computed from: data by identity and version, parameters by value.
 
-    GPyTorch's setters write through ``.data``, which leaves a tensor's version unchanged, so parameters are compared.
-
-    Args:
-        data: Training inputs, targets and known noise.
-        parameters: All parameters; they are copied.
+    GPyTorch's setters write through ``.data``, which leaves a tensor's version unchanged, so copies of parameters are compared.
     """
 
     def __init__(self, data: tuple[Tensor | Appended, ...], parameters: tuple[Tensor, ...]) -> None:
@@ -140,14 +130,11 @@ def _versions(data: tuple[Tensor | Appended, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class GrowthState:
-    """The part of a posterior that further rows of data are added to; see :mod:`sparse_bo.models.sparse_gp.growth`."""
+    """The part of a posterior that further rows of data are added to; see :mod:`sparse_bo.models.sparse_gp.previous`."""
 
-    ones: Tensor
-    """``batch_shape x m``: the weights α if every residual were 1."""
-    whitening: NystromFactor | None
-    """Of the dictionary; ``None``: all inputs are in it."""
-    chosen_at: int
-    """Number of rows when the dictionary was chosen."""
+    ones: Tensor  # batch_shape x m: the weights α if every residual were 1
+    whitening: NystromFactor | None  # of the dictionary; None: all inputs are in it
+    chosen_at: int  # number of rows when the dictionary was chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,15 +143,11 @@ class PosteriorCache:
 
     representation: Representation
     stamp: Stamp
-    rows: Tensor
-    """Rows of the training inputs that are in the dictionary (none if it is external)."""
-    points: Tensor | None
-    """External points of the dictionary in the user's units, if any."""
-    unexplained: float | None = None
-    """Mean prior variance at the data that a default dictionary leaves, in noise variances."""
+    rows: Tensor  # rows of the training inputs that are in the dictionary (none if it is external)
+    points: Tensor | None  # external points of the dictionary in the user's units, if any
+    unexplained: float | None = None  # mean prior variance at the data that a default dictionary leaves, in noise variances
     baseline: Baseline = field(default_factory=Baseline)
-    growth: GrowthState | None = None
-    """Of a model that was made with ``previous``; a copy starts without."""
+    growth: GrowthState | None = None  # of a model that was made with ``previous``; a copy starts without
 
     def carries_graph(self) -> bool:
         """Return whether the posterior is in a graph of the parameters (that of a fantasy is one of its points)."""

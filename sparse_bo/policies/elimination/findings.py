@@ -1,9 +1,9 @@
-"""The findings of complete batches: confidence intervals, survivors, and contradictions."""
+"""The candidates of a batch, their confidence intervals after its results, and the candidates that survive."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,12 +12,88 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, InMemoryPosterior
-from sparse_bo.domains.sharded import first_here
+from sparse_bo.domains import ArmSet, ShardedArms
+from sparse_bo.domains.sharded import group_of
+from sparse_bo.gp import dtc
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
-from sparse_bo.policies.elimination.candidates import BatchCandidates, Marginals, marginals_at, swept
-from sparse_bo.policies.elimination.width import norm_of
+from sparse_bo.policies.elimination.settings import norm_of
+from sparse_bo.sharding import Group
 from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCandidates:
+    """The candidates of a batch: arms, or points of a box. Its design, posterior and observations use their positions."""
+
+    points: ArmSet
+    """``c x d`` inputs, float64; of all ranks for sharded arms."""
+    rows: Tensor | None = None
+    """Arms, ascending (those of this rank); ``None`` on a box."""
+    rows_of_all: ShardedArms | None = None
+    """``c x 1``: arms of all ranks, for sharded arms."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks of the candidates."""
+        return group_of(self.points)
+
+    @property
+    def members(self) -> Tensor:
+        """The candidates as picks: arms (ascending; those of this rank), or ``c x d`` points."""
+        if self.rows is not None:
+            return self.rows
+        assert isinstance(self.points, Tensor)  # of a box
+        return self.points
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the candidates at ``q`` positions as picks. Collective."""
+        if self.rows_of_all is None:
+            return self.members[positions]
+        self.rows_of_all.cache(positions)
+        return self.rows_of_all[positions].squeeze(-1).long()
+
+    def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
+        """Return the position of each pick, −1 for others. O(q log among), on a box O(q · among · d).
+
+        Args:
+            picks: ``q ≥ 1`` picks.
+            among: Positions to search, ascending, at least one.
+        """
+        known = self.at(among)
+        if self.rows is not None:
+            found = torch.searchsorted(known, picks).clamp(max=len(known) - 1)
+            return torch.where(known[found] == picks, among[found], -1)
+        distances, found = torch.cdist(picks, known).min(dim=1)
+        # A user in float32 evaluates the planned point rounded to float32.
+        return torch.where(distances <= 1e-6 * (known.abs().max() + 1.0), among[found], -1)
+
+    def row(self, place: int) -> int | None:
+        """Return the arm of this rank's candidate number ``place``; ``None`` on a box."""
+        return None if self.rows is None else int(self.rows[place])
+
+    def label(self, place: int) -> str:
+        """Return this rank's candidate number ``place`` as text for a message."""
+        if self.rows is not None:
+            return f"of arm {self.row(place)}"
+        return "at x = [" + ", ".join(f"{v:.4g}" for v in self.members[place].tolist()) + "]"
+
+
+class Marginals(NamedTuple):
+    """Marginal posteriors of the objective at ``c`` points."""
+
+    means: Tensor
+    """``c`` (y)."""
+    deviations: Tensor
+    """``c`` standard deviations (y); infinite at points without a posterior."""
+
+
+def marginals_at(posterior: InMemoryPosterior, X: Tensor) -> Marginals:
+    """Return the posterior at any points (``q x d``). O(q m (d + m))."""
+    prior, state = posterior.prior, posterior.state
+    features = state.factor.features(prior.covariance.cross(posterior.dictionary.points, X))
+    variance = dtc.variance(state, features, prior.covariance.diagonal(X))
+    return Marginals(dtc.mean(state, features), variance.sqrt())
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +116,7 @@ class Finding:
     @property
     def marginals(self) -> Marginals:
         """Posterior means and standard deviations of the candidates."""
-        return swept(self.posterior)
+        return Marginals(self.posterior.means, (self.posterior.leverages * self.posterior.prior.regularization).sqrt())
 
     @cached_property
     def form(self) -> QuadraticForm:
@@ -49,11 +125,20 @@ class Finding:
         return quadratic_form(self.posterior.state, means=seen.means, counts=seen.counts, regularization=prior.regularization)
 
     def marginals_of(self, other: Finding) -> Marginals:
-        """Return the posterior at another finding's candidates."""
-        return self.marginals if other is self else self.candidates.transferred(self.posterior, other.candidates)
+        """Return the posterior at another finding's candidates (of this rank): at arms, looked up, O(c log c)."""
+        rows, wanted = self.candidates.rows, other.candidates.rows
+        if other is self:
+            return self.marginals
+        if rows is None or wanted is None:
+            return marginals_at(self.posterior, other.members)
+        means, deviations = self.marginals
+        if not len(rows):
+            return Marginals(means.new_zeros(len(wanted)), means.new_full((len(wanted),), math.inf))
+        at = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
+        return Marginals(means[at], torch.where(rows[at] == wanted, deviations[at], math.inf))
 
 
-def known(findings: Sequence[Finding]) -> list[Finding]:
+def with_results(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of batches with results."""
     return [finding for finding in findings if finding.confidence.pulls]
 
@@ -77,7 +162,7 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
     return Interval(seen.means - half, seen.means + half)
 
 
-def combined(prior: ArmPrior, variances: Tensor, seen: Sequence[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
+def intersection(prior: ArmPrior, variances: Tensor, seen: Iterable[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
     """Return the intersection of the intervals of the prior and some batches at ``n`` points.
 
     Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths with a norm F.
@@ -101,94 +186,12 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
     """Return which candidates (or points ``X``) can still be optimal: ``upper ≥ max lower`` over the finding's candidates.
 
     S-BPE Alg. 1, line 17. On a box the maximum over candidates is at most that over the box, so elimination stays valid.
+    Collective.
 
     Returns:
         ``c`` (or ``q``) booleans; never all false over the candidates.
     """
-    best = finding.candidates.largest(interval(finding, width).lower)
-    return interval(finding, width, X).upper >= best
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contradiction:
-    """Two disjoint confidence intervals of one point: an assumption of the bounds is wrong."""
-
-    point: str
-    """The arm or point, for messages."""
-    lower: float
-    upper: float
-    noisy: bool
-    """Whether repeated evaluations scatter more than the assumed noise variance allows, which explains the contradiction."""
-    noise_estimate: float | None
-    """Pooled variance of repeated evaluations (y²)."""
-
-
-def contradiction(findings: Sequence[Finding], width: BatchWidth, *, noise_variance: float) -> Contradiction | None:
-    """Return a candidate of the newest finding with disjoint intervals from different batches; ``None`` if there is none.
-
-    With probability 1 − δ/2 none exists if the assumptions hold, since all bounds hold together. Without a contradiction
-    elimination cannot empty the active set: the arm of the highest lower bound survives.
-
-    Args:
-        findings: At least one, in order.
-        width: Width of the bounds; a constant width is never contradicted.
-        noise_variance: ξ² (y²), to distinguish a wrong noise from a wrong norm.
-    """
-    newest = findings[-1]
-    surrogate = newest.posterior.prior
-    seen = [(finding, finding.marginals_of(newest)) for finding in findings]
-    lower, upper = combined(surrogate, surrogate.in_memory[1], seen, width)
-    all_ranks = newest.candidates.group.objects("contradictions", _worst(newest.candidates, lower, upper))
-    gap, point, low, high, _ = max(all_ranks, key=lambda worst: worst[0])
-    if not gap > 1e-9 * max(worst[4] for worst in all_ranks):
-        return None
-    estimate, noisy = noise_check(findings, noise_variance)
-    return Contradiction(point=point, lower=low, upper=high, noisy=noisy, noise_estimate=estimate)
-
-
-def _worst(candidates: BatchCandidates, lower: Tensor, upper: Tensor) -> tuple[float, str, float, float, float]:
-    """Return the largest gap between bounds on this rank, its point, the bounds there, and their scale."""
-    if not len(lower):
-        return -math.inf, "", 0.0, 0.0, 0.0
-    gap = lower - upper
-    worst = int(gap.argmax())
-    scale = float(upper.abs().max()) + float(lower.abs().max())
-    first = first_here(candidates.points)
-    return float(gap[worst]), candidates.label(first + worst), float(lower[worst]), float(upper[worst]), scale
-
-
-def explain(found: Contradiction, width: BatchWidth, *, noise_variance: float, failure_probability: float) -> str:
-    """Return the message of a contradiction: the intervals, the cause and the fix."""
-    norm = norm_of(width)
-    head = (
-        f"no objective meets all confidence intervals {found.point}: at least {found.lower:.4g}, at most {found.upper:.4g}. "
-        f"If the assumptions hold this has probability {failure_probability:g} at most. "
-    )
-    if found.noisy:
-        return head + (
-            f"Repeated evaluations scatter with variance {found.noise_estimate:.3g}, so the noise exceeds "
-            f"noise_variance={noise_variance:.3g}; raise noise_variance"
-        )
-    if norm is None:
-        return head + (
-            "The objective is not a plausible draw of the prior: choose another covar_module or prior_mean, or bound its "
-            "norm by rkhs_norm= and width='theory'"
-        )
-    return head + (
-        f"The objective's RKHS norm in this kernel exceeds rkhs_norm={norm:.4g} (or is infinite, which a shorter lengthscale "
-        "or a rougher kernel may change); raise rkhs_norm, or let on_contradiction='double' find it"
-    )
-
-
-def noise_check(findings: Sequence[Finding], noise_variance: float) -> tuple[float | None, bool]:
-    """Return the pooled variance of repeats, and whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³)."""
-    scatter = freedom = 0.0
-    for finding in findings:
-        seen = finding.observations
-        scatter += float(seen.scatter.sum())
-        freedom += float((seen.counts - 1.0).sum())
-    if freedom < 1.0:
-        return None, False
-    level = math.log(1e3)
-    limit = freedom + 2.0 * math.sqrt(freedom * level) + 2.0 * level
-    return scatter / freedom, scatter > noise_variance * limit
+    lower, upper = interval(finding, width)
+    best = float(lower.max()) if len(lower) else -math.inf
+    best = finding.candidates.group.largest("the largest of all candidates", [best])[0]
+    return (upper if X is None else interval(finding, width, X).upper) >= best

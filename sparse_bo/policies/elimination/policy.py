@@ -1,163 +1,301 @@
-"""S-BPE and BPE: exploration by posterior variance in few batches, and elimination after each (Vakili et al. 2022)."""
+"""S-BPE and BPE: batches planned by posterior variance, and elimination after each (Vakili et al. 2022)."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from abc import ABC
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import ClassVar
 
-from sparse_bo.arms.design import Resampling
+import torch
+from torch import Tensor
+
+from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
+from sparse_bo.arms.design import Resampling, design
 from sparse_bo.dictionary import AllSampler, Sampler
-from sparse_bo.domains import Arms, Box, Domain, ShardedArms
-from sparse_bo.errors import CertificateWarning
+from sparse_bo.domains import Arms, ArmSet, Box, Domain, ShardedArms
+from sparse_bo.errors import CertificateWarning, ContradictionError, ScheduleComplete
+from sparse_bo.gp.learn import learn_prior
+from sparse_bo.gp.observations import repeated_rows
+from sparse_bo.gp.priors import KnownPrior
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.batches import batch_schedule, checked_schedule
-from sparse_bo.policies.elimination.mechanism import Elimination
-from sparse_bo.policies.elimination.refutation import Rules
-from sparse_bo.policies.elimination.regression import check_resampling, rls_resampling
-from sparse_bo.policies.elimination.sharded import ShardedArmSource
-from sparse_bo.policies.elimination.source import ArmSource, BoxSource, CandidateSource
-from sparse_bo.policies.elimination.width import named_width, norm_of, on_box
-from sparse_bo.policies.protocol import loaded_arms_of
-from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings
-from sparse_bo.validation import check_choice, check_count, check_positive
-from sparse_bo.widths import BatchConfidence, BatchWidth, BiasConstant, SBPEOnBox
+from sparse_bo.policies.elimination.batches import ArmSource, BoxSource, CandidateSource, PlannedBatch, exact_confidence
+from sparse_bo.policies.elimination.findings import Finding
+from sparse_bo.policies.elimination.refutation import judgement
+from sparse_bo.policies.elimination.regression import certified_ratio, check_resampling, rls_resampling
+from sparse_bo.policies.elimination.settings import EliminationSettings, batch_schedule, checked_schedule, norm_of
+from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
+from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
-    """Settings of S-BPE and BPE, in addition to those of the prior, the confidence and the sweep.
+class Elimination(Mechanism[EliminationState]):
+    """An elimination policy on a domain (S-BPE Alg. 1).
 
-    A kernel is learned on the initial design only, since later batches must not depend on their own results. With probability 1
-    − ``failure_probability`` no optimal arm is ever eliminated. ``sweep_dtype`` is the precision of plans; bounds are float64.
+    A plan is a function of the state after the previous batch and of a seed from the run's generator, which does not advance.
+    So :meth:`ask` computes it, :meth:`tell` computes the same plan and adds the results, and a resumed run computes it again.
+    The state holds no plan before its first result, because asking changes no state. The mechanism caches the latest plan, so
+    that each is computed once per run.
 
     Attributes:
-        horizon: N ≥ 1 evaluations in all. A run that stops earlier eliminates nothing after its last, incomplete batch.
-        width: ``"theory"`` (:class:`sparse_bo.widths.SBPETheory`), ``"tight"`` (its better constant), ``"gaussian"``
-            (:class:`sparse_bo.widths.GaussianBounds`), a number of posterior standard deviations (without a guarantee), or
-            a :class:`sparse_bo.widths.BatchWidth`. ``None``: ``"theory"`` with an ``rkhs_norm``, else ``"gaussian"``.
-        schedule: Batch sizes instead of the paper's; one batch of N is the design of S-BPE §4.
-        initial_design: Random arms (Sobol points on a box) to learn the prior from; ``None``: ``max(10, 2d, √N)``. They
-            count towards N; none are evaluated with a complete prior.
-        on_contradiction: ``"raise"``: stop when the data contradict an assumption; ``"double"``: double F instead, unless the
-            noise is the cause, and restore arms that only the smaller F had eliminated.
-        on_refuted: Reaction to results that refute the bounds (:mod:`.refutation`; a
-            :class:`sparse_bo.errors.CertificateWarning` gives both): ``"warn"`` and continue; ``"stop"``: eliminate nothing
-            more, and ignore contradictions; ``"widen"``: double F until the results agree, for contradictions too, and restore
-            arms that only the smaller F had eliminated.
-        candidates: Points per batch on a box; ``None``: Γ_n of Cor. 3.7, at most 16,384. Each batch draws a new scrambled Sobol
-            set without the points that earlier batches have eliminated.
-        discretization_constant: c > 0 of S-BPE Assumption 3.6, for the theory's bounds on a box. Their slack is
-            about ``2 β̃/√n`` in a batch of n (Eq. 15); they eliminate nothing until it is below ``F κ``, and a warning names the
-            horizon that this takes: 890 for F = 1, ξ² = λ = 0.01 and κ = 1 in two dimensions.
-
-    Raises:
-        TypeError: If a setting has the wrong type.
-        ValueError: If one is out of range, the schedule exceeds the horizon, or a width needs an ``rkhs_norm``.
+        source: Source of candidates on the domain.
+        settings: Settings of the policy.
+        width: Width of the bounds on this domain, before any doubling of F.
+        design_size: Results before the first batch, to learn the prior from; 0 with a complete prior.
+        sizes: Batch schedule.
+        memory_bytes: Budget of a sweep's temporary blocks, and again of the cached kernel columns.
     """
 
-    horizon: int
-    width: BatchWidth | float | str | None = None
-    schedule: Sequence[int] | None = None
-    initial_design: int | None = None
-    on_contradiction: Literal["raise", "double"] = "raise"
-    on_refuted: Literal["warn", "stop", "widen"] = "warn"
-    candidates: int | None = None
-    discretization_constant: float = 1.0
+    source: CandidateSource
+    settings: EliminationSettings
+    width: BatchWidth
+    design_size: int
+    sizes: tuple[int, ...]
+    memory_bytes: int
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name for reports."""
+    keeps_batch_open = True  # results count at the end of their batch (S-BPE Alg. 1)
 
-    @property
-    @abstractmethod
-    def bias(self) -> BiasConstant:
-        """Constant of F in the ``"theory"`` bounds."""
+    def init(self) -> EliminationState:
+        """See :class:`Mechanism`."""
+        domain = self.source.domain
+        return EliminationState(
+            source=self.source,
+            sizes=self.sizes,
+            width=self.width,
+            failure_probability=self.settings.failure_probability,
+            picks=domain.no_picks,
+            y=domain.like.new_empty(0),
+            prior=None if self.design_size else self.settings.given.known(),
+        )
 
-    @abstractmethod
-    def resampling(self, batches: int) -> Resampling:
-        """Return the resampling rule of a schedule of ``batches`` batches."""
+    def ask(self, state: EliminationState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return random picks until the prior is learned, then the remaining picks of the batch, up to ``max_q``.
 
-    def __post_init__(self) -> None:
-        PriorSettings.__post_init__(self)
-        ConfidenceSettings.__post_init__(self)
-        SweepSettings.__post_init__(self)
-        check_count("horizon", self.horizon)
-        check_positive("discretization_constant", self.discretization_constant)
-        check_choice("on_contradiction", self.on_contradiction, ("raise", "double"))
-        for name in ("initial_design", "candidates"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        checked_schedule(self.schedule, self.horizon)
-        width = named_width(self.width, self, bias=self.bias)
-        check_choice("on_refuted", self.on_refuted, ("warn", "stop", "widen"))
-        if norm_of(width) is None:
-            for wish in ("on_contradiction='double'", "on_refuted='widen'"):
-                if wish in (f"on_contradiction={self.on_contradiction!r}", f"on_refuted={self.on_refuted!r}"):
-                    raise ValueError(f"expected bounds with an RKHS norm for {wish}, got bounds without; pass rkhs_norm=")
-            if self.rkhs_norm == "estimate":
-                raise ValueError(
-                    "expected width='theory' or 'tight' with rkhs_norm='estimate', got bounds without an RKHS norm"
-                )
+        Random picks draw from ``generator``; plans draw from a generator of their own, seeded by its state.
+
+        Raises:
+            ContradictionError: If the results contradict an assumption behind the bounds.
+            ScheduleComplete: If all batches are complete.
+        """
+        if state.prior is None:
+            missing = self.design_size - state.pulls - len(pending)
+            if missing <= 0:
+                return Wait(len(pending))
+            q = min(max_q, missing)
+            return Proposal(self.source.random_picks(q, picks=state.picks, y=state.y, generator=generator))
+        state = self._current(state, generator)
+        if state.contradiction is not None:
+            raise ContradictionError(state.contradiction, state=state)
+        if state.plan is None:
+            raise ScheduleComplete(
+                f"all {len(state.sizes)} batches ({sum(state.sizes)} evaluations) of the horizon {self.settings.horizon} are "
+                "complete; pass a policy with a larger horizon to continue"
+            )
+        picks = state.plan.open(pending)
+        return Proposal(picks[:max_q], ahead=picks[max_q:]) if len(picks) else Wait(len(pending))
+
+    def observe(self, state: EliminationState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EliminationState:
+        """Record observations from before the run, and learn the prior if they suffice.
+
+        They do not enter the bounds, which need picks that depend on no result.
+        """
+        watch = Stopwatch()
+        with watch.phase("observe"):
+            after = _recorded(state, picks, y)
+        if after.prior is None:
+            with watch.phase("learn"):
+                if after.pulls >= self.design_size:
+                    seen = self.source.observations(after.picks, after.y)
+                    prior = learn_prior(self.settings.given, seen, self.source.domain.hull(), generator=generator)
+                    after = replace(after, prior=prior)
+        return replace(after, seconds=watch.seconds)
+
+    def tell(self, state: EliminationState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> EliminationState:
+        """Record; with the last result of a batch, bound and eliminate. O(a m (d + m)) then.
+
+        Results at picks outside the plan are reported, but do not enter the bounds.
+        """
+        if state.prior is None:
+            return self.observe(state, picks, y, generator=generator)
+        watch = Stopwatch()
+        state = self._current(state, generator)
+        with watch.phase("observe"):
+            after = _recorded(state, picks, y)
+        if after.plan is None:
+            return replace(after, seconds=watch.seconds)
+        plan = after.plan.with_results(picks, y)
+        after = replace(after, plan=plan)
+        if plan.closed.all():
+            with watch.phase("fit"):
+                after = self._concluded(after, plan)
+        return replace(after, seconds=watch.seconds)
+
+    def fail(self, state: EliminationState, picks: Tensor) -> EliminationState:
+        """Count failures of planned picks, each of which is evaluated at most twice.
+
+        A batch without any result is followed by the next one, over the same arms.
+        """
+        if state.prior is None:
+            return state
+        if state.plan is not None:
+            return replace(state, plan=state.plan.failed(picks)[0])
+        return replace(state, failed=picks if state.failed is None else torch.cat([state.failed, picks]))
+
+    def freeze(self, state: EliminationState) -> Frozen | None:
+        """See :class:`Mechanism`; ``None`` over sharded arms, since no rank holds the whole state."""
+        domain = self.source.domain
+        sharded = isinstance(domain, Arms) and isinstance(domain.points, ShardedArms)
+        return None if sharded else freeze_elimination(state)
+
+    def thaw(self, frozen: Frozen) -> EliminationState:
+        """See :class:`Mechanism`."""
+        return thaw_elimination(self.init(), frozen, given=self.settings.given.covar_module, prior_over=self._prior_over)
+
+    def _current(self, state: EliminationState, generator: torch.Generator) -> EliminationState:
+        """Return the state with the plan of the current batch; without one after the last batch."""
+        if state.plan is not None and not state.plan.closed.all():
+            return state
+        return self._latest(state, _seed_of(generator) if state.seed is None else state.seed)
+
+    @cached_property
+    def _latest(self) -> Callable[[EliminationState, int], EliminationState]:
+        return lru_cache(maxsize=1)(self._planned)  # states are hashed by identity
+
+    def _planned(self, state: EliminationState, seed: int) -> EliminationState:
+        """Return the state with the next batch (S-BPE Alg. 1, lines 3–10), after concluding a batch whose last picks failed."""
+        if state.plan is not None:
+            state = self._concluded(state, state.plan)
+        batch = len(state.findings)
+        if batch == len(state.sizes) or state.contradiction is not None or state.prior is None:
+            return state
+        generator = torch.Generator().manual_seed(seed + batch)
+        q = state.sizes[batch]
+        candidates = self.source.candidates(
+            state.survivors,
+            state.eliminating,
+            state.width,
+            state.prior,
+            pulls=q,
+            batches=len(state.sizes),
+            generator=generator,
+        )
+        surrogate = self._prior_over(state.prior, candidates.points)
+        chosen = design(surrogate, q, resampling=self.settings.resampling(len(self.sizes)), generator=generator)
+        none = torch.zeros_like(chosen.indices)
+        y = torch.zeros(q, dtype=candidates.points.dtype, device=none.device)
+        plan = PlannedBatch(candidates, surrogate, chosen, observed=none.bool(), y=y, failures=none)
+        failed = None
+        if state.failed is not None:
+            plan, failed = plan.failed(state.failed)
+        state = replace(state, plan=plan, seed=seed, failed=failed)
+        return self._planned(state, seed) if plan.closed.all() else state  # every pick of the batch has failed
+
+    def _concluded(self, state: EliminationState, plan: PlannedBatch) -> EliminationState:
+        """Bound the objective from the batch's results and eliminate (S-BPE Alg. 1, lines 16–17)."""
+        findings = (*state.findings, self._finding(plan, number=len(state.findings)))
+        if not plan.observations.pulls:
+            return replace(state, plan=None, findings=findings)
+        judged = judgement(findings, state.width, self.settings, doublings=state.doublings, stopped=state.trusted is not None)
+        if judged.warning is not None and state.refuted is None:
+            warnings.warn(judged.warning, CertificateWarning, stacklevel=2)
+        trusted = state.trusted
+        if trusted is None and judged.refuted is not None and self.settings.on_refuted == "stop":
+            trusted = len(state.findings)
+        state = replace(
+            state,
+            plan=None,
+            findings=findings,
+            width=judged.width,
+            norm=norm_of(judged.width),
+            doublings=judged.doublings,
+            contradiction=judged.contradiction,
+            coverages=judged.evidence.coverages,
+            norm_at_least=judged.evidence.norm_at_least,
+            refuted=judged.refuted or state.refuted,
+            trusted=trusted,
+        )
+        if judged.contradiction is None and trusted is None:
+            state = replace(state, survivors=self.source.survivors(findings, judged.width))
+        return replace(state, leading=state.found_leading())
+
+    def _finding(self, plan: PlannedBatch, *, number: int) -> Finding:
+        """Return the finding of a batch after ``number`` complete ones."""
+        surrogate, observations = replace(plan.surrogate, sweep_dtype=torch.float64), plan.observations
+        posterior = posterior_over_part(surrogate, observations, plan.design.dictionary)
+        domain, points = self.source.domain, plan.candidates.points
+        # over all picks, which is an upper bound of that over the observed ones
+        ratio = certified_ratio(surrogate, plan.design, generator=torch.Generator().manual_seed(number))
+        confidence = BatchConfidence(
+            pulls=observations.pulls,
+            batches=len(self.sizes),
+            arms=domain.count if isinstance(domain, Arms) else len(points),  # eliminated arms included
+            dims=points.shape[1],
+            regularization=surrogate.regularization,
+            kappa_squared=surrogate.kappa_squared,
+            ratio=ratio,
+        )
+        return Finding(plan.candidates, replace(posterior, stored=None), observations, confidence)
+
+    def _prior_over(self, prior: KnownPrior, points: ArmSet) -> ArmPrior:
+        covariance = covariance_function(prior.covar_module, like=points[:2])
+        return ArmPrior(
+            arms=points,
+            covariance=covariance,
+            prior_variance=prior_variances(covariance, points),
+            prior_mean=prior.prior_mean,
+            regularization=prior.regularization,
+            repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
+            sweep_dtype=self.settings.sweep_dtype,
+            memory_bytes=self.memory_bytes,
+        )
+
+
+def _recorded(state: EliminationState, picks: Tensor, y: Tensor) -> EliminationState:
+    return replace(state, picks=torch.cat([state.picks, picks]), y=torch.cat([state.y, y]), round=state.round + 1, seconds={})
+
+
+def _seed_of(generator: torch.Generator) -> int:
+    """Return a seed from the generator's state, without advancing it."""
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return int(torch.randint(2**62, (1,), generator=copy, device="cpu"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EliminationPolicy(EliminationSettings, ABC):
+    """An elimination policy with the settings of :class:`EliminationSettings`."""
+
+    name: ClassVar[str]
+    """Name for reports."""
 
     def on(self, domain: Domain) -> Elimination:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        source, width = self._source_and_width(domain)
+        source: CandidateSource
+        memory_bytes = self.sweep_budget(domain.device)
+        if isinstance(domain, Box):
+            source = BoxSource(domain, self.candidates)
+        else:
+            arms = loaded_arms_of(domain, policy=self.name, memory_bytes=memory_bytes)
+            source = ArmSource(Arms(arms))
         if self.covar_module is not None:
             covariance_function(self.covar_module, like=domain.like)
-        design_size = self._design_size(domain) if self.learns else 0
-        if design_size >= self.horizon:
-            raise ValueError(
-                f"expected a horizon above the initial design of {design_size} evaluations, got {self.horizon}; "
-                "raise horizon, lower initial_design, or pass covar_module= and regularization="
-            )
+        width, design_size = self.width_on(domain), self.design_size(domain)
         sizes = checked_schedule(self.schedule, self.horizon - design_size)
         if isinstance(domain, Box) and isinstance(width, SBPEOnBox):
             self._warn_if_nothing_can_be_eliminated(domain, width, sizes)
         return Elimination(
-            source=source,
-            horizon=self.horizon,
-            given=self.given,
-            design_size=design_size,
-            sizes=sizes,
-            width=width,
-            resampling=self.resampling(len(sizes)),
-            rules=Rules(
-                failure_probability=self.failure_probability,
-                noise_variance=self.noise_variance,
-                on_contradiction=self.on_contradiction,
-                on_refuted=self.on_refuted,
-                estimates_norm=self.rkhs_norm == "estimate",
-            ),
-            sweep_dtype=self.sweep_dtype,
-            memory_bytes=self.sweep_budget(domain.device),
+            source=source, settings=self, width=width, design_size=design_size, sizes=sizes, memory_bytes=memory_bytes
         )
-
-    def _source_and_width(self, domain: Domain) -> tuple[CandidateSource[Any], BatchWidth]:
-        width = named_width(self.width, self, bias=self.bias)
-        if isinstance(domain, Box):
-            return BoxSource(domain, self.candidates), on_box(width, discretization_constant=self.discretization_constant)
-        arms = loaded_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
-        return (ShardedArmSource if isinstance(arms, ShardedArms) else ArmSource)(Arms(arms)), width
 
     def _warn_if_nothing_can_be_eliminated(self, box: Box, width: SBPEOnBox, sizes: Sequence[int]) -> None:
         """Warn if every batch is too small for Eq. 15 to eliminate anything, with the horizon from which one is not."""
-        if self.learns or self.covar_module is None or self.regularization is None or self.rkhs_norm == "estimate":
+        if self.learns or self.rkhs_norm == "estimate":
             return
-        confidence = BatchConfidence(
-            pulls=1,
-            batches=len(sizes),
-            arms=1,
-            dims=box.dims,
-            regularization=self.regularization,
-            kappa_squared=float(covariance_function(self.covar_module, like=box.bounds).diagonal(box.bounds).max()),
-            ratio=0.0,
-        )
-        least = width.least_pulls(confidence)
+        least = width.least_pulls(exact_confidence(box, self.given.known(), pulls=1, batches=len(sizes)))
         if max(sizes) >= least:
             return
         needed = least
@@ -171,11 +309,6 @@ class EliminationPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             stacklevel=4,
         )
 
-    def _design_size(self, domain: Domain) -> int:
-        if self.initial_design is not None:
-            return self.initial_design
-        return max(10, 2 * domain.dims, math.isqrt(self.horizon))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SBPE(EliminationPolicy):
@@ -183,7 +316,7 @@ class SBPE(EliminationPolicy):
 
     ``N_i = ⌈√(N N_{i−1})⌉`` evaluations in batch i, each where the sparse posterior variance of this batch's picks is highest
     among the points that can still be optimal; then ``A_{i+1} = {x in A_i : u(x) ≥ max l}``. About log log N batches, every
-    one planned before its first result. Settings: :class:`EliminationPolicy`.
+    one planned before its first result. Settings: :class:`EliminationSettings`.
 
     Attributes:
         dictionary: Sampler of the inducing points; ``None``: recursive RLS with ``δ_j = 3δ/(π² B j²)`` after j picks, as in
@@ -198,22 +331,15 @@ class SBPE(EliminationPolicy):
         >>> loop.state.survivors  # the arms that can still be optimal at confidence 1 − failure_probability
     """
 
+    name = "sbpe"
+    bias = "paper"  # Thm 3.5
+
     dictionary: Sampler | None = None
     ratio_threshold: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_resampling(self.dictionary, self.ratio_threshold)
-
-    @property
-    def name(self) -> str:
-        """``"sbpe"``."""
-        return "sbpe"
-
-    @property
-    def bias(self) -> BiasConstant:
-        """``"paper"``: Thm 3.5."""
-        return "paper"
 
     def resampling(self, batches: int) -> Resampling:
         """Return the user's sampler, or recursive RLS with the paper's confidence after each pick."""
@@ -227,18 +353,11 @@ class BPE(EliminationPolicy):
     """Batched pure exploration with the exact posterior (Li & Scarlett 2022): S-BPE with every pick in the dictionary.
 
     Its ``"theory"`` bounds have F where Thm 3.5 has 2F at λ_max = 0 (Vakili et al. 2021a, Thm 1). Settings:
-    :class:`EliminationPolicy`. O(a n²) per batch of n distinct picks.
+    :class:`EliminationSettings`. O(a n²) per batch of n distinct picks.
     """
 
-    @property
-    def name(self) -> str:
-        """``"bpe"``."""
-        return "bpe"
-
-    @property
-    def bias(self) -> BiasConstant:
-        """``"tight"``: F, as the posterior is exact."""
-        return "tight"
+    name = "bpe"
+    bias = "tight"  # F: the posterior is exact
 
     def resampling(self, batches: int) -> Resampling:
         """Return the rule with every pick in the dictionary."""

@@ -1,6 +1,9 @@
-"""Tests of the bounds on later results, and the reactions to a refutation.
+"""Tests of the bounds on the results of complete batches, and the reactions to a contradiction or refutation.
 
-Every batch is picked without its own results, so they test the bounds of the batches before. Two tests:
+*Contradiction*: two intervals of one candidate are disjoint. All bounds hold together with probability 1 − δ/2, so then none
+exists. Without one elimination cannot empty the active set: the arm of the highest lower bound survives.
+
+Every batch is picked without its own results, so they test the bounds of the batches before, too. Two tests:
 
 *Coverage.* If all intervals hold, only noise moves the mean result at an input out of its interval, widened by the noise's
 quantile at a share :data:`SHARE` of inputs. Noise is independent between inputs, so the number of inputs outside is at most
@@ -17,18 +20,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from sparse_bo.gp.diagnostics import binomial_tail
-from sparse_bo.policies.elimination.candidates import Marginals, marginals_at
-from sparse_bo.policies.elimination.findings import Finding, Interval, combined, contradiction, explain, known, noise_check
-from sparse_bo.policies.elimination.width import doubled, norm_of, theory_of, with_norm
+from sparse_bo.policies.elimination.findings import Finding, Marginals, intersection, marginals_at, with_results
+from sparse_bo.policies.elimination.settings import EliminationSettings, norm_of, theory_of, with_norm
 from sparse_bo.widths import BatchWidth, ConstantWidth, RefutableWidth
 from sparse_bo.widths.norms import norm_estimate
 
 SHARE = 0.01
 """Share of inputs whose mean result the noise may move out of a valid interval."""
+
+
+class Contradiction(NamedTuple):
+    """Two disjoint confidence intervals of one point: an assumption of the bounds is wrong."""
+
+    point: str
+    """The arm or point, for messages."""
+    lower: float
+    upper: float
+
+
+def contradiction(findings: Sequence[Finding], width: BatchWidth) -> Contradiction | None:
+    """Return a candidate of the newest finding with disjoint intervals from different batches; ``None`` if there is none.
+
+    Collective. Findings are at least one, in order. A constant width is never contradicted.
+    """
+    newest = findings[-1]
+    candidates, prior = newest.candidates, newest.posterior.prior
+    seen = ((finding, finding.marginals_of(newest)) for finding in findings)
+    lower, upper = intersection(prior, prior.in_memory[1], seen, width)
+    mine = (-math.inf, 0.0, Contradiction("", 0.0, 0.0))  # of a rank without candidates
+    if len(lower):
+        worst = int((lower - upper).argmax())
+        scale = float(upper.abs().max()) + float(lower.abs().max())
+        clash = Contradiction(candidates.label(worst), float(lower[worst]), float(upper[worst]))
+        mine = (clash.lower - clash.upper, scale, clash)
+    all_ranks = candidates.group.objects("contradictions", mine)
+    gap, _, clash = max(all_ranks, key=lambda worst: worst[0])
+    return clash if gap > 1e-9 * max(scale for _, scale, _ in all_ranks) else None
+
+
+class Repeats(NamedTuple):
+    """Noise that repeated evaluations show."""
+
+    variance: float | None
+    """Their pooled variance (y²); ``None`` without repeats."""
+    excessive: bool
+    """Whether it is above ξ² beyond chance (Laurent & Massart 2000, at 10⁻³), which explains a contradiction."""
+
+
+def noise_check(findings: Sequence[Finding], noise_variance: float) -> Repeats:
+    """Compare the pooled variance of repeated evaluations with ξ² (y²)."""
+    scatter = sum(float(finding.observations.scatter.sum()) for finding in findings)
+    freedom = sum(float((finding.observations.counts - 1.0).sum()) for finding in findings)
+    if freedom < 1.0:
+        return Repeats(None, False)
+    level = math.log(1e3)
+    limit = freedom + 2.0 * math.sqrt(freedom * level) + 2.0 * level
+    return Repeats(scatter / freedom, scatter > noise_variance * limit)
 
 
 class Evidence(NamedTuple):
@@ -42,47 +92,40 @@ class Evidence(NamedTuple):
     """Description of the refutation; ``None`` without one."""
 
 
-class _Predicted(NamedTuple):
-    """A batch with results, and the predictions of every earlier batch at its inputs."""
-
-    finding: Finding
-    before: list[tuple[Finding, Marginals]]
+Predicted = tuple[Finding, list[tuple[Finding, Marginals]]]
+"""A batch with results, and the predictions of every earlier batch at its inputs."""
 
 
-class Predictions:
-    """Predictions of every batch from earlier ones, computed once and tested for any width."""
-
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        observed = known(findings)
-        self._predicted = [
-            _Predicted(finding, [(f, marginals_at(f.posterior, finding.observations.X)) for f in observed[:number]])
-            for number, finding in enumerate(observed)
-        ]
-
-    def evidence(self, width: BatchWidth, *, failure_probability: float) -> Evidence:
-        """Return the outcome of the tests of a width; empty for widths without a noise model."""
-        if not isinstance(width, RefutableWidth) or not self._predicted:
-            return Evidence()
-        batches = self._predicted[-1].finding.confidence.batches
-        log_inverse = math.log(8.0 * batches / failure_probability)
-        coverages = tuple(_coverage(predicted, width) for predicted in self._predicted)
-        findings = [predicted.finding for predicted in self._predicted]
-        reasons = _outside(coverages, level=math.exp(-log_inverse)) + _too_large(findings, width, log_inverse=log_inverse)
-        theory = theory_of(width)
-        least = None
-        if theory is not None:
-            least = max(theory.norm_at_least(f.form, f.confidence, log_inverse=log_inverse) for f in findings)
-        return Evidence(coverages, least, "; ".join(reasons) or None)
+def predicted(findings: Sequence[Finding]) -> list[Predicted]:
+    """Return the predictions of every batch from earlier ones."""
+    seen = with_results(findings)
+    return [
+        (finding, [(earlier, marginals_at(earlier.posterior, finding.observations.X)) for earlier in seen[:number]])
+        for number, finding in enumerate(seen)
+    ]
 
 
-def _coverage(predicted: _Predicted, width: RefutableWidth) -> tuple[int, int]:
+def evidence(batches: Sequence[Predicted], width: BatchWidth, *, failure_probability: float) -> Evidence:
+    """Return the outcome of the tests of a width on :func:`predicted` batches; empty for widths without a noise model."""
+    if not isinstance(width, RefutableWidth) or not batches:
+        return Evidence()
+    findings = [finding for finding, _ in batches]
+    log_inverse = math.log(8.0 * findings[-1].confidence.batches / failure_probability)
+    coverages = tuple(_coverage(finding, before, width) for finding, before in batches)
+    reasons = _outside(coverages, level=math.exp(-log_inverse)) + _too_large(findings, width, log_inverse=log_inverse)
+    theory = theory_of(width)
+    least = None
+    if theory is not None:
+        least = max(theory.norm_at_least(f.form, f.confidence, log_inverse=log_inverse) for f in findings)
+    return Evidence(coverages, least, "; ".join(reasons) or None)
+
+
+def _coverage(finding: Finding, before: list[tuple[Finding, Marginals]], width: RefutableWidth) -> tuple[int, int]:
     """Return the number of inputs, and of mean results within their intervals, widened by the noise."""
-    finding, seen = predicted.finding, predicted.finding.observations
-    prior = finding.posterior.prior
-    predicted_interval: Interval = combined(prior, prior.covariance.diagonal(seen.X), predicted.before, width)
+    seen, prior = finding.observations, finding.posterior.prior
+    lower, upper = intersection(prior, prior.covariance.diagonal(seen.X), before, width)
     noise = width.noise_within(seen.counts, share=SHARE, regularization=finding.confidence.regularization)
-    inside = (seen.means >= predicted_interval.lower - noise) & (seen.means <= predicted_interval.upper + noise)
-    return seen.n, int(inside.sum())
+    return seen.n, int(((seen.means >= lower - noise) & (seen.means <= upper + noise)).sum())
 
 
 def _outside(coverages: Sequence[tuple[int, int]], *, level: float) -> list[str]:
@@ -116,21 +159,37 @@ def _too_large(findings: Sequence[Finding], width: RefutableWidth, *, log_invers
     least = theory.norm_at_least(finding.form, finding.confidence, log_inverse=log_inverse)
     return [
         f"the results of batch {worst + 1} need an RKHS norm of at least {least:.4g} in this kernel, the bounds assume "
-        f"rkhs_norm={norm_of(width):.4g}"
+        f"rkhs_norm={theory.rkhs_norm:.4g}"
     ]
 
 
-def advice(width: BatchWidth, *, noisy: float | None, widened: bool) -> str:
-    """Return advice on refuted bounds, for the end of a message.
+def _explained(clash: Contradiction, norm: float | None, repeats: Repeats, *, noise: float, failure_probability: float) -> str:
+    """Return the message of a contradiction: the intervals, the cause and the fix."""
+    head = (
+        f"no objective meets all confidence intervals {clash.point}: at least {clash.lower:.4g}, at most {clash.upper:.4g}. "
+        f"If the assumptions hold this has probability {failure_probability:g} at most. "
+    )
+    if repeats.excessive:
+        return head + (
+            f"Repeated evaluations scatter with variance {repeats.variance:.3g}, so the noise exceeds "
+            f"noise_variance={noise:.3g}; raise noise_variance"
+        )
+    if norm is None:
+        return head + (
+            "The objective is not a plausible draw of the prior: choose another covar_module or prior_mean, or bound its "
+            "norm by rkhs_norm= and width='theory'"
+        )
+    return head + (
+        f"The objective's RKHS norm in this kernel exceeds rkhs_norm={norm:.4g} (or is infinite, which a shorter lengthscale "
+        "or a rougher kernel may change); raise rkhs_norm, or let on_contradiction='double' find it"
+    )
 
-    Args:
-        width: The refuted width.
-        noisy: Variance of repeated evaluations (y²), if it exceeds the assumed noise; else ``None``.
-        widened: Whether F has been doubled already without effect.
-    """
-    if noisy is not None:
-        return f"repeated evaluations scatter with variance {noisy:.3g}: raise noise_variance"
-    if norm_of(width) is None:
+
+def _advice(norm: float | None, repeats: Repeats, *, widened: bool) -> str:
+    """Return advice on refuted bounds, for the end of a message; ``widened``: F has been doubled already without effect."""
+    if repeats.excessive:
+        return f"repeated evaluations scatter with variance {repeats.variance:.3g}: raise noise_variance"
+    if norm is None:
         return "choose another covar_module or prior_mean, or bound the norm by rkhs_norm= and width='theory'"
     if widened:
         return "no larger F agrees with them: choose another covar_module or noise_variance"
@@ -140,96 +199,76 @@ def advice(width: BatchWidth, *, noisy: float | None, widened: bool) -> str:
     )
 
 
-OnRefuted = Literal["warn", "stop", "widen"]
-OnContradiction = Literal["raise", "double"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """Settings of the tests of the bounds, and reactions to them."""
-
-    failure_probability: float
-    """δ of the policy."""
-    noise_variance: float | None
-    """ξ² (y²) in the check for contradictions; ``None``: λ."""
-    on_contradiction: OnContradiction
-    on_refuted: OnRefuted
-    estimates_norm: bool
-    """Whether F is estimated from the complete batches."""
-
-
 class Judgement(NamedTuple):
     """Outcome of the tests of the bounds on the results of all complete batches."""
 
     width: BatchWidth
     """Width with the norm F of the next batches."""
     doublings: int
-    evidence: Evidence
+    evidence: Evidence = Evidence()
     """Evidence about that width."""
-    contradiction: str | None
+    contradiction: str | None = None
     """Remaining contradiction between intervals, which ends the run."""
-    refuted: str | None
+    refuted: str | None = None
     """Remaining refutation of the bounds, by results or by each other."""
-    warning: str | None
+    warning: str | None = None
     """Text of a warning: the claim, the observation, and the reaction."""
 
 
 def judgement(
-    findings: Sequence[Finding], width: BatchWidth, rules: Rules, *, doublings: int, stopped: bool = False
+    findings: Sequence[Finding], width: BatchWidth, settings: EliminationSettings, *, doublings: int, stopped: bool
 ) -> Judgement:
-    """Test the bounds on all results; if ``rules`` allow, double F until they agree.
+    """Test the bounds on all results; if the settings allow, double F until they agree.
 
     Noise above the assumed one does not enlarge F; the warning names it.
 
     Args:
         findings: Findings of the complete batches; the newest has results.
         width: Width of the bounds so far.
-        rules: Settings.
+        settings: Failure probability, noise, and reactions.
         doublings: Doublings of F so far.
         stopped: Whether earlier batches refuted the bounds, which ended elimination.
     """
-    observed = known(findings)
+    seen, delta = with_results(findings), settings.failure_probability
     if isinstance(width, ConstantWidth):
-        return Judgement(width, doublings, Evidence(), None, None, None)
-    if rules.estimates_norm:
-        width = with_norm(width, _estimate(observed, width, rules.failure_probability))
-    noise = rules.noise_variance or observed[-1].posterior.prior.regularization
-    predictions, (scatter, noisy) = Predictions(findings), noise_check(observed, noise)
-    first: Evidence | None = None
-    original, before = norm_of(width), doublings
+        return Judgement(width, doublings)
+    if settings.rkhs_norm == "estimate":
+        width = with_norm(width, _estimated_norm(seen, width, delta))
+    noise = settings.noise_variance or seen[-1].posterior.prior.regularization
+    batches, repeats = predicted(seen), noise_check(seen, noise)
+    norm, before, first = norm_of(width), doublings, None
     while True:
-        evidence = predictions.evidence(width, failure_probability=rules.failure_probability)
-        first = first or evidence
-        found = contradiction(observed, width, noise_variance=noise)
-        grows = evidence.refuted is not None or found is not None if rules.on_refuted == "widen" else False
-        grows = grows or (found is not None and rules.on_contradiction == "double")
-        if not grows or noisy or original is None or doublings == 200:
+        found, clash = evidence(batches, width, failure_probability=delta), contradiction(seen, width)
+        first = found if first is None else first
+        disagree = clash is not None or found.refuted is not None
+        grows = (settings.on_refuted == "widen" and disagree) or (settings.on_contradiction == "double" and clash is not None)
+        if not grows or repeats.excessive or norm is None or doublings == 200:
             break
-        width, doublings = doubled(width), doublings + 1
-    clash = None
-    if found is not None:
-        clash = explain(found, width, noise_variance=noise, failure_probability=rules.failure_probability)
-    refuted = evidence.refuted or clash
+        doublings += 1
+        width = with_norm(width, norm * 2.0 ** (doublings - before))
+    now = norm_of(width)
+    text = None if clash is None else _explained(clash, now, repeats, noise=noise, failure_probability=delta)
+    refuted = found.refuted or text
+    stops = stopped or settings.on_refuted == "stop"
     if refuted is None:
         warning = None
         if first.refuted is not None:
             warning = (
-                f"the results refute rkhs_norm={original:.4g}: {first.refuted}; F is multiplied by {2 ** (doublings - before)} "
-                f"to {norm_of(width):.4g}, with which they agree, and arms that only the smaller F had eliminated are restored"
+                f"the results refute rkhs_norm={norm:.4g}: {first.refuted}; F is multiplied by {2 ** (doublings - before)} "
+                f"to {now:.4g}, with which they agree, and arms that only the smaller F had eliminated are restored"
             )
-        return Judgement(width, doublings, evidence, None, None, warning)
-    stops = stopped or rules.on_refuted == "stop"
-    if clash is not None and not stops:  # the error that ends the run has this text
-        return Judgement(width, doublings, evidence, clash, refuted, None)
-    todo = advice(width, noisy=scatter if noisy else None, widened=doublings > before)
+        return Judgement(width, doublings, found, warning=warning)
+    if text is not None and not stops:  # the error that ends the run has this text
+        return Judgement(width, doublings, found, contradiction=text, refuted=refuted)
     end = "; nothing more is eliminated" if stops else ""
-    return Judgement(width, doublings, evidence, None, refuted, f"the results refute the certificate: {refuted}{end}; {todo}")
+    warning = f"the results refute the certificate: {refuted}{end}; {_advice(now, repeats, widened=doublings > before)}"
+    return Judgement(width, doublings, found, refuted=refuted, warning=warning)
 
 
-def _estimate(observed: Sequence[Finding], width: BatchWidth, failure_probability: float) -> float:
+def _estimated_norm(seen: Sequence[Finding], width: BatchWidth, failure_probability: float) -> float:
     """Return the upper estimate of F from the batch with the most results, at least every batch's lower bound."""
-    theory, regularization = theory_of(width), observed[-1].confidence.regularization
-    assert theory is not None  # the policy has checked that its width has an F
+    theory, regularization = theory_of(width), seen[-1].confidence.regularization
+    assert theory is not None  # the settings are checked: their width has an F
     found = [
         norm_estimate(
             finding.form,
@@ -238,8 +277,8 @@ def _estimate(observed: Sequence[Finding], width: BatchWidth, failure_probabilit
             ratio=finding.confidence.ratio,
             failure_probability=failure_probability,
         )
-        for finding in observed
+        for finding in seen
     ]
-    largest = max(range(len(observed)), key=lambda number: observed[number].confidence.pulls)
+    largest = max(range(len(seen)), key=lambda number: seen[number].confidence.pulls)
     least = max(estimate.lower for estimate in found)
     return max(found[largest].upper, least, math.sqrt(1e-12 * regularization))

@@ -1,25 +1,42 @@
-"""The state of S-BPE and BPE: the current batch, and the findings of the complete ones."""
+"""The state of S-BPE and BPE, the current batch and the findings of the complete ones, and its snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from sparse_bo.arms import ArmPrior, KernelColumns, in_memory_posterior
+from sparse_bo.arms.design import Design
 from sparse_bo.domains.sharded import first_here
+from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.gp.priors import KnownPrior
-from sparse_bo.policies.elimination.batches import PlannedBatch
-from sparse_bo.policies.elimination.candidates import marginals_at
-from sparse_bo.policies.elimination.findings import Finding, known
+from sparse_bo.policies.elimination.batches import ArmSource, CandidateSource, PlannedBatch
+from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, marginals_at, with_results
 from sparse_bo.policies.elimination.refutation import SHARE
-from sparse_bo.policies.elimination.source import CandidateSource
-from sparse_bo.policies.persistence import KEPT
+from sparse_bo.policies.elimination.settings import with_norm
+from sparse_bo.policies.persistence import (
+    KEPT,
+    freeze_dictionary,
+    freeze_fields,
+    freeze_observations,
+    freeze_prior,
+    on_device,
+    part_of,
+    thaw_dictionary,
+    thaw_fields,
+    thaw_observations,
+    thaw_prior,
+    under,
+)
+from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
-from sparse_bo.widths import BatchWidth, ConstantWidth
+from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
 
 
 class Leading(NamedTuple):
@@ -40,7 +57,7 @@ class Leading(NamedTuple):
 class EliminationState:
     """The state of S-BPE and BPE between two updates. A value."""
 
-    source: CandidateSource[Any]
+    source: CandidateSource
     """Source of candidates on the domain."""
     sizes: tuple[int, ...]
     """The batch schedule."""
@@ -77,7 +94,7 @@ class EliminationState:
     failed: Tensor | None = field(default=None, metadata=KEPT)
     """Failed picks of the current plan before its first result, in order."""
     leading: Leading | None = None
-    """The best candidate after the last batch; ``None``: computed on request."""
+    """The best candidate after the last batch; ``None`` before the first, and after a snapshot."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
     round: int = field(default=0, metadata=KEPT)
@@ -98,7 +115,7 @@ class EliminationState:
     @property
     def best(self) -> Finding | None:
         """The finding of the batch with the most results; ``None`` before the first that has any."""
-        return max(known(self.findings), key=lambda finding: finding.confidence.pulls, default=None)
+        return max(with_results(self.findings), key=lambda finding: finding.confidence.pulls, default=None)
 
     @property
     def ratio(self) -> float | None:
@@ -112,11 +129,10 @@ class EliminationState:
             return None
         alive = self.source.alive(best, self.width, self.survivors)
         posterior, candidates = best.posterior, best.candidates
-        first = first_here(candidates.points)
         group = candidates.group
         # After failures an arm without a result is not recommended.
         if best.observations.pulls < self.sizes[self.findings.index(best)]:
-            seen = best.observations.rows - first
+            seen = best.observations.rows - first_here(candidates.points)  # positions among those of this rank
             succeeded = torch.zeros_like(alive)
             succeeded[seen[(seen >= 0) & (seen < len(alive))]] = True
             any_left = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]
@@ -124,15 +140,9 @@ class EliminationState:
         count = len(posterior.means) if self.survivors is None else len(self.survivors)
         mine: Leading | None = None
         if bool(alive.any()):
-            position = int(torch.where(alive, posterior.means, -torch.inf).argmax())
-            x = posterior.prior.in_memory[0][position]
-            mine = Leading(
-                candidates.row(first + position),
-                x,
-                float(posterior.means[position]),
-                float(posterior.leverages[position]),
-                count,
-            )
+            place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
+            x, mean = posterior.prior.in_memory[0][place], float(posterior.means[place])
+            mine = Leading(candidates.row(place), x, mean, float(posterior.leverages[place]), count)
         all_ranks = group.objects("the leading candidate", (mine, count))
         leading: Leading = max((other for other, _ in all_ranks if other is not None), key=lambda other: other.mean)
         return leading._replace(survivors=sum(here for _, here in all_ranks))
@@ -142,7 +152,10 @@ class EliminationState:
 
         Refuted bounds have no confidence; the text names them, and an enlarged F.
         """
-        total, kind = self.source.counted(self.findings)
+        if isinstance(self.source, ArmSource):
+            total, kind = self.source.domain.count, "arms"
+        else:
+            total, kind = len(self.findings[-1].members) if self.findings else 0, "candidates of the last batch"
         count = total if self.survivors is None else len(self.survivors)
         if self.leading is not None and self.survivors is not None:
             count = self.leading.survivors
@@ -169,10 +182,10 @@ class EliminationState:
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.State.standardised_errors`: by the newest complete batch; the noise variance is λ."""
-        complete = known(self.findings)
+        complete = with_results(self.findings)
         if not complete:
             return None
-        seen = marginals_at(complete[-1].posterior, self.source.inputs(picks))
+        seen = marginals_at(complete[-1].posterior, self.source.domain.inputs(picks))
         return (y - seen.means) / (seen.deviations.square() + complete[-1].confidence.regularization).sqrt()
 
     def without_results(self) -> EliminationState:
@@ -190,31 +203,29 @@ class EliminationState:
         """
         if not len(self.y):
             return Report()
-        observed = self.source.best_observed(self.picks, self.y)
+        seen = self.source.observations(self.picks, self.y)
+        highest, at = seen.means.max(dim=0)
+        observed = Report(
+            best_observed_index=None if seen.indices is None else int(seen.indices[at]),
+            best_observed_x=seen.X[at],
+            best_observed_mean=float(highest),
+            best_observed_count=int(seen.counts[at]),
+        )
         best = self.best
         if best is None:
-            return Report(
-                best_index=observed.row,
-                best_x=observed.x,
-                best_mean=observed.mean,
-                best_observed_index=observed.row,
-                best_observed_x=observed.x,
-                best_observed_mean=observed.mean,
-                best_observed_count=observed.pulls,
+            return replace(
+                observed, best_index=observed.best_observed_index, best_x=seen.X[at], best_mean=observed.best_observed_mean
             )
         factor, leading = best.posterior.state.factor, self.leading or self.found_leading()
         assert leading is not None
         newest = self.findings[-1]
         scale = best.posterior.prior.regularization**0.5
-        return Report(
+        return replace(
+            observed,
             best_index=leading.row,
             best_x=leading.x,
             best_mean=leading.mean,
             best_sd=leading.leverage**0.5 * scale,
-            best_observed_index=observed.row,
-            best_observed_x=observed.x,
-            best_observed_mean=observed.mean,
-            best_observed_count=observed.pulls,
             dictionary_size=newest.posterior.dictionary.m,
             rank=factor.rank,
             jitter=factor.jitter,
@@ -227,3 +238,70 @@ class EliminationState:
             refuted=self.refuted,
             survivors=self.survivors,
         )
+
+
+def freeze_elimination(state: EliminationState) -> Frozen:
+    """Return the state as arrays, without the domain. O(evaluations + candidates of all batches); on a box times d.
+
+    A plan with results and the dictionaries are stored, not computed again. A plan without results is a function of the state
+    and the run's generator.
+    """
+    frozen = freeze_fields(state) | {"findings": len(state.findings)}
+    if state.prior is not None:
+        frozen |= freeze_prior(state.prior)
+    for number, finding in enumerate(state.findings):
+        part = freeze_observations(finding.observations) | {"confidence": asdict(finding.confidence)}
+        part |= {"members": finding.members} | freeze_dictionary(finding.posterior.dictionary)
+        frozen |= under(f"finding.{number}", part)
+    plan = state.plan
+    if plan is not None:
+        chosen = plan.design
+        part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
+        part |= {"observed": plan.observed, "y": plan.y, "failures": plan.failures}
+        part |= {"members": plan.candidates.members} | freeze_dictionary(chosen.dictionary)
+        frozen |= under("plan", part)
+    return frozen
+
+
+def thaw_elimination(
+    empty: EliminationState, frozen: Frozen, *, given: Kernel | None, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
+) -> EliminationState:
+    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch.
+
+    Args:
+        empty: The policy's state without data.
+        frozen: Arrays on any device.
+        given: The policy's kernel; ``None``: the frozen one.
+        prior_over: From a known prior and points (``c x d``) to the prior over them.
+    """
+    frozen = on_device(frozen, empty.source.domain.device)
+    state = replace(empty, **thaw_fields(EliminationState, frozen))
+    if state.norm is not None:
+        state = replace(state, width=with_norm(state.width, state.norm))
+    if "kernel" not in frozen:
+        return state
+    prior = thaw_prior(frozen, given=given)
+
+    def candidates_of(members: Tensor) -> tuple[BatchCandidates, Tensor, ArmPrior]:
+        candidates = empty.source.thaw(members)
+        assert isinstance(candidates.points, Tensor)  # sharded arms have no snapshots
+        return candidates, candidates.points, prior_over(prior, candidates.points)
+
+    findings = []
+    for number in range(frozen["findings"]):
+        part = part_of(frozen, f"finding.{number}")
+        candidates, points, surrogate = candidates_of(part["members"])
+        surrogate = replace(surrogate, sweep_dtype=torch.float64)
+        observations, dictionary = thaw_observations(part, points), thaw_dictionary(part, points)
+        posterior, _ = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(surrogate.memory_bytes))
+        confidence = BatchConfidence(**part["confidence"])
+        findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
+    state = replace(state, prior=prior, findings=tuple(findings))
+    part = part_of(frozen, "plan")
+    if not part:
+        return state
+    candidates, points, surrogate = candidates_of(part["members"])
+    picked = add_observations(no_observations(points), points, part["order"], torch.zeros_like(part["y"]))
+    chosen = Design(part["order"], picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
+    plan = PlannedBatch(candidates, surrogate, chosen, part["observed"], part["y"], part["failures"])
+    return replace(state, plan=plan)

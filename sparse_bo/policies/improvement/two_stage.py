@@ -12,9 +12,7 @@ from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BBKB, UCBPolicy
 from sparse_bo.policies.bandits.state import BanditState
-from sparse_bo.policies.improvement.mechanism import ArmSearch
-from sparse_bo.policies.improvement.policy import ExpectedImprovement
-from sparse_bo.policies.improvement.state import ImprovementState
+from sparse_bo.policies.improvement.policy import ArmSearch, ExpectedImprovement, ImprovementState
 from sparse_bo.policies.persistence import part_of, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, as_arms
 from sparse_bo.validation import check_count

@@ -1,13 +1,258 @@
-"""The trust-region policy."""
+"""The trust-region policy on a box: a local GP, batches by expected improvement, and a region that moves with progress."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from sparse_bo.domains import Domain
-from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.trust_region.mechanism import RegionSearch
-from sparse_bo.policies.trust_region.settings import RegionSettings
+import torch
+from torch import Tensor
+
+from sparse_bo.domains import Box, Domain
+from sparse_bo.gp.posterior import Posterior
+from sparse_bo.policies.box_states import design_points, told
+from sparse_bo.policies.failures import Refusal, refused
+from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
+from sparse_bo.policies.states import with_failures
+from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.trust_region.observations import is_exact
+from sparse_bo.policies.trust_region.region import Region, RegionSettings
+from sparse_bo.policies.trust_region.search import (
+    Candidates,
+    Corners,
+    OnlineKnowledgeGradient,
+    candidates_of,
+    combined_points,
+    is_resolved,
+    points_anywhere,
+    points_around,
+)
+from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RegionSearch(Mechanism[RegionState]):
+    """A trust-region policy on a box.
+
+    Attributes:
+        box: In float64.
+        settings: Settings of the policy.
+    """
+
+    box: Box
+    settings: RegionSettings
+
+    @property
+    def design_size(self) -> int:
+        """Points before the first model."""
+        return self.settings.design_size(self.box.dims)
+
+    def init(self) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.init`."""
+        return RegionState(self.box, self.box.no_picks, self.box.bounds.new_empty(0), merges=self.settings.cumulative)
+
+    def ask(self, state: RegionState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
+        """Return points of a Sobol sequence until the initial design is complete, then maximisers of expected improvement.
+
+        Where every evaluation counts, they maximise the online knowledge gradient; where it is not positive, the best point is
+        evaluated again. Pending points and earlier picks of the batch are conditioned on: their
+        variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
+        """
+        out = len(pending)
+        if state.fitted is None or state.region is None:
+            missing = self.design_size - state.pulls
+            if missing <= out and out:
+                return Wait(max(missing, 1))
+            q = min(max_q, max(1, missing - out))
+            return Proposal(design_points(q, state, pending=pending, generator=generator))
+        room = self.settings.largest_batch(state.pulls) - out
+        if room <= 0:
+            return Wait(1 - room)
+        replicate = self._replicate(state, pending)[:max_q]
+        q = min(max_q, room) - len(replicate)
+        picks = self._cumulative_picks if self.settings.cumulative else self._picks
+        others = picks(state, q, pending=torch.cat([pending, replicate]), generator=generator)
+        return Proposal(torch.cat([replicate, others]), repeats=True)
+
+    def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
+        """Observe, fit the model around the centre, and move the region. Draws nothing."""
+        watch, after = Stopwatch(), told(state, picks, y)
+        if state.fitted is None and after.pulls < self.design_size:
+            return replace(after, seconds=watch.seconds)
+        U, replicates = after.U, after.replicates
+        region = state.region or Region(centre=int(after.y.argmax()), length=self.settings.first_length)
+        centre = U[int(after.y.argmax()) if region.centre is None else region.centre]
+        with watch.phase("learn"):
+            exact, new = bool(is_exact(U, after.y)), bool((replicates.rows >= state.pulls).any())
+            before, size = state.fitted, self.settings.model_size
+            fitted = fitted_region(U, replicates, centre=centre, before=before, exact=exact, fresh=new, most=size)
+        with watch.phase("fit"), one_thread():
+            region = self._moved(region, state, replace(after, fitted=fitted), exact=exact)
+        return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
+
+    def fail(self, state: RegionState, picks: Tensor) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
+        return with_failures(state, picks)
+
+    def freeze(self, state: RegionState) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
+        frozen = freeze_fields(state)
+        if state.region is None or state.fitted is None:
+            return frozen
+        return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
+
+    def thaw(self, frozen: Frozen) -> RegionState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
+        arrays = on_device(frozen, self.box.device)
+        state = replace(self.init(), **thaw_fields(RegionState, arrays))
+        region = part_of(arrays, "region")
+        if not region:
+            return state
+        fitted = thaw_region(part_of(arrays, "fitted"), state.U, state.replicates)
+        return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
+
+    def _moved(self, region: Region, before: RegionState, after: RegionState, *, exact: bool) -> Region:
+        """Return the region after a batch.
+
+        Args:
+            region: Before the batch.
+            before: State before the batch.
+            after: State with its results, and the model of them.
+            exact: Whether the objective is known to have no noise.
+        """
+        fitted, replicates = after.fitted, after.replicates
+        assert fitted is not None
+        rows, values = fitted.rows, replicates.values
+        return region.after(
+            self.settings,
+            rows=rows,
+            means=fitted.warp(values[rows]) if exact else fitted.gp.mean(after.U[rows]),
+            newest=after.pulls if before.fitted is None else before.pulls,
+            total=after.pulls,
+            distinct=int((replicates.rows >= region.start).sum()),
+            dims=self.box.dims,
+            noise=0.0 if exact else fitted.noise,
+        )
+
+    def _replicate(self, state: RegionState, pending: Tensor) -> Tensor:
+        """Return the point of the highest observation (``1 x d``) as long as no point has been repeated, else none.
+
+        It is the first pick after the initial design: see :func:`.is_exact`. None where all observations are equal.
+        """
+        highest, everything = state.X[state.y.argmax()].unsqueeze(0), torch.cat([state.X, pending])
+        repeated = len(torch.unique(everything, dim=0)) < len(everything)
+        return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest
+
+    def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+        """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.
+
+        Where evaluations have failed near the best point, expected improvement takes its place.
+        """
+        assert state.fitted is not None
+        best = state.X[state.best_row].unsqueeze(0)
+        picks = self._picks(state, q, pending=pending, generator=generator, worthwhile=True)
+        missing = q - len(picks)
+        refuse, _ = self._failures(state, state.fitted.gp)
+        if missing and refuse is not None and bool(refuse(self.box.to_unit(best))):
+            others = self._picks(state, missing, pending=torch.cat([pending, picks]), generator=generator)
+            return torch.cat([picks, others])
+        return torch.cat([picks, best.expand(missing, -1)])
+
+    def _picks(
+        self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator, worthwhile: bool = False
+    ) -> Tensor:
+        """Return ``q x d`` maximisers of expected improvement, or at most as many worthwhile ones of the knowledge gradient."""
+        fitted, region = state.fitted, state.region
+        assert fitted is not None
+        assert region is not None
+        with one_thread():
+            refuse, failed = self._failures(state, fitted.gp)
+            out = self.box.to_unit(pending)
+            gp = fitted.gp.condition(torch.cat([out, failed]))
+            searches = self._searches(state, fitted, region, gp=gp, out=out, refuse=refuse, generator=generator)
+            if worthwhile:
+                highest = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(out)]).max()
+                knowledge = OnlineKnowledgeGradient(fitted.warp, highest, self.settings.horizon * state.pulls)
+                searches = [replace(each, best=float(highest), knowledge=knowledge) for each in searches]
+            share, U = self.settings.exploration_share(self.box.dims), out[:0]
+            for _ in range(q):
+                explores = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < share
+                u = _next(gp, searches[1:] if explores else searches, picked=len(U))
+                if u is None:
+                    break
+                at = gp.moments(u)
+                searches = [each.after(gp, u, at) for each in searches]
+                U, gp = torch.cat([U, u]), gp.condition(u)
+        return self.box.from_unit(U).clamp(self.box.lower, self.box.upper)
+
+    def _searches(
+        self,
+        state: RegionState,
+        fitted: FittedRegion,
+        region: Region,
+        *,
+        gp: Posterior,
+        out: Tensor,
+        refuse: Refusal | None,
+        generator: torch.Generator,
+    ) -> list[Candidates]:
+        """Return the candidates of the region and of the whole box; during a restart design the latter twice.
+
+        Args:
+            state: State after the last batch.
+            fitted: Its model.
+            region: Its region.
+            gp: The model, conditioned on the pending points.
+            out: ``p x d`` pending points in the unit cube.
+            refuse: Points near failures.
+            generator: Generator of the candidates.
+        """
+        U, settings = state.U, self.settings
+        means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
+        highest = float(torch.cat([means, pending_means]).max())
+        noise_variance = fitted.gp.noise_variance if is_exact(state.X, state.y) is False else 0.0
+        make = partial(candidates_of, gp, noise_variance=noise_variance, refuse=refuse)
+        box = Corners(U.new_zeros(U.shape[1]), U.new_ones(U.shape[1]))
+        anywhere = make(points_anywhere(U, settings.candidates, generator=generator), box, best=highest)
+        if region.centre is None:
+            return [anywhere] * 2
+        centre = U[region.centre]
+        corners = Corners(*region.corners(centre, fitted.learned.reach))
+        own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
+        best = float(own.max()) if len(own) else highest
+        shared = centre if self.box.dims > settings.many_inputs else None
+        around = points_around(centre, corners, settings, generator=generator)
+        if fitted.learned.additive:  # the best value of an input may lie outside of the region
+            corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
+        return [make(around, corners, best=best, centre=shared), anywhere]
+
+    def _failures(self, state: RegionState, gp: Posterior) -> tuple[Refusal | None, Tensor]:
+        """Return the refusal of points near failures in the unit cube, and the recent failures (``f x d``)."""
+        failures, box = state.failures, self.box
+        if failures is None or not len(failures.where):
+            return None, gp.support[:0]
+        failures = replace(failures, where=box.to_unit(failures.where))
+        near = refused(failures, pulls=state.pulls, succeeded=state.U, correlation=gp.prior.kernel.cross)
+        return near, failures.where[failures.speaking(state.pulls)]
+
+
+def _next(gp: Posterior, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
+    """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise.
+
+    If there is none, it is the next candidate of the last; ``None`` with the knowledge gradient.
+    """
+    for each in searches:
+        u = each.pick(gp)
+        at = gp.moments(u)
+        evaluated = gp.noise_variance < 1e-6 and bool(((gp.support - u).abs().amax(dim=-1) < 1e-9).any())
+        if each.worthwhile(at) and not evaluated and not bool(is_resolved(gp, at, best=each.best, picked=picked)):
+            return u
+    if searches[-1].knowledge is not None:
+        return None
+    return searches[-1].U[picked % len(searches[-1].U)].unsqueeze(0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,125 @@
-"""The trust region as a value: its centre, its length, and the rules by which new evaluations move it (TuRBO)."""
+"""A trust region: its settings, and its centre, side and counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from sparse_bo.policies.persistence import KEPT
-from sparse_bo.policies.trust_region.settings import RegionSettings
+from sparse_bo.policies.settings import Goal
+from sparse_bo.validation import check_choice, check_count, check_positive, check_probability
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImprovementSettings:
+    """Settings of expected improvement with an exact GP of part of the data, on boxes and over arms.
+
+    Attributes:
+        batch_size: Largest number of pending points: the number of workers. ``None``: 4, or one for every 200 evaluations if
+            that is more.
+        initial_design: Points before the first model. ``None``: 2d, at least 5 and at most d + 20 or 100.
+        model_size: Largest number of distinct points in the model: those of the highest observations, the nearest to the best
+            one, and some of the whole run. A batch costs O(n³) of them.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range.
+    """
+
+    batch_size: int | None = None
+    initial_design: int | None = None
+    model_size: int = 400
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "initial_design"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_count("model_size", self.model_size)
+
+    def largest_batch(self, evaluations: int) -> int:
+        """Return the largest number of pending points after some evaluations."""
+        return default_batch(evaluations) if self.batch_size is None else self.batch_size
+
+    def design_size(self, dims: int) -> int:
+        """Return the number of points before the first model."""
+        return max(5, min(2 * dims, dims + 20, 100)) if self.initial_design is None else self.initial_design
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionSettings(ImprovementSettings):
+    """Settings of a trust region, after TuRBO (Eriksson et al. 2019). Lengths are in the unit cube.
+
+    Attributes:
+        exploration: Share of the picks made in the whole box while the region is smaller, in [0, 1]. ``None``: 1/4 in up to
+            ``many_inputs`` inputs, 0 in more.
+        goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts (cumulative regret); its
+            initial design has at most 10 points.
+        first_length: Length of the region at the start and after a restart.
+        shortest_length: The search restarts elsewhere when the length falls below it.
+        patience: Batches in a row with progress after which the length doubles. It halves after ``patience + 1`` evaluations
+            in a row without progress, or d if that is more.
+        candidates: Points at which expected improvement is computed before it is climbed.
+        perturbed_inputs: Inputs in which a candidate differs from the centre, on average, in more than ``many_inputs`` inputs.
+        many_inputs: In more inputs than these, candidates differ from the centre in some inputs only.
+        horizon: Future evaluations, per evaluation made, for which an improvement counts with ``goal="cumulative"``.
+
+    Raises:
+        TypeError: If a setting has the wrong kind.
+        ValueError: If one is out of range.
+    """
+
+    exploration: float | None = None
+    goal: Goal = "best"
+    first_length: float = 0.8
+    shortest_length: float = 2.0**-7
+    patience: int = 3
+    candidates: int = 800
+    perturbed_inputs: int = 5
+    many_inputs: int = 8
+    horizon: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exploration is not None:
+            check_probability("exploration", self.exploration, closed=True)
+        check_choice("goal", self.goal, get_args(Goal))
+        for name in ("first_length", "shortest_length", "horizon"):
+            check_positive(name, getattr(self, name))
+        for name in ("patience", "candidates", "perturbed_inputs"):
+            check_count(name, getattr(self, name))
+        check_count("many_inputs", self.many_inputs, minimum=0)
+
+    @property
+    def cumulative(self) -> bool:
+        """Whether every evaluation counts."""
+        return self.goal == "cumulative"
+
+    def design_size(self, dims: int) -> int:
+        """Return the number of points before the first model."""
+        size = super().design_size(dims)
+        return min(size, 10) if self.cumulative and self.initial_design is None else size
+
+    def exploration_share(self, dims: int) -> float:
+        """Return the share of picks made in the whole box."""
+        if self.exploration is not None:
+            return self.exploration
+        return 0.25 if dims <= self.many_inputs else 0.0
+
+    def failures(self, dims: int) -> int:
+        """Return the number of evaluations in a row without progress after which the length halves."""
+        return max(self.patience + 1, dims)
+
+    def restart_design(self, dims: int) -> int:
+        """Return the number of evaluations anywhere in the box from which a new region is chosen."""
+        return max(self.patience + 1, dims // 2)
+
+
+def default_batch(evaluations: int) -> int:
+    """Return the batch size after some evaluations where none is given: later updates cost more and decide less."""
+    return max(4, evaluations // 200)
 
 
 @dataclass(frozen=True, kw_only=True)

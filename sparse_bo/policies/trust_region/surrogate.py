@@ -21,11 +21,8 @@ from sparse_bo.gp.learn import FAMILIES, PRIORS, learn
 from sparse_bo.gp.posterior import Posterior, ProcessPrior, exact
 from sparse_bo.policies.persistence import KEPT, freeze_fields, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.trust_region.replicates import Replicates
-from sparse_bo.policies.trust_region.warping import Warp, warp, warps
+from sparse_bo.policies.trust_region.observations import Replicates, Warp, warp, warps
 
-KNOWN = 400
-"""Observations that the model is conditioned on, at most."""
 LEARNED_FROM = 300
 """Points that hyper-parameters are learned from, at most."""
 HIGHEST = 40
@@ -104,7 +101,7 @@ def fitted_region(
     before: FittedRegion | None,
     exact: bool = False,
     fresh: bool = True,
-    most: int = KNOWN,
+    most: int,
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 

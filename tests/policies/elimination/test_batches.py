@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sparse_bo.policies import batch_schedule
-from sparse_bo.policies.elimination.batches import checked_schedule
-from sparse_bo.policies.elimination.candidates import ArmCandidates
+from sparse_bo.policies.elimination.findings import BatchCandidates
+from sparse_bo.policies.elimination.settings import checked_schedule
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_a_schedule_may_be_shorter_than_the_horizon():
 
 def test_picks_outside_the_candidates_have_no_position():
     rows = torch.tensor([1, 4, 6])
-    candidates = ArmCandidates(torch.zeros(3, 2, dtype=torch.float64), rows)
+    candidates = BatchCandidates(torch.zeros(3, 2, dtype=torch.float64), rows)
     assert candidates.positions(torch.tensor([6, 2, 1, 9]), among=torch.arange(3)).tolist() == [2, -1, 0, -1]

@@ -15,9 +15,9 @@ from sparse_bo.dictionary import AllSampler, candidates_of
 from sparse_bo.domains import Arms
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.candidates import ArmCandidates
-from sparse_bo.policies.elimination.findings import Finding, contradiction, interval, surviving
-from sparse_bo.policies.elimination.source import ArmSource
+from sparse_bo.policies.elimination.batches import ArmSource
+from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, interval, surviving
+from sparse_bo.policies.elimination.refutation import contradiction, noise_check
 from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, GaussianBounds, SBPETheory
 from tests.builders import rbf_kernel
 from tests.oracles import exact_gp, rbf
@@ -49,7 +49,7 @@ def finding(
     confidence = BatchConfidence(
         pulls=len(picks), batches=3, arms=len(ARMS), dims=1, regularization=NOISE, kappa_squared=SCALE, ratio=0.0
     )
-    return Finding(ArmCandidates(points, rows), posterior, seen, confidence)
+    return Finding(BatchCandidates(points, rows), posterior, seen, confidence)
 
 
 def dense(picks: Sequence[int], y: Sequence[float], X: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class TestContradiction:
 
     def test_no_function_of_norm_F_leaves_the_prior_by_more_than_F_times_its_deviation(self):
         """``|f − μ₀| ≤ F √k(x,x)`` is 2 here, where ``F k(x,x)`` would be 4."""
-        at = lambda value: contradiction([finding([4] * 50, [PRIOR_MEAN + value] * 50)], self.THEORY, noise_variance=NOISE)  # noqa: E731
+        at = lambda value: contradiction([finding([4] * 50, [PRIOR_MEAN + value] * 50)], self.THEORY)  # noqa: E731
         assert at(1.9) is None
         found = at(2.5)
         assert found is not None
@@ -115,9 +115,9 @@ class TestContradiction:
         wide = SBPETheory(rkhs_norm=3.0, noise_variance=1e-8, bias="tight")
         first = finding([0] * 400 + [1] * 400, [2.0] * 400 + [3.0] * 400, [1, 7])
         same = finding([0] * 400 + [1] * 400 + [2] * 400, [2.0] * 400 + [-1.0] * 400 + [3.0] * 400, [1, 5, 7])
-        assert contradiction([first, same], wide, noise_variance=NOISE) is None
+        assert contradiction([first, same], wide) is None
         other = finding([0] * 400 + [1] * 400 + [2] * 400, [2.0] * 400 + [-1.0] * 400 + [0.0] * 400, [1, 5, 7])
-        found = contradiction([first, other], wide, noise_variance=NOISE)
+        found = contradiction([first, other], wide)
         assert found is not None
         assert found.point == "of arm 7"
         assert found.lower == pytest.approx(float(interval(first, wide).lower[1]))
@@ -131,20 +131,19 @@ class TestContradiction:
         step = math.sqrt(share * limit / 24)  # 24 results, each this far from its arm's mean
         y = [50.0 - step, 50.0 + step] * 6
         batches = [finding([2] * 6 + [3] * 6, y), finding([2] * 6 + [3] * 6, y)]
-        found = contradiction(batches, self.THEORY, noise_variance=NOISE)
-        assert found is not None
-        assert found.noisy is noisy
-        assert found.noise_estimate == pytest.approx(share * limit / freedom)
+        repeats = noise_check(batches, NOISE)
+        assert repeats.excessive is noisy
+        assert repeats.variance == pytest.approx(share * limit / freedom)
 
     def test_an_arm_without_prior_variance_hides_nothing(self):
         """A linear kernel at x = 0, and bounds that know no norm: infinity times nothing must not count as a bound."""
         linear = LinearKernel().double().requires_grad_(False)
         assert float(linear(ARMS[:1]).to_dense()) == 0.0
         batches = [finding([8] * 50, [value] * 50, kernel=linear) for value in (5.0, -5.0)]
-        found = contradiction(batches, GaussianBounds(), noise_variance=NOISE)
+        found = contradiction(batches, GaussianBounds())
         assert found is not None
         assert found.point == "of arm 8"
-        assert contradiction([batches[0], batches[0]], GaussianBounds(), noise_variance=NOISE) is None
+        assert contradiction([batches[0], batches[0]], GaussianBounds()) is None
 
     def test_an_arm_that_a_batch_did_not_know_is_unbounded_by_it_also_without_width(self):
         """A width of 0 times an infinite deviation."""
@@ -154,12 +153,9 @@ class TestContradiction:
                 return Bounds(0.0, 0.0)
 
         first, newest = finding([0], [1.0], [1, 7]), finding([0], [9.0], [1, 5, 7])
-        found = contradiction([first, newest], Nothing(), noise_variance=NOISE)
+        found = contradiction([first, newest], Nothing())
         assert found is not None
         assert found.point == "of arm 1"
 
     def test_without_repeats_the_noise_is_unknown(self):
-        found = contradiction([finding([2, 6], [50.0, 50.0])], self.THEORY, noise_variance=NOISE)
-        assert found is not None
-        assert found.noise_estimate is None
-        assert not found.noisy
+        assert noise_check([finding([2, 6], [50.0, 50.0])], NOISE) == (None, False)

@@ -14,8 +14,7 @@ from scipy.stats import binom
 from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.errors import CertificateWarning
 from sparse_bo.gp.diagnostics import binomial_tail
-from sparse_bo.policies.elimination import refutation
-from sparse_bo.policies.elimination.refutation import SHARE, Predictions
+from sparse_bo.policies.elimination.refutation import SHARE, evidence, predicted
 from sparse_bo.widths import GaussianBounds, SBPELightTailed, SBPETheory
 from tests.builders import rbf_kernel
 from tests.oracles import rbf
@@ -163,9 +162,9 @@ def test_a_prior_that_the_objective_is_no_draw_of_is_refuted():
 def test_coverage_alone_refutes_where_the_size_is_not_known():
     """Light-tailed noise has no test of size. Intervals that miss half the inputs have a chance that is told."""
     problem = Problem(6, scale=3.0)
-    predictions = Predictions(problem.run(SBPE, schedule=(60, 60)).state.findings)
+    batches = predicted(problem.run(SBPE, schedule=(60, 60)).state.findings)
     width = SBPELightTailed(rkhs_norm=0.2 * problem.norm, noise_radius=1e3, failure_probability=DELTA)
-    found = predictions.evidence(width, failure_probability=DELTA)
+    found = evidence(batches, width, failure_probability=DELTA)
     assert found.refuted is not None
     (first, held), (second, held_too) = found.coverages
     share = f"of {first + second} inputs of 2 batches, {held + held_too} ({(held + held_too) / (first + second):.0%})"
@@ -175,21 +174,21 @@ def test_coverage_alone_refutes_where_the_size_is_not_known():
     assert chance < DELTA / 16
     assert "norm" not in found.refuted
     right = replace(width, rkhs_norm=problem.norm)
-    assert predictions.evidence(right, failure_probability=DELTA).refuted is None
+    assert evidence(batches, right, failure_probability=DELTA).refuted is None
 
 
 def test_the_interval_before_the_first_batch_is_the_norm_and_later_ones_are_intersections():
     """By hand: one input beyond ``F √k`` and the noise in the first batch, none in the second."""
     problem = Problem(0)
     loop = problem.run(schedule=(60, 60))
-    predictions = Predictions(loop.state.findings)
+    batches = predicted(loop.state.findings)
     finding = loop.state.findings[0]
     seen = finding.observations
     for factor in (0.05, 0.3, 1.0):
         width = SBPETheory(rkhs_norm=factor * problem.norm, bias="tight")
         noise = NOISE_SD * (2.0 * math.log(2.0 / SHARE) / seen.counts).sqrt()
         expected = int((seen.means.abs() <= factor * problem.norm + noise).sum())
-        assert predictions.evidence(width, failure_probability=DELTA).coverages[0] == (seen.n, expected)
+        assert evidence(batches, width, failure_probability=DELTA).coverages[0] == (seen.n, expected)
         bounds, (first, second) = width.bounds(finding.confidence), loop.state.findings
         at = second.observations.rows
         half = bounds.width * first.marginals.deviations[at]
@@ -198,7 +197,7 @@ def test_the_interval_before_the_first_batch_is_the_norm_and_later_ones_are_inte
         noise = NOISE_SD * (2.0 * math.log(2.0 / SHARE) / second.observations.counts).sqrt()
         means = second.observations.means
         expected = int(((means >= lower - noise) & (means <= upper + noise)).sum())
-        assert predictions.evidence(width, failure_probability=DELTA).coverages[1] == (second.observations.n, expected)
+        assert evidence(batches, width, failure_probability=DELTA).coverages[1] == (second.observations.n, expected)
 
 
 def test_the_norm_can_be_estimated():
@@ -219,4 +218,4 @@ def test_gaussian_bounds_allow_normal_noise():
     counts = torch.tensor([1.0, 4.0], dtype=torch.float64)
     within = GaussianBounds().noise_within(counts, share=0.05, regularization=0.09)
     assert within.tolist() == pytest.approx([1.959964 * 0.3, 1.959964 * 0.15], rel=1e-6)
-    assert refutation.SHARE == 0.01
+    assert SHARE == 0.01

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gpytorch
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from sparse_bo import BPE, SBPE, AskTell, ContradictionError, Storage, maximize
-from sparse_bo.arms.design import Resampling, design
+from sparse_bo.arms.design import Resampling
 from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
 from sparse_bo.domains import Arms, Box
 from sparse_bo.errors import CertificateWarning, ScheduleComplete
 from sparse_bo.policies import Policy, Wait
-from sparse_bo.policies.elimination import mechanism
-from sparse_bo.policies.elimination.mechanism import Elimination
+from sparse_bo.policies.elimination.policy import Elimination
 from sparse_bo.widths import BatchConfidence, GaussianBounds, SBPEOnBox, SBPETheory
 from tests.builders import arms, rbf_kernel, unit_box
 from tests.oracles import exact_design, exact_gp, rbf
@@ -55,6 +54,17 @@ def settings(member: Member, **changes: Any) -> dict[str, Any]:
         "rkhs_norm": member.norm,
     }
     return {"horizon": 200, **common, **changes}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recorded(SBPE):
+    """S-BPE with a record of the numbers of batches for which it is asked for a rule, once per plan."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def resampling(self, batches: int) -> Resampling:
+        self.asked.append(batches)
+        return super().resampling(batches)
 
 
 def dense_bpe(
@@ -130,16 +140,10 @@ def test_the_report_is_of_the_batch_with_the_most_results_and_of_the_best_arm_th
     assert result.best_sd == pytest.approx(float(finding.marginals.deviations[position]))
 
 
-def test_dictionaries_share_the_failure_probability_among_the_batches(monkeypatch):
-    asked: list[int] = []
-
-    def everything(policy: SBPE, batches: int) -> Resampling:
-        asked.append(batches)
-        return Resampling(sampler=lambda picks: AllSampler())
-
-    monkeypatch.setattr(SBPE, "resampling", everything)
-    AskTell(arms(150), SBPE(**settings(Member()))).run(Member().evaluate, 200)
-    assert asked == [4]
+def test_dictionaries_share_the_failure_probability_among_the_batches():
+    policy = Recorded(**settings(Member()))
+    AskTell(arms(150), policy).run(Member().evaluate, 200)
+    assert set(policy.asked) == {4}
 
 
 class TestEdges:
@@ -279,20 +283,15 @@ class TestPlanning:
         kept = self.POLICY.on(Arms(arms(150)))
         assert self.told(lambda: kept) == self.told(lambda: self.POLICY.on(Arms(arms(150))))
 
-    def test_a_run_plans_every_batch_once(self, monkeypatch):
-        planned: list[int] = []
-
-        def counted(surrogate: Any, q: int, **how: Any) -> Any:
-            planned.append(q)
-            return design(surrogate, q, **how)
-
-        monkeypatch.setattr(mechanism, "design", counted)
-        loop = AskTell(arms(150), self.POLICY, seed=2)
+    def test_a_run_plans_every_batch_once(self):
+        policy = Recorded(**settings(Member(), dictionary=UniformSampler(size=6), width="tight"))
+        loop = AskTell(arms(150), policy, seed=2)
         while loop.asked < 200:
             batch = loop.ask(4)
             loop.tell(batch.tickets[:2], Member().values(batch.X[:2]))
             loop.tell(batch.tickets[2:], Member().values(batch.X[2:]))
-        assert planned == list(loop.state.sizes) == [15, 55, 105, 25]
+        assert loop.state.sizes == (15, 55, 105, 25)
+        assert len(policy.asked) == len(loop.state.findings) == 4
 
     @pytest.mark.parametrize("complete", [0, 1])
     def test_a_snapshot_before_any_result_of_a_batch_gives_the_same_batch(self, complete):

@@ -7,11 +7,10 @@ import torch
 
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
+from sparse_bo.policies.trust_region.observations import KINDS, is_exact, warp, warps
 from sparse_bo.policies.trust_region.region import Region
-from sparse_bo.policies.trust_region.replicates import is_exact
 from sparse_bo.policies.trust_region.search import Corners, candidates_of, points_around
 from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
-from sparse_bo.policies.trust_region.warping import KINDS, warp, warps
 from tests.builders import arms, waves
 from tests.oracles import exact_gp, rbf
 

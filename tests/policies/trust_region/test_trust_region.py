@@ -11,7 +11,7 @@ from sparse_bo import AskTell, TrustRegion, maximize, problems
 from sparse_bo.domains import Box
 from sparse_bo.errors import ObjectiveError, PendingBatchError
 from sparse_bo.policies import RegionState, Wait
-from sparse_bo.policies.trust_region.mechanism import RegionSearch
+from sparse_bo.policies.trust_region.policy import RegionSearch
 from sparse_bo.policies.trust_region.surrogate import EXACT_NOISE
 from tests.builders import unit_box
 from tests.policies.builders import bowl, box

@@ -1,20 +1,82 @@
-"""Ray as an executor of ``concurrent.futures``."""
+"""Executors of our own, with the interface of ``concurrent.futures``: daemon threads, and Ray."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from typing import Any
 
-from sparse_bo.evaluations.pools import optional
-from sparse_bo.evaluations.worker import call
 
-RAY_STARTUP = 5.0
-"""Least allowance for Ray to replace a killed worker (s); a busy machine takes longer."""
+def optional(name: str) -> Any:
+    """Return an optional package, which is also the name of its extra.
+
+    Raises:
+        ImportError: If it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} is not installed; pip install 'sparse-bo[{name}]'") from error
+
+
+class Threads:
+    """An executor of daemon threads, started on demand: a thread that hangs does not keep the process from ending.
+
+    Python joins the threads of ``concurrent.futures`` when it ends, however long they take.
+
+    Args:
+        workers: Maximum number of threads.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._max_workers = workers
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
+        self._ended = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Start ``fn(*args)``.
+
+        Raises:
+            RuntimeError: If the executor is shut down.
+        """
+        if self._ended:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future: Future[Any] = Future()
+        self._tasks.put((future, fn, args))
+        if not self._idle.acquire(blocking=False) and self._started < self._max_workers:
+            self._started += 1
+            threading.Thread(target=self._work, name=f"evaluations-{self._started}", daemon=True).start()
+        return future
+
+    def shutdown(self) -> None:
+        """Cancel tasks that have not begun, and end each thread after its current task. Does not wait."""
+        self._ended = True
+        with suppress(queue.Empty):
+            while (task := self._tasks.get_nowait()) is not None:  # threads take tasks meanwhile: a blocking get could hang
+                task[0].cancel()
+        for _ in range(self._started):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, fn, args = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args))
+                except BaseException as error:  # SystemExit of an objective too: it belongs to the evaluation
+                    future.set_exception(error)
+            del task, future
+            self._idle.release()
 
 
 class RayExecutor(Executor):
@@ -46,12 +108,12 @@ class RayExecutor(Executor):
         self._counted, self._count = -math.inf, 1
         start = time.monotonic()
         self._ray.get(self._remote.remote(os.getpid, (), {}))
-        self._startup = max(time.monotonic() - start, RAY_STARTUP)
+        self._startup = max(time.monotonic() - start, 5.0)  # to replace a killed worker takes longer on a busy machine
         self._killed = time.monotonic()
 
     @property
     def _max_workers(self) -> int:
-        """How many tasks can run at once on the nodes that are there now; looked up once a second."""
+        """Number of tasks that fit at once on the present nodes; looked up once a second."""
         if time.monotonic() - self._counted > 1.0:
             there = self._ray.cluster_resources()
             shares = {"CPU": self._options.get("num_cpus", 1), "GPU": self._options.get("num_gpus", 0)}
@@ -61,7 +123,7 @@ class RayExecutor(Executor):
 
     @property
     def grace(self) -> float:
-        """Seconds that a task submitted now may take on top, because Ray may still be starting its worker."""
+        """Extra seconds for a task submitted now, because Ray may still be starting its worker."""
         return 2.0 * self._startup if time.monotonic() - self._killed < 2.0 * self._startup else 0.0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -122,3 +184,8 @@ class _RayFuture(Future[Any]):
         if cancelled:
             self._kill()
         return cancelled
+
+
+def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``fn(*args, **kwargs)``, the body of a Ray task."""
+    return fn(*args, **kwargs)

@@ -1,0 +1,258 @@
+"""A sparse model's accuracy: leave-one-out predictions, calibration by held-out rows, certificate, and messages in the log.
+
+*Calibration.* With kernel and noise of the *data* times ``c``, a posterior has the same mean and ``c`` times the covariance.
+New observations have the old noise. So the function is calibrated; fantasies, samples and paths follow from kernel and data.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from botorch.cross_validation import CVResults
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
+from botorch.models.utils.assorted import add_output_dim
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from sparse_bo.dictionary import Candidates, Certificate, Dictionary, residual_bound
+from sparse_bo.gp.variance_factor import RANGE, variance_factor
+from sparse_bo.linalg.spectrum import certified_factor
+from sparse_bo.models.sparse_gp.dictionary_rule import AverageCovariance
+from sparse_bo.models.sparse_gp.prior import ForwardKernel
+from sparse_bo.models.sparse_gp.representation import exact_representation
+from sparse_bo.models.sparse_gp.row_sums import left_out_of_dtc, left_out_of_exact
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, check_training_data, check_width, row_count
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    _LOGGER.info(message)
+
+
+def log_defaults(kind: str, n: int, *, learned_from: int | None, cap: int | None) -> None:
+    """Log which defaults a model of n points has crossed, each once per process; ``None`` for a limit that the user chose."""
+    if learned_from is not None and n > learned_from:
+        _log_once(
+            f"{kind} has more than {learned_from:,} training points: hyper-parameters are learned from {learned_from:,} of "
+            'them at random; fit="exact" learns from all, at O(n³) a step'
+        )
+    if cap is not None and n > cap:
+        _log_once(
+            f"{kind} has more than {cap:,} training points: the posterior stands on a dictionary of at most {cap:,} of them; "
+            "model.dictionary shows it, model.certify() bounds what it costs"
+        )
+
+
+def log_dictionary(n: int, m: int, unexplained: float) -> None:
+    """Log the size of a default dictionary and the mean prior variance that it leaves, in noise variances."""
+    _LOGGER.info(
+        "dictionary of %s of %s points: leaves %.2g of the noise variance unexplained", f"{m:,}", f"{n:,}", unexplained
+    )
+
+
+def summary(model: Any) -> str:
+    """Return n, m, the likelihood that is learned from, and the certificate, as ``repr`` shows them; nothing is computed."""
+    stored, cache, certified = model._stored_inputs, model.prediction_strategy, model._certified
+    if stored is None:
+        return "no data"
+    n = row_count(stored)
+    fit = f"learns by fit={model.learner.likelihood(n)!r}"
+    if cache is None or not cache.stamp.matches(*model.made_from()):
+        return f"n={n}, m chosen at the next posterior, {fit}, not certified"
+    extension = cache.representation.extension
+    m = cache.representation.points.shape[-2] + (0 if extension is None else extension.points.shape[-2])
+    rest = "" if cache.unexplained is None else f" (leaves {cache.unexplained:.2g} of the noise variance unexplained)"
+    accuracy = "not certified"
+    if cache.holds_all(n):
+        accuracy = "exact"
+    elif certified is not None and certified[0] is cache:
+        accuracy = f"variances within a factor of {certified[1].factor:.3g} of the exact ones"
+    return f"n={n}, m={m}{rest}, {fit}, {accuracy}"
+
+
+# --- certificate -----------------------------------------------------------------------------------------------------------
+
+
+def certify(model: Any, *, steps: int, failure_probability: float) -> Certificate:
+    """Bound the ratio of sparse and exact variance of a model in evaluation mode; see :meth:`sparse_bo.SparseGP.certify`."""
+    cache, (X,) = model.cache(), model.train_inputs
+    representation = cache.representation
+    if representation.batch_shape or representation.extension is not None:
+        raise UnsupportedError(
+            f"a certificate is of one posterior, got batch shape {tuple(representation.batch_shape)} (outputs "
+            "included) or a model with fantasies; certify a model of one output and data set"
+        )
+    if cache.holds_all(X.shape[-2]):
+        return Certificate(1.0, 0.0, 0.0, 0.0)
+    positions, generator = torch.arange(len(X), device=X.device), torch.Generator().manual_seed(model.rule.seed)
+    noise = model.data_noise(X, X.shape[:-1])
+    candidates = Candidates(
+        X,
+        X.new_ones(len(X)),
+        None,
+        positions,
+        None,
+        covariance=AverageCovariance(model.prior_kernel, X.new_ones(()).double()),
+        regularization=noise.detach().double(),
+    )
+    points = representation.points
+    dictionary = Dictionary(points, torch.ones(len(points), device=points.device))
+    options: dict[str, Any] = {"steps": steps, "failure_probability": failure_probability, "generator": generator}
+    with torch.no_grad():
+        bound = residual_bound(candidates, dictionary, **options)
+    return Certificate(certified_factor(bound.upper), bound.upper, bound.lower, failure_probability)
+
+
+# --- leave-one-out ---------------------------------------------------------------------------------------------------------
+
+
+def left_out(model: Any, *, observation_noise: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return leave-one-out means and variances (``… x n x 1``) and targets (``… x n``), in the model's own units."""
+    model.eval()
+    cache, kernel = model.cache(), model.prior_kernel
+    X, targets = model.training_data()
+    with torch.no_grad():
+        noise, prior_mean = model.noise_at(X, targets.shape), model.prior_mean(X)
+        data = {"residuals": targets - prior_mean, "noise": model.data_noise(X, targets.shape)}
+        if cache.holds_all(X.shape[-2]):
+            whole = cache.representation.extension is None
+            exact = cache.representation if whole else exact_representation(kernel, X, **data)
+            means, variances = left_out_of_exact(exact, **data)
+        else:
+            D = model.dictionary_points(X, cache.rows, cache.points)
+            means, variances = left_out_of_dtc(kernel, D, X, **data, how=model.settings.sums)
+        variances = variances + noise if observation_noise else variances
+        return (prior_mean + means).to(targets).unsqueeze(-1), variances.to(targets).unsqueeze(-1), targets
+
+
+def leave_one_out(model: Any, *, observation_noise: bool, untransform: bool) -> CVResults:
+    """Predict every observation from all others; see :meth:`sparse_bo.SparseGP.leave_one_out`."""
+    means, variances, targets = left_out(model, observation_noise=observation_noise)
+    known = model.likelihood.noise if isinstance(model.likelihood, FixedNoiseGaussianLikelihood) else None
+    several = isinstance(model, BatchedMultiOutputGPyTorchModel) and model._num_outputs > 1  # of tasks, each row has its own
+    if several:
+        parts = zip(means.unbind(-3), variances.unbind(-3), strict=True)
+        each = [MultivariateNormal(mean, DiagLinearOperator(variance)) for mean, variance in parts]
+        posterior = GPyTorchPosterior(MultitaskMultivariateNormal.from_independent_mvns(each))
+    else:
+        posterior = GPyTorchPosterior(MultivariateNormal(means, DiagLinearOperator(variances)))
+    Y, Yvar = (None if part is None else part.mT if several else part.unsqueeze(-1) for part in (targets, known))
+    if untransform and hasattr(model, "outcome_transform"):
+        posterior = model.outcome_transform.untransform_posterior(posterior)
+        Y, Yvar = model.outcome_transform.untransform(Y, Yvar)
+    Y, Yvar = (None if part is None else part.unsqueeze(-2) for part in (Y, Yvar))
+    return CVResults(model=model, posterior=posterior, observed_Y=Y, observed_Yvar=Yvar)
+
+
+# --- calibration -----------------------------------------------------------------------------------------------------------
+
+
+def calibrated(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | None, *, largest_error: float = 0.25) -> Any:
+    """Return a calibrated copy of a sparse model; see :meth:`sparse_bo.SparseGP.calibrated`."""
+    model.eval()
+    cache = model.cache()
+    if cache.representation.extension is not None:
+        raise UnsupportedError("a model with fantasies has no held-out rows of its own: calibrate it before, and condition")
+    if not model.has_module_prior:
+        raise UnsupportedError(
+            "one factor scales all tasks, whose variances may need different ones, and with one factor for each task the means "
+            "would change; look at each task's errors by model.leave_one_out()"
+        )
+    if isinstance(model.prior_kernel, ForwardKernel):
+        raise UnsupportedError(
+            f"the prior of {type(model).__name__} is that of its forward, which no factor reaches; give forward a scale "
+            "of its own, and choose it by model.leave_one_out()"
+        )
+    with torch.no_grad():
+        errors = _training_errors(model, cache, Yvar) if X is None and Y is None else _errors_at(model, X, Y, Yvar)
+        found = variance_factor(*errors)
+        worst = float(found.log_error.max())
+        if not worst <= largest_error:
+            within = f"{worst:.0%} only" if worst < 1.0 else "no better than 100%"
+            raise InputDataError(
+                f"{errors[0].shape[-1]} held-out rows tell the factor to within {within} (wanted: "
+                f"{largest_error:.0%}), the rest is noise; give more rows, or Yvar= if their noise is known to be smaller"
+            )
+        if not bool((found.factor.log().abs() < RANGE).all()):
+            raise InputDataError(
+                f"held-out rows ask for a factor outside {math.exp(-RANGE):.1g} to {math.exp(RANGE):.0f}: the model does "
+                "not fit them, or they do not vary; fit it, and check the units of X, Y and Yvar"
+            )
+        _LOGGER.info("latent variances times %s by %d rows", found.factor.tolist(), errors[0].shape[-1])
+        return scaled_copy(model, cache, found.factor)
+
+
+def _training_errors(model: Any, cache: PosteriorCache, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return leave-one-out errors, latent variances and noise variances of training rows, ``batch_shape x h`` each."""
+    if Yvar is not None:
+        raise InputDataError("Yvar is that of held-out rows: give X and Y with it (train_Yvar is known)")
+    means, variances, targets = left_out(model, observation_noise=False)
+    n = targets.shape[-1]
+    held = torch.ones(n, dtype=torch.bool, device=targets.device)
+    if not cache.holds_all(n):
+        held[cache.rows] = False  # a row of the dictionary stays in it, which no new input does
+    noise = model.noise_at(model.train_inputs[0], targets.shape)
+    errors = targets - means.squeeze(-1)
+    return tuple(part.double()[..., held] for part in (errors, variances.squeeze(-1), noise))  # type: ignore[return-value]
+
+
+def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return errors, latent variances and noise variances of held-out rows, ``batch_shape x h`` each."""
+    if X is None or Y is None:
+        raise InputDataError("expected X and Y of the held-out rows, or neither; got one of them")
+    given = {"X": X, "Y": Y} | ({} if Yvar is None else {"Yvar": Yvar})
+    check_training_data(**given)
+    outputs, batch_shape = model.num_outputs, model.batch_shape
+    wanted = (*X.shape[:-1], outputs)
+    fits = X.dim() >= 2 and X.shape[:-2] == batch_shape and X.shape[-2] > 0
+    if not fits or any(given[name].shape != wanted for name in given if name != "X"):
+        got = ", ".join(str(tuple(part.shape)) for part in given.values())
+        batch = "".join(f"{size} x " for size in batch_shape)
+        raise InputDataError(f"expected X of shape {batch}h x d, h at least 1, Y and Yvar of {batch}h x {outputs}, got {got}")
+    if not all(bool(part.isfinite().all()) for part in given.values()):
+        raise InputDataError("held-out rows have entries that are not finite: leave those rows out")
+    if Yvar is not None and bool((Yvar < 0.0).any()):
+        raise InputDataError("Yvar has negative entries; expected variances")
+    inputs = model.transform_inputs(X)
+    check_width(inputs, model.train_inputs[0])
+    if hasattr(model, "outcome_transform"):
+        Y, Yvar = model.outcome_transform(Y, Yvar, X=X)
+    points = add_output_dim(inputs, batch_shape)[0] if outputs > 1 else inputs
+    targets, known = (None if part is None else part.mT if outputs > 1 else part.squeeze(-1) for part in (Y, Yvar))
+    assert targets is not None
+    noise = model.noise_at(points, targets.shape) if known is None else known
+    predictor = model.predictor()
+    parts = (targets - predictor.mean(points), predictor.variance(points), noise)
+    return tuple(part.double().expand(targets.shape) for part in parts)  # type: ignore[return-value]
+
+
+def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
+    """Return a copy with ``factor`` (``batch_shape``) times the covariance, and its posterior made from the model's."""
+    factor = factor.to(model.train_targets)
+    scaled = model.copy_sharing_data(model.prediction_strategy)
+    kernel = ScaleKernel(scaled.covar_module, batch_shape=factor.shape).to(factor)
+    kernel.outputscale = factor
+    kernel.raw_outputscale.requires_grad_(False)
+    scaled.covar_module = kernel
+    before = model.data_noise_factor
+    scaled.data_noise_factor = kernel.outputscale.detach().clone() * (1.0 if before is None else before)
+    if not cache.holds_all(model.train_targets.shape[-1]):
+        scaled.rule = replace(scaled.rule, rows=cache.rows, points=cache.points)
+    old = cache.representation
+    alpha, root = old.alpha / factor.unsqueeze(-1), old.root / factor.sqrt()[..., None, None]
+    at_dictionary = None if old.at_dictionary is None else old.at_dictionary.scaled(factor.sqrt())
+    representation = replace(old, alpha=alpha, root=root, at_dictionary=at_dictionary)
+    scaled.prediction_strategy = PosteriorCache(representation, Stamp(*scaled.made_from()), cache.rows, cache.points)
+    return scaled
