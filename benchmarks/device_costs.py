@@ -107,7 +107,7 @@ def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str,
 def batch(m: int, form: str) -> Record:
     """Count a batch over one and over two tiles of arms."""
     prior, _, _ = problem(rand(ARMS, DIMS), m, fused=FORMS[form])
-    step = in_memory_posterior(*problem(rand(2 * m, DIMS), m, fused=FORMS[form]), KernelColumns(0))[0].fit.form.step
+    step = in_memory_posterior(*problem(rand(2 * m, DIMS), m, fused=FORMS[form]), KernelColumns(0))[0].form.step
     few = sweep_rows(prior, m=m, step=step)
     many = 2 * few
     small, large = batch_parts(few, m, form), batch_parts(many, m, form)

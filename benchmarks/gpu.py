@@ -38,10 +38,10 @@ from sparse_bo.arms import (
     KernelColumns,
     StopRule,
     arm_fit,
+    arm_posterior,
     in_memory_posterior,
     pick_batch,
     prior_variances,
-    streamed_posterior,
 )
 from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.moments import PRECISIONS
@@ -162,7 +162,7 @@ def sweep(bench: Bench, a: int, m: int, name: str) -> Iterator[Line]:
     """Time a sweep with the kernel block evaluated anew, and its share of the product's rate."""
     surrogate, observations, dictionary = fitted(bench, bench.rand(a, DIMS), m, PRECISIONS[name])
     made = in_memory_posterior(surrogate, observations, dictionary, KernelColumns(0))[0]
-    done = a * flop_per_arm(made.fit.form)
+    done = a * flop_per_arm(made.form)
     took = bench.seconds(partial(in_memory_posterior, surrogate, observations, dictionary, KernelColumns(0)))
     peak, share = bench.peak_gb(), done / took / bench.rate(name)
     yield {"what": f"sweep a={a:,} m={m} {name}", "value": 1e3 * took, "unit": "ms", "share": share, "peak_gb": peak}
@@ -176,7 +176,7 @@ def streamed(bench: Bench, sizes: Sequence[int], m: int, name: str) -> Iterator[
     fit = arm_fit(surrogate, observations, dictionary)
     rule = StopRule("single")
     start = time.perf_counter()
-    posterior = streamed_posterior(fit, width=2.0, stop_rule=rule)
+    posterior = arm_posterior(fit, width=2.0, stop_rule=rule)
     batch = pick_batch(posterior, width=2.0, stop_rule=rule, max_q=1)
     bench.wait()
     took = time.perf_counter() - start

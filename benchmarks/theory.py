@@ -183,7 +183,7 @@ def _run(name: str, task: Problem, seed: int, **changes: Any) -> dict[str, Any]:
 
 def _within_batch(state: Any, fixed: Any, told: Tensor) -> float:
     """Return by how much more than C̃ variances fell within a batch, before its last pick, at the dictionary it had."""
-    conditioned = fixed.fit.state
+    conditioned = fixed.state
     features = conditioned.factor.features(fixed.kernel_rows(torch.arange(ARMS)))  # a x r
     gram = conditioned.gram
     start = fixed.leverages_at(torch.arange(ARMS))

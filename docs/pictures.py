@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.leverage import effective_dimension, inclusion_probabilities
+from sparse_bo.gp.leverage import inclusion_probabilities
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.linalg.spectrum import certified_factor
 
@@ -110,7 +110,7 @@ def leverage_picture() -> None:
     kept = torch.rand(len(X), generator=torch.Generator().manual_seed(1), dtype=torch.float64) < probability
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     axes.vlines(X, 0, leverages, color="0.7", linewidth=1)
-    total = float(effective_dimension(leverages, torch.ones_like(X)))
+    total = float(leverages.sum())
     axes.plot(X, leverages, ".", color="0.5", label=f"{len(X)} inputs; leverages sum to {total:.1f}")
     label = f"kept, each with probability 2 × leverage: {int(kept.sum())}"
     axes.plot(X[kept], leverages[kept], "o", color=POINTS, markersize=5, label=label)

@@ -161,7 +161,7 @@ def test_gradients_pass_through(waits):
 def test_a_sweep_never_waits(precision, memory_bytes, waits):
     problem = random_problem(0, a=500, pulls=40, m=30, device=PRETEND, sweep_dtype=precision, memory_bytes=memory_bytes)
     posterior = problem.posterior()
-    evaluate = posterior.fit.evaluate  # reads once per posterior, and once per prior
+    evaluate = posterior.evaluate  # reads once per posterior, and once per prior
     waits.reset()
     assert len(sweep(posterior.prior, posterior.dictionary, posterior.stored, evaluate).means) == 500
     assert not waits, waits.where

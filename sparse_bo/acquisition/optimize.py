@@ -13,10 +13,17 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from sparse_bo.acquisition.feasible import LinearConstraint, NonlinearConstraint, Refusal, check_feasible
-from sparse_bo.acquisition.pending import AcquisitionBox, AcquisitionChoices, Pending, check_acquisition, unchanged
+from sparse_bo.acquisition.functions import (
+    AcquisitionBox,
+    AcquisitionChoices,
+    Pending,
+    SampledBox,
+    check_acquisition,
+    is_sampled,
+    unchanged,
+)
 from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
-from sparse_bo.acquisition.sampled import SampledBox, is_sampled
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
 

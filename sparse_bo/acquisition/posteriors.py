@@ -30,8 +30,7 @@ from torch import Tensor
 
 from sparse_bo.arms import InBatch
 from sparse_bo.gp.nystrom import NystromFactor
-from sparse_bo.gp.posterior import KernelSlopes, Posterior, ProcessPrior, traced
-from sparse_bo.gp.roots import CholeskyRoot, MatrixRoot
+from sparse_bo.gp.posterior import CholeskyRoot, KernelSlopes, MatrixRoot, Posterior, ProcessPrior, traced
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import exact_representation
@@ -160,12 +159,11 @@ class ClosedForm:
 
     def _covariance(self, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
         """Return the reducible part of ``C(F, x)``, ``q x b``, in units of the posterior's scale. O(q b r)."""
-        root = self.posterior.root
         if self.factor is None:
             (F, h_F), (inputs, h) = left, right
-            return self.posterior.prior.kernel.cross(F, inputs) - root.explained(h_F.mT, h.mT)
+            return self.posterior.prior.kernel.cross(F, inputs) - h_F @ h.mT
         (h_F, z_F), (h, z) = left, right
-        return z_F @ z.mT - root.explained(h_F.mT, h.mT)
+        return z_F @ z.mT - h_F @ h.mT
 
     def between(self, left: Points, right: Points) -> Tensor:
         """Return the covariances (y²) of ``p`` and ``b`` points at the batch start, ``p x b``. O(p b r)."""

@@ -5,16 +5,20 @@ batch is picked from, :func:`pick_batch` picks it until a :class:`StopRule` ends
 """
 
 from sparse_bo.arms.batch import BatchPicks, pick_batch
-from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.conditioning import InBatch
-from sparse_bo.arms.fit import ArmFit, arm_fit
 from sparse_bo.arms.moments import PRECISIONS
-from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior, in_memory_posterior
+from sparse_bo.arms.posterior import ArmFit, InMemoryPosterior, arm_fit, in_memory_posterior
 from sparse_bo.arms.prior import ArmPrior, prior_variances
-from sparse_bo.arms.resparsification import Fitted, arm_posterior, fit_arms, posterior_over_part
-from sparse_bo.arms.sharded import ShardedFit, ShardedPosterior, posterior_here
+from sparse_bo.arms.resparsification import (
+    ArmPosterior,
+    ContenderPosterior,
+    arm_posterior,
+    fit_arms,
+    posterior_here,
+    posterior_over_part,
+)
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.streaming import StreamedPosterior, streamed_posterior
+from sparse_bo.arms.sweep import KernelColumns
 
 __all__ = [
     "PRECISIONS",
@@ -22,14 +26,11 @@ __all__ = [
     "ArmPosterior",
     "ArmPrior",
     "BatchPicks",
-    "Fitted",
+    "ContenderPosterior",
     "InBatch",
     "InMemoryPosterior",
     "KernelColumns",
-    "ShardedFit",
-    "ShardedPosterior",
     "StopRule",
-    "StreamedPosterior",
     "arm_fit",
     "arm_posterior",
     "fit_arms",
@@ -38,5 +39,4 @@ __all__ = [
     "posterior_here",
     "posterior_over_part",
     "prior_variances",
-    "streamed_posterior",
 ]

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
-from sparse_bo.arms.contenders import Contenders, Refusal
-from sparse_bo.arms.highest import highest
-from sparse_bo.arms.local import LocalRatios
+from sparse_bo.arms.contenders import Contenders, Refusal, highest
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
-from sparse_bo.arms.posterior import ArmPosterior, InMemoryPosterior
-from sparse_bo.arms.sharded import ShardedPosterior
+from sparse_bo.arms.posterior import InMemoryPosterior
+from sparse_bo.arms.resparsification import ArmPosterior, ContenderPosterior
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
+from sparse_bo.sharding import Alone, Group
 
 BLOCK = 64
 """Arms in a block: a pick costs O(b²), a new block O(b r² + r³)."""
@@ -62,7 +62,7 @@ def pick_batch(
     Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
     arms tie and the lowest index wins. After a sweep in low precision the starting bounds include its error, so every arm that
     could win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick. Of a streamed arm set only
-    the contenders are looked at (:mod:`sparse_bo.arms.streaming`).
+    the contenders are looked at (:mod:`sparse_bo.arms.resparsification`).
 
     A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
@@ -90,7 +90,7 @@ def pick_batch(
     if stop_rule.kind == "repeat":
         best = pick_batch(posterior, width=width, stop_rule=StopRule("single"), max_q=1, refuse=refuse)
         return _repeated(best, posterior, stop_rule, max_q, best.indices[:0] if given is None else given)
-    start = posterior.at_start(in_batch)
+    start = Conditioner.at_start(posterior, in_batch)
     if given is not None and len(given):
         return _pick_more(posterior, width, stop_rule, start, max_q, given, refuse)
     picker = _Picker(posterior, width, stop_rule, start, refuse)
@@ -103,12 +103,10 @@ def pick_batch(
 
 def _repeated(best: BatchPicks, posterior: ArmPosterior, stop_rule: StopRule, max_q: int, given: Tensor) -> BatchPicks:
     """Return repeats of the best arm, as many as the rule allows after the pending ones. O(q)."""
-    costs = stop_rule.costs(posterior.leverages_at(given)).tolist()
-    spent = 0.0
-    for cost in costs:  # in the order of the picks, as they were added up when they were made
-        spent += cost
-    if costs and (stop_rule.allowance <= 0.0 or spent > stop_rule.allowance):
-        return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
+    leverages = posterior.leverages_at(given)
+    spent = stop_rule.spent(leverages)
+    if len(given) and (stop_rule.allowance <= 0.0 or spent > stop_rule.allowance):
+        return BatchPicks(given[:0], 0, stop_rule.results_needed(leverages))
     cost = float(stop_rule.costs(posterior.leverages_at(best.indices)))
     q = 1
     spent += cost
@@ -129,38 +127,25 @@ def _pick_more(
 ) -> BatchPicks:
     distinct, position, counts = torch.unique(given, return_inverse=True, return_counts=True)
     weights = counts.to(posterior.observed_leverages.dtype)
-    costs = stop_rule.costs(start.start(distinct))[position].tolist()
-    spent = 0.0
-    for cost in costs:  # in the order of the picks, as they were added up when they were made
-        spent += cost
+    leverages = start.start(distinct)[position]
+    spent = stop_rule.spent(leverages)
     ratios = _local_ratios(posterior, stop_rule, start)
     worst = math.inf if ratios is None else ratios.add(distinct, weights)
     used_up = stop_rule.allowance <= 0.0 or (spent > stop_rule.allowance and worst > stop_rule.ratio_threshold)
     if used_up:
-        return BatchPicks(given[:0], 0, _results_needed(costs, stop_rule.allowance))
+        return BatchPicks(given[:0], 0, stop_rule.results_needed(leverages))
     conditioner = start.given(distinct, weights)
     picker = _Picker(posterior, width, stop_rule, conditioner, refuse)
     picker.spent = spent
     return picker.run(conditioner, max_q, ratios)
 
 
-def _results_needed(costs: list[float], allowance: float) -> int:
-    """Return the smallest k such that without any k of the ``costs`` the rest is at most ``allowance``."""
-    left, needed = sum(costs), 0
-    for cost in sorted(costs):
-        if left <= allowance:
-            break
-        left, needed = left - cost, needed + 1
-    return max(needed, 1)
-
-
 def _local_ratios(posterior: ArmPosterior, stop_rule: StopRule, start: Conditioner) -> LocalRatios | None:
     if stop_rule.kind != "local":
         return None
-    if isinstance(posterior, InMemoryPosterior):
-        return LocalRatios(posterior, start, stop_rule.ratio_threshold)
-    if isinstance(posterior, ShardedPosterior) and posterior.local is not None:
-        return LocalRatios(posterior.local, start, stop_rule.ratio_threshold, group=posterior.group)
+    here = posterior if isinstance(posterior, InMemoryPosterior) else posterior.local
+    if here is not None:
+        return LocalRatios(here, start, stop_rule.ratio_threshold, group=group_of(posterior.prior.arms))
     raise ValueError("stop_rule='local' keeps a ratio for every arm, got a streamed posterior; use stop_rule='global'")
 
 
@@ -296,7 +281,8 @@ class _Picker:
 
     def _refill(self, conditioner: Conditioner) -> None:
         """Replace the contenders by arms of the highest present scores, when they may no longer include the best."""
-        self._take(self.posterior.contenders_after(conditioner, width=self.width, stop_rule=self.stop_rule, refuse=self.refuse))
+        assert isinstance(self.posterior, ContenderPosterior)  # of arms in memory all are contenders
+        self._take(self.posterior.contenders_after(conditioner, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 
@@ -317,6 +303,78 @@ class _Picker:
         rounded = torch.from_numpy(np.rint(scores / self.unit) * self.unit).to(self.scores.device)
         self.scores[at] = torch.minimum(self.scores[at], rounded)
         self.rechecked += len(at)
+
+
+class LocalRatios:
+    """``ρ(x) = 1 + Σ_s (covariance(x, x_s)/λ)² / leverage(x)`` of every arm, at the batch start's posterior.
+
+    ``leverage at the batch start / leverage now ≤ ρ(x)`` (BBKB, ICML version, Lemma 3). Lives only inside one batch.
+    """
+
+    def __init__(
+        self, posterior: InMemoryPosterior, start: Conditioner, ratio_threshold: float, *, group: Group | None = None
+    ) -> None:
+        """Begin with ratios of 1.
+
+        Args:
+            posterior: Over the arms, or over those that this rank holds.
+            start: Conditioned on nothing; it knows all arms.
+            ratio_threshold: C̃.
+            group: The ranks that hold arms; ``None``: there is one process.
+        """
+        self.posterior, self.start, self.ratio_threshold = posterior, start, ratio_threshold
+        self.group = Alone() if group is None else group
+        self.ratios = torch.ones_like(posterior.leverages)
+
+    def accept(self, sequence: Tensor, *, check: bool) -> tuple[Tensor, bool]:
+        """Add picks, and cut them after the one that brings a ratio above the threshold. O(a m q) for q distinct picks.
+
+        Args:
+            sequence: The ``q`` arms in the order of their picks.
+            check: Whether a ratio can have passed the threshold (not before the global sum has).
+
+        Returns:
+            The picks to keep, and whether the batch ends with the last of them.
+        """
+        distinct, group = torch.unique(sequence, return_inverse=True)
+        cumulative = torch.nn.functional.one_hot(group, len(distinct)).cumsum(dim=0).to(self.ratios.dtype)  # picks x q
+        weights, anchors = self.start.start_covariance(distinct)
+        worst = torch.full_like(cumulative[:, 0], -math.inf)  # largest ratio after each pick
+        for part, K_DX in self.posterior.kernel_chunks():
+            share = self._shares(part, K_DX, weights, anchors)  # rows x q
+            before = self.ratios[part]
+            after = before + share @ cumulative[-1]
+            over = after > self.ratio_threshold
+            # Only arms above the threshold after the last pick can have passed it before: ratios never fall.
+            if check and bool(over.any()):
+                worst = torch.maximum(worst, (before[over] + cumulative @ share[over].T).amax(dim=1))
+            self.ratios[part] = after
+        if check and self.group.size > 1:
+            told = self.group.tensors("the ratios of all arms", [worst])
+            worst = torch.stack([part[0] for part in told]).amax(dim=0).to(worst.device)
+        passed = (worst > self.ratio_threshold).nonzero()
+        if not len(passed):
+            return sequence, False
+        return sequence[: int(passed[0]) + 1], True
+
+    def add(self, distinct: Tensor, counts: Tensor) -> float:
+        """Add picks made elsewhere: ``q`` distinct arms, each picked ``counts`` times; return the largest ratio. O(a m q)."""
+        weights, anchors = self.start.start_covariance(distinct)
+        for part, K_DX in self.posterior.kernel_chunks():
+            self.ratios[part] += self._shares(part, K_DX, weights, anchors) @ counts
+        return self.group.largest("the ratios of all arms", [float(self.ratios.max()) if len(self.ratios) else 1.0])[0]
+
+    def _shares(self, part: slice, K_DX: Tensor, weights: Tensor, anchors: Tensor | None) -> Tensor:
+        prior = self.posterior.prior
+        covariance = K_DX.T @ weights
+        if anchors is not None:
+            covariance = covariance + prior.covariance.cross(prior.arms[part], anchors) / prior.regularization
+        leverages = self.posterior.leverages[part]
+        if self.posterior.leverage_errors is not None:  # ratios need the precision that a float32 sweep does not have
+            leverages = self.posterior.leverages_at(torch.arange(part.start, part.stop, device=leverages.device))
+        leverages = leverages.unsqueeze(-1)
+        # A variance of zero leaves no covariance either; round-off must not be divided by it.
+        return torch.where(leverages > 0.0, covariance.square() / leverages, torch.zeros_like(covariance))
 
 
 def _host(*values: Tensor) -> list[NDArray[np.float64]]:

@@ -11,16 +11,15 @@ z zᵀ``) takes its explained part ``u(x)ᵀu(x')``, ``u(x) = L_B⁻¹ z(x)/√�
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.fit import ArmFit
+from sparse_bo.arms.posterior import ArmFit
 from sparse_bo.gp import dtc
-from sparse_bo.gp.roots import CholeskyRoot
+from sparse_bo.gp.posterior import CholeskyRoot
 from sparse_bo.linalg.cholesky import safe_cholesky
 
 InBatch = Literal["fixed", "process"]
@@ -48,8 +47,6 @@ class Conditioner:
 
     fit: ArmFit
     """At the batch start."""
-    kernel_rows: Callable[[Tensor], Tensor]
-    """From ``q`` arms to ``k(D, arms)``, ``m x q``."""
     in_batch: InBatch
     picked: Tensor
     """``p`` arms picked, block by block (an arm picked in two blocks stands there twice)."""
@@ -64,6 +61,14 @@ class Conditioner:
 
     Once more picks are held than features, they become a new ``A``: embeddings are ``A⁻¹u`` from then on, and ``p = 0``.
     """
+
+    @staticmethod
+    def at_start(fit: ArmFit, in_batch: InBatch) -> Conditioner:
+        """Return the posterior at a batch start, without picks."""
+        like, width = fit.observed_leverages, fit.state.factor.rank * (1 if in_batch == "fixed" else 2)
+        none = torch.empty(0, dtype=torch.long, device=like.device)
+        root = CholeskyRoot(like.new_zeros(0, 0))
+        return Conditioner(fit, in_batch, none, like.new_zeros(0), like.new_zeros(0, width), root)
 
     def block(self, indices: Tensor) -> Block:
         """Return the joint posterior of the arms ``indices`` (``b``). O(b r² + b (p + b)(r + d) + p² b)."""
@@ -120,7 +125,7 @@ class Conditioner:
         That of arm x is ``k_D(x)ᵀ W`` (``W`` is ``m x q``), plus ``k(x, S)/λ`` where ``S`` (``q x d``) is not ``None``.
         """
         prior, state = self.fit.prior, self.fit.state
-        features = state.factor.features(self.kernel_rows(indices)).T
+        features = state.factor.features(self.fit.kernel_rows(indices)).T
         solved = torch.cholesky_solve(features, state.gram_cholesky)
         if self.in_batch == "fixed":
             return state.factor.lift(solved) / prior.regularization, None
@@ -129,7 +134,7 @@ class Conditioner:
     def _features(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return residuals (``b``), ``z`` and ``u`` (``b x r`` each) of some arms at the batch start."""
         fit, prior = self.fit, self.fit.prior
-        features = fit.state.factor.features(self.kernel_rows(indices))
+        features = fit.state.factor.features(self.fit.kernel_rows(indices))
         solved = features @ fit.form.inverse_root.T if fit.exact.one_product else dtc.whitened(fit.state, features)
         residual = dtc.residual(features, prior.prior_variance[indices]) / prior.regularization
         return residual, features, solved / prior.regularization**0.5
@@ -172,11 +177,3 @@ class Conditioner:
 def _reduced(reducible: Tensor, gains: Tensor) -> Tensor:
     """Return the leverages, ``b``, after the picks behind ``gains`` (``p x b``)."""
     return (reducible - gains.square().sum(dim=0)).clamp_min(0.0) if len(gains) else reducible
-
-
-def conditioner(fit: ArmFit, kernel_rows: Callable[[Tensor], Tensor], in_batch: InBatch) -> Conditioner:
-    """Return the posterior at a batch start, without picks."""
-    like, width = fit.observed_leverages, fit.state.factor.rank * (1 if in_batch == "fixed" else 2)
-    none = torch.empty(0, dtype=torch.long, device=like.device)
-    root = CholeskyRoot(like.new_zeros(0, 0))
-    return Conditioner(fit, kernel_rows, in_batch, none, like.new_zeros(0), like.new_zeros(0, width), root)

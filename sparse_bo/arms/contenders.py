@@ -1,15 +1,27 @@
-"""The arms that can still be picked in a batch, with upper bounds on their scores; those of a streamed set from one pass."""
+"""The arms that can still be picked in a batch, with upper bounds on their scores; those of a streamed set from one pass.
+
+Of arms in shards every rank finds those among its own, and few bytes bring them together. First each rank tells its highest
+lower bound: an arm below the highest of all cannot win, and is not sent. Where more than fit are left, the ranks agree on a cut
+from a few order statistics of each rank's bounds, which bound how many lie above it: O(contenders) bytes for any number of
+ranks, and the best bound below the cut is :attr:`Contenders.floor`. Three collectives.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.highest import highest
+from sparse_bo.domains.lazy import ArmSet, LazyArms
+from sparse_bo.domains.sharded import ShardedArms
+from sparse_bo.errors import RankError
+from sparse_bo.gp.observations import repeated_rows
 
 Refusal = Callable[[Tensor], Tensor]
 """From ``q`` arms to ``q`` booleans: which are left out of a batch, as long as another arm is left."""
@@ -93,3 +105,185 @@ class Collector:
             kept = kept[best]
             self.floor = max(self.floor, outside)
         self._put(0, indices[kept], upper[kept])
+
+
+Part = tuple[int, Tensor, Tensor, Tensor | None]
+"""Number of the first arm, and means, leverages and bounds on their errors of it and those after it."""
+
+
+class Scan(NamedTuple):
+    """The result of a pass."""
+
+    indices: Tensor
+    """``c`` arms, ascending, that can be picked."""
+    upper: Tensor
+    """``c`` upper bounds on their scores (y)."""
+    floor: float
+    """The best bound of the arms that could win and are left out; −∞ if there are none."""
+    bar: float
+    """The highest lower bound of a score: no arm below it can win; −∞ without arms."""
+    extremes: Tensor
+    """``3``: largest leverage, lowest and highest upper bound over all arms."""
+
+
+def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor) -> Scan:
+    """Pass over arms. Memory O(capacity + part).
+
+    Args:
+        parts: Of neighbouring arms, in order.
+        width: Multiplies √leverage in the scores (y), ≥ 0.
+        shrink: A leverage falls by at most this factor in the batch (:attr:`sparse_bo.arms.StopRule.largest_ratio`).
+        capacity: Arms kept in the end, at most.
+        like: Has the dtype and the device of the scores.
+    """
+    scores = Collector(capacity, like=like)
+    leverage, lowest, largest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
+    for start, means, leverages, errors in parts:
+        above = leverages if errors is None else leverages + errors
+        below = leverages if errors is None else (leverages - errors).clamp_min_(0.0)
+        upper = above.sqrt().mul_(width).add_(means)
+        scores.add(start, upper, (below / shrink).sqrt_().mul_(width).add_(means))
+        least, most = torch.aminmax(upper)
+        leverage = torch.maximum(leverage, above.max())
+        lowest, largest = torch.minimum(lowest, least), torch.maximum(largest, most)
+    indices, upper, floor = scores.finish()
+    return Scan(indices, upper, floor, float(scores.bar), torch.stack([leverage, lowest, largest]))
+
+
+def highest(scores: Tensor, size: int) -> tuple[Tensor, float]:
+    """Return the ``size`` positions with the highest scores, ascending, lowest first on ties, and the best score outside.
+
+    Positions with score −∞ are left out. Two waits for the device, three where scores tie at the cut.
+    """
+    if scores.device.type == "cpu":
+        chosen, floor = _highest_here(scores.numpy(), size)
+        return torch.from_numpy(chosen), floor
+    if size >= len(scores):
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
+    cut, outside = scores.topk(size + 1).values[size - 1 :].tolist()
+    if outside == -math.inf:
+        return (scores > -math.inf).nonzero().squeeze(-1), -math.inf
+    chosen = (scores >= cut).nonzero().squeeze(-1)
+    if len(chosen) > size:  # ties at the cut: keep those of lowest index
+        tied = scores[chosen] == cut
+        surplus = tied.nonzero().squeeze(-1)[size - len(chosen) :]
+        tied.fill_(True)[surplus] = False
+        chosen = chosen[tied]
+    return chosen, outside
+
+
+def _highest_here(scores: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], float]:
+    """Do the same on the host: NumPy selects in half of torch's time and searches in an eighth."""
+    cut = outside = -math.inf
+    if size < len(scores):
+        first = len(scores) - size
+        outside, cut = np.partition(scores, (first - 1, first))[first - 1 : first + 1].tolist()
+    if outside == -math.inf:
+        return np.flatnonzero(scores > -math.inf), outside
+    chosen = np.flatnonzero(scores >= cut)
+    if len(chosen) > size:  # ties at the cut: keep those of lowest index
+        tied = np.flatnonzero(scores[chosen] == cut)
+        chosen = np.delete(chosen, tied[size - len(chosen) :])
+    return chosen, outside
+
+
+def without_repeats(arms: ArmSet, indices: Tensor, upper: Tensor) -> Tensor:
+    """Return the bounds with −∞ for every contender that equals one of lower index."""
+    if isinstance(arms, LazyArms) and not arms.distinct and len(indices) > 1:
+        repeats = repeated_rows(arms[indices])
+        if repeats is not None:
+            upper = upper.index_fill(0, repeats, -math.inf)
+    return upper
+
+
+GATHERED = 2**16
+"""Contenders that all ranks together send in a round, about; up to twice as many where bounds are spread unevenly."""
+PLACES = tuple(256 * 2**power for power in range(13))
+"""Of the order statistics that a rank tells of its upper bounds."""
+STEP = "gathering contenders"
+
+
+def gathered(arms: ShardedArms, found: Scan, *, fingerprint: float) -> Contenders:
+    """Return the contenders of all ranks, the same on every rank, and let every rank know their rows.
+
+    Args:
+        arms: All of them.
+        found: On this rank; arms are numbered among all.
+        fingerprint: Of the posterior; ranks with another have come apart.
+
+    Raises:
+        RankError: If the posteriors of the ranks differ, or a rank is lost.
+    """
+    leverage, lowest, most = found.extremes.tolist()
+    mine = [leverage, -lowest, most, found.bar, fingerprint, len(found.indices)]
+    told = arms.group.numbers(STEP, [*mine, *_order_statistics(found.upper, arms.group.size)])
+    if any(other[4] != told[0][4] for other in told):
+        raise RankError(
+            "the posteriors of the ranks differ: their hardware or libraries do not round alike; start every rank on the "
+            "same kind of machine, with the same number of threads"
+        )
+    leverage, lowest, most, bar = (max(other[place] for other in told) for place in range(4))
+    lowest = -lowest
+    extremes = found.extremes.new_tensor([leverage, lowest, most])
+    bar -= SLACK * max(abs(bar), abs(lowest), abs(most)) if bar > -math.inf else 0.0
+    kept = (found.upper >= max(bar, _cut([(int(other[5]), other[6:]) for other in told], bar))).nonzero().squeeze(-1)
+    floor = found.floor
+    if len(kept) > _share(arms.group.size) and sum(int(other[5]) for other in told) > 2 * GATHERED:
+        best, outside = highest(found.upper[kept], _share(arms.group.size))
+        kept, floor = kept[best], max(floor, outside)
+    left_out = torch.ones_like(found.upper, dtype=torch.bool)
+    left_out[kept] = False
+    left_out &= found.upper >= bar
+    if bool(left_out.any()):
+        floor = max(floor, float(found.upper[left_out].max()))
+    return _union(arms, found.indices[kept], found.upper[kept], floor, extremes)
+
+
+def _union(arms: ShardedArms, mine: Tensor, upper: Tensor, floor: float, extremes: Tensor) -> Contenders:
+    if arms.group.size == 1:  # rows are at hand
+        return Contenders(mine, without_repeats(arms, mine, upper), floor, extremes, exact=False)
+    with arms.group.shielded(STEP):
+        rows = arms.part[mine - arms.start]
+    told = arms.group.tensors(STEP, [mine, upper, rows, upper.new_tensor([floor])])
+    indices, bounds, X, floors = (torch.cat([part[place] for part in told]).to(arms.device) for place in range(len(told[0])))
+    arms.cache_contenders(indices, X)
+    return Contenders(indices, without_repeats(arms, indices, bounds), float(floors.max()), extremes, exact=False)
+
+
+def _share(size: int) -> int:
+    """Return how many contenders one of ``size`` ranks sends where bounds tie at every cut."""
+    return max(GATHERED // size, 256)
+
+
+def _order_statistics(upper: Tensor, size: int) -> list[float]:
+    """Return the 256th highest of some bounds, the 512th, …; −∞ beyond the last.
+
+    ∞ in place of all of them, which says nothing, where this rank's share of what fits is not used up: that saves sorting.
+    """
+    if len(upper) <= 2 * GATHERED // size:
+        return [math.inf] * len(PLACES)
+    known = [place for place in PLACES if place <= len(upper)]
+    ordered = upper.topk(known[-1] if known else 1).values
+    return [float(ordered[place - 1]) for place in known] + [-math.inf] * (len(PLACES) - len(known))
+
+
+def _cut(told: Sequence[tuple[int, list[float]]], bar: float) -> float:
+    """Return the lowest bound at which the ranks are known to hold at most twice :data:`GATHERED` contenders; −∞: all fit.
+
+    Args:
+        told: How many each rank holds, and their order statistics.
+        bar: What is below counts for nothing.
+    """
+
+    def at_most(cut: float) -> int:
+        counts = []
+        for held, values in told:
+            below = [place for place, value in zip(PLACES, values, strict=True) if value < cut]
+            counts.append(min(held, below[0] if below else held))
+        return sum(counts)
+
+    most = max(2 * GATHERED, PLACES[0] * len(told))
+    if at_most(bar) <= most:
+        return bar
+    cuts = sorted({value for _, values in told for value in values if bar < value < math.inf})
+    return next((cut for cut in cuts if at_most(cut) <= most), bar)

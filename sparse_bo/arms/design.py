@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
-from sparse_bo.arms.columns import KernelColumns
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.resparsification import arm_posterior, fit_arms
 from sparse_bo.arms.stopping import StopRule
+from sparse_bo.arms.sweep import KernelColumns
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
 from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.domains.sharded import first_here, group_of

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,38 +27,43 @@ class Moments(NamedTuple):
     """``n`` bounds on the error of ``variances`` (y²) from a low precision; ``None`` where there is only round-off."""
 
 
-class Evaluator(Protocol):
+class Evaluator(ABC):
     """Computes moments from kernel columns.
 
     Of many points part by part: :meth:`start` makes room for all, :meth:`write` takes a part, :meth:`finish` does once for all
-    what need not be done for each part.
+    the work that need not be done for each part.
     """
 
-    step: int
-    """Rows of the largest temporary beside the kernel block."""
-    one_product: bool
+    one_product = True
     """Whether the one-product form is accurate enough for this posterior, and products in place of solves with it."""
 
+    def __init__(self, form: dtc.OneProduct) -> None:
+        self.form = form
+        self.step = form.step
+        """Rows of the largest temporary beside the kernel block."""
+
     def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        """Return the moments of n points.
+        """Return the moments of n points, as of one part.
 
         Args:
             K_DX: ``m x n`` kernel between dictionary and points, float64.
             prior_variance: ``n``, ``k(x, x)`` (y²).
         """
-        ...
+        out = self.start(prior_variance)
+        self.write(K_DX, prior_variance, out)
+        self.finish(prior_variance, out)
+        return out
 
     def start(self, prior_variance: Tensor) -> Moments:
         """Return room for the moments of the points with these prior variances (``n``, y²)."""
-        ...
+        return Moments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
 
+    @abstractmethod
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
         """Write the part ``out`` of the tensors of :meth:`start`, from kernel columns and prior variances of its points."""
-        ...
 
-    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+    def finish(self, prior_variance: Tensor, out: Moments) -> None:  # noqa: B027  # most moments are complete
         """Compute the moments of all points from the written parts, in place. O(n)."""
-        ...
 
 
 def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, kappa_squared: float, noise: float) -> Evaluator:
@@ -85,17 +91,8 @@ _RELATIVE = 1e-3
 """Of the smallest leverage: a twentieth of what one more pull changes at c = 50, and below what the widths are known to."""
 
 
-class _OneProduct:
-    """The one-product form in float64."""
-
-    one_product = True
-
-    def __init__(self, form: dtc.OneProduct) -> None:
-        self.form, self.step = form, form.step
-
-    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        """Return the moments of :meth:`sparse_bo.gp.dtc.OneProduct.moments`, without gradients."""
-        return _all_at_once(self, K_DX, prior_variance)
+class _OneProduct(Evaluator):
+    """The one-product form in float64: the moments of :meth:`sparse_bo.gp.dtc.OneProduct.moments`, without gradients."""
 
     def start(self, prior_variance: Tensor) -> Moments:
         """See :class:`Evaluator`: variances begin as the explained part, 0."""
@@ -121,20 +118,14 @@ class _OneProduct:
         torch.sub(prior_variance, out.variances, out=out.variances).clamp_min_(0.0)
 
 
-class _TwoTerms:
+class _TwoTerms(Evaluator):
     """The two-term form in float64: twice the work, accurate for tiny λ."""
 
     one_product = False
 
     def __init__(self, state: dtc.DTC, form: dtc.OneProduct) -> None:
-        self.state, self.step = state, form.step
-
-    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        return _all_at_once(self, K_DX, prior_variance)
-
-    def start(self, prior_variance: Tensor) -> Moments:
-        """See :class:`Evaluator`."""
-        return Moments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
+        super().__init__(form)
+        self.state = state
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
         """See :class:`Evaluator`."""
@@ -142,11 +133,8 @@ class _TwoTerms:
         out.means.copy_(dtc.mean(self.state, features))
         out.variances.copy_(dtc.variance(self.state, features, prior_variance))
 
-    def finish(self, prior_variance: Tensor, out: Moments) -> None:
-        """See :class:`Evaluator`: the moments are complete."""
 
-
-class _LowPrecision:
+class _LowPrecision(Evaluator):
     """The one-product form with its large product in float32, and a bound on the error.
 
     The mean is a matrix-vector product in float64, a share of 1/m of the work. For the variance let ``R_j`` be the columns of
@@ -164,23 +152,15 @@ class _LowPrecision:
     process, which other threads multiply by too: it is left as it is, and the bound is that of what is set.
     """
 
-    one_product = True
-
     def __init__(self, form: dtc.OneProduct) -> None:
-        self.form, self.step = form, form.step
+        super().__init__(form)
         self.root = form.root.T.float().contiguous()  # r x m
         self.norms = form.root.norm(dim=0).float() * (1.0 + 2.0**-20)
         self.frobenius = self.norms.double().square().sum()
 
-    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-        return _all_at_once(self, K_DX, prior_variance)
-
     def start(self, prior_variance: Tensor) -> Moments:
         """See :class:`Evaluator`."""
         return Moments(*(torch.empty_like(prior_variance) for _ in range(3)))
-
-    def finish(self, prior_variance: Tensor, out: Moments) -> None:
-        """See :class:`Evaluator`: the moments are complete."""
 
     def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
         """See :class:`Evaluator`."""
@@ -207,14 +187,6 @@ class _LowPrecision:
         r, m = self.root.shape
         factors = 2.0 * rounding.factors + rounding.factors**2
         return 1.001 * (factors + (m + 2) * rounding.sums), (r + 2) * rounding.sums
-
-
-def _all_at_once(evaluate: Evaluator, K_DX: Tensor, prior_variance: Tensor) -> Moments:
-    """Return the moments of points as of one part."""
-    out = evaluate.start(prior_variance)
-    evaluate.write(K_DX, prior_variance, out)
-    evaluate.finish(prior_variance, out)
-    return out
 
 
 class Rounding(NamedTuple):

@@ -1,113 +1,78 @@
-"""The posterior over an arm set at the start of a batch: of every arm in memory, or of the contenders of a streamed set."""
+"""Posteriors over an arm set: fitted to the pulled arms, and of arms in memory swept over all of them."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.columns import KernelColumns, StoredColumns
-from sparse_bo.arms.conditioning import Conditioner, InBatch, conditioner
-from sparse_bo.arms.contenders import Contenders, Refusal
-from sparse_bo.arms.fit import ArmFit, dtc_state, evaluator_of, exact_leverages
+from sparse_bo.arms.contenders import Contenders
+from sparse_bo.arms.moments import Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
-from sparse_bo.arms.sweep import kernel_chunks, sweep
+from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.gp import dtc
-from sparse_bo.gp.leverage import effective_dimension
+from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.gp.observations import Observations
 from sparse_bo.linalg.chunking import shrinking
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, eq=False)
-class ArmPosterior(ABC):
-    """A posterior over an arm set, with the parts that condition it on picks. A value.
+class ArmFit:
+    """A posterior fitted to the pulled arms; it gives the moments of any arms on request. A value."""
 
-    :class:`InMemoryPosterior` knows mean and leverage of every arm, :class:`sparse_bo.arms.StreamedPosterior` the arms that can
-    be picked in one batch.
-    """
+    prior: ArmPrior
+    """The prior over the arms."""
+    dictionary: Dictionary
+    """m points."""
+    state: dtc.DTC
+    """The DTC posterior."""
+    form: dtc.OneProduct
+    """The same posterior in one-product form."""
+    observed_leverages: Tensor
+    """``n`` leverages of the distinct pulled arms, always float64, in the order of the observations."""
+    effective_dimension: float
+    """``Σ count · leverage`` over the pulled arms."""
+    local: InMemoryPosterior | None = field(default=None, kw_only=True)
+    """Of arms in shards that are in memory: the posterior over those of this rank."""
 
-    fit: ArmFit
-    """Fitted to the pulled arms."""
+    @cached_property
+    def evaluate(self) -> Evaluator:
+        """Posterior moments from kernel columns, in the precision of the sweep."""
+        return evaluator_of(self.prior, self.state, self.form, precision=self.prior.sweep_dtype)
 
-    @property
-    def prior(self) -> ArmPrior:
-        """The prior over the arms."""
-        return self.fit.prior
+    @cached_property
+    def exact(self) -> Evaluator:
+        """Posterior moments from kernel columns, in float64."""
+        return evaluator_of(self.prior, self.state, self.form, precision=torch.float64)
 
-    @property
-    def dictionary(self) -> Dictionary:
-        """The dictionary, m points."""
-        return self.fit.dictionary
-
-    @property
-    def state(self) -> dtc.DTC:
-        """The DTC posterior."""
-        return self.fit.state
-
-    @property
-    def observed_leverages(self) -> Tensor:
-        """``n`` leverages of the distinct pulled arms, always float64, in the order of the observations."""
-        return self.fit.observed_leverages
-
-    @property
-    def effective_dimension(self) -> float:
-        """``Σ count · leverage`` over the pulled arms."""
-        return self.fit.effective_dimension
-
-    def at_start(self, in_batch: InBatch) -> Conditioner:
-        """Return the posterior without picks, for an in-batch update."""
-        return conditioner(self.fit, self.kernel_rows, in_batch)
-
-    @abstractmethod
     def kernel_rows(self, indices: Tensor) -> Tensor:
         """Return ``k(D, arms[indices])``, ``m x q``. O(m q d)."""
+        return self.prior.covariance.cross(self.dictionary.points, self.prior.arms[indices])
 
-    @abstractmethod
     def leverages_at(self, indices: Tensor) -> Tensor:
-        """Return the leverages of ``q`` arms in float64, for any precision of the sweep."""
+        """Return the leverages of ``q`` arms in float64, for any precision of the sweep. O(q m (d + r))."""
+        return exact_leverages(self.prior, self.exact, self.kernel_rows(indices), indices)
 
-    @abstractmethod
     def means_at(self, indices: Tensor) -> Tensor:
-        """Return the means (y) of some arms (``q``)."""
+        """Return the means (y) of some arms (``q``). O(q m (d + r))."""
+        return dtc.mean(self.state, self.state.factor.features(self.kernel_rows(indices)))
 
-    @abstractmethod
     def swept_means(self, indices: Tensor) -> Tensor:
-        """Return the means (y) of some arms (``q``) as the sweep computes them."""
-
-    @abstractmethod
-    def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """Return the arms that a batch can pick, their bounds in a tensor of its own.
-
-        Args:
-            width: Multiplies √leverage in the scores (y), ≥ 0.
-            stop_rule: The rule that ends the batch.
-
-        Raises:
-            ValueError: If the posterior was made for another width or a stricter rule.
-        """
-
-    @abstractmethod
-    def contenders_after(
-        self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
-    ) -> Contenders:
-        """Return the contenders after some picks, when the previous ones may no longer include the best.
-
-        Args:
-            conditioner: The posterior conditioned on the picks so far.
-            width: The same as at the start.
-            stop_rule: The same as at the start.
-            refuse: Tells the arms to leave out, as long as another is left.
-        """
+        """Return the means (y) of some arms (``q``) as the sweep computes them. O(q m d)."""
+        return self.form.mean(self.kernel_rows(indices))
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryPosterior(ArmPosterior):
+class InMemoryPosterior(ArmFit):
     """Posterior mean and leverage of every arm. A value."""
 
     means: Tensor
@@ -120,9 +85,9 @@ class InMemoryPosterior(ArmPosterior):
     """The kernel columns of the dictionary, where they fit the budget."""
 
     def kernel_rows(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`."""
+        """See :class:`ArmFit`."""
         stored = self._kept
-        return self.fit.kernel_rows(indices) if stored is None else stored.some(indices)
+        return super().kernel_rows(indices) if stored is None else stored.some(indices)
 
     def kernel_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, k(D, arms[rows]))`` with ``m x rows`` blocks that together cover all arms within the budget."""
@@ -133,21 +98,24 @@ class InMemoryPosterior(ArmPosterior):
         return None if self.stored is None or self.stored.gone else self.stored
 
     def leverages_at(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q), or after a sweep in low precision O(q m (d + r))."""
-        if self.leverage_errors is None:
-            return self.leverages[indices]
-        return exact_leverages(self.prior, self.fit.exact, self.kernel_rows(indices), indices)
+        """See :class:`ArmFit`. O(q), or after a sweep in low precision O(q m (d + r))."""
+        return self.leverages[indices] if self.leverage_errors is None else super().leverages_at(indices)
 
     def means_at(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q)."""
+        """See :class:`ArmFit`. O(q)."""
         return self.means[indices]
 
     def swept_means(self, indices: Tensor) -> Tensor:
-        """See :class:`ArmPosterior`. O(q)."""
+        """See :class:`ArmFit`. O(q)."""
         return self.means[indices]
 
     def contenders_at_start(self, *, width: float, stop_rule: StopRule) -> Contenders:
-        """See :class:`ArmPosterior`. Every arm, for any rule. O(a)."""
+        """Return every arm, whatever the rule, with bounds on the scores in a tensor of its own. O(a).
+
+        Args:
+            width: Multiplies √leverage in the scores (y), ≥ 0.
+            stop_rule: The rule that ends the batch.
+        """
         highest = self.leverages if self.leverage_errors is None else self.leverages + self.leverage_errors
         upper = highest.sqrt().mul_(width).add_(self.means)
         extremes = torch.stack([highest.max(), *torch.aminmax(upper)])
@@ -155,11 +123,22 @@ class InMemoryPosterior(ArmPosterior):
             upper[self.prior.repeats] = -math.inf  # an arm equal to an earlier one ties with it: the earlier one is picked
         return Contenders(None, upper, -math.inf, extremes, exact=self.leverage_errors is None)
 
-    def contenders_after(
-        self, conditioner: Conditioner, *, width: float, stop_rule: StopRule, refuse: Refusal | None = None
-    ) -> Contenders:
-        """See :class:`ArmPosterior`. All arms are contenders and scores only fall, so the bounds still hold. O(a)."""
-        return self.contenders_at_start(width=width, stop_rule=stop_rule)
+
+def arm_fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary) -> ArmFit:
+    """Fit the posterior to the pulled arms, and look at no other arm. O(n m (d + m) + m³).
+
+    Args:
+        prior: The prior over the arms, in memory, streamed or in shards.
+        observations: What was observed of arms (with indices); n = 0 gives the prior.
+        dictionary: The m ≥ 1 points that span the approximation, arms or not.
+    """
+    D, cross = dictionary.points, prior.covariance.cross
+    K_DX = cross(D, observations.X)
+    state = dtc_state(prior, observations, K_DD=cross(D, D), K_DX=K_DX)
+    form = dtc.one_product(state)
+    exact = evaluator_of(prior, state, form, precision=torch.float64)
+    observed = exact_leverages(prior, exact, K_DX, observations.rows)
+    return ArmFit(prior, dictionary, state, form, observed, float((observed * observations.counts).sum()))
 
 
 def in_memory_posterior(
@@ -183,12 +162,17 @@ def in_memory_posterior(
     Raises:
         ValueError: If the arms are streamed.
     """
+    return within_memory(prior, columns, lambda prior, columns: _swept(prior, observations, dictionary, columns))
 
-    def attempt(memory_bytes: int) -> tuple[InMemoryPosterior, KernelColumns]:
+
+def within_memory(prior: ArmPrior, columns: KernelColumns, swept: Callable[[ArmPrior, KernelColumns], T]) -> T:
+    """Return ``swept(prior, columns)``; where memory runs out, with half the budget and new columns, again and again."""
+
+    def attempt(memory_bytes: int) -> T:
         if memory_bytes == prior.memory_bytes:
-            return _swept(prior, observations, dictionary, columns)
+            return swept(prior, columns)
         columns.given_up()  # the state before this one holds them as well, and they may be what filled the memory
-        return _swept(replace(prior, memory_bytes=memory_bytes), observations, dictionary, KernelColumns(memory_bytes))
+        return swept(replace(prior, memory_bytes=memory_bytes), KernelColumns(memory_bytes))
 
     return shrinking(attempt, memory_bytes=prior.memory_bytes)
 
@@ -212,6 +196,30 @@ def _swept(
         observed = leverages[pulled]
     else:
         observed = exact_leverages(prior, evaluator_of(prior, state, form, precision=torch.float64), K_DX, pulled)
-    d_eff = float(effective_dimension(observed, observations.counts))
-    fit = ArmFit(prior, dictionary, state, form, observed, d_eff)
-    return InMemoryPosterior(fit, means, leverages, errors, stored), columns
+    d_eff = float((observed * observations.counts).sum())
+    return InMemoryPosterior(prior, dictionary, state, form, observed, d_eff, means, leverages, errors, stored), columns
+
+
+def dtc_state(prior: ArmPrior, observations: Observations, *, K_DD: Tensor, K_DX: Tensor) -> dtc.DTC:
+    """Return the DTC posterior of the pulled arms. O(n m² + m³).
+
+    Args:
+        prior: The prior, of which mean and λ are used.
+        observations: The n distinct arms with their counts and sums; n = 0 gives the prior.
+        K_DD: ``m x m`` kernel of the dictionary.
+        K_DX: ``m x n`` kernel between dictionary and pulled arms.
+    """
+    factor = nystrom_factor(K_DD)
+    scale = 1.0 / prior.regularization
+    residuals = (observations.sums - observations.counts * prior.prior_mean) * scale
+    return dtc.fit(factor, factor.features(K_DX), observations.counts * scale, residuals, prior_mean=prior.prior_mean)
+
+
+def evaluator_of(prior: ArmPrior, state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype) -> Evaluator:
+    """Return the evaluator of posterior moments from kernel columns, see :func:`sparse_bo.arms.moments.evaluator`."""
+    return evaluator(state, form, precision=precision, kappa_squared=prior.kappa_squared, noise=prior.regularization)
+
+
+def exact_leverages(prior: ArmPrior, exact: Evaluator, K_DX: Tensor, indices: Tensor) -> Tensor:
+    """Return the leverages of the arms ``indices`` (``q``) from their kernel columns ``K_DX`` (``m x q``). O(q m r)."""
+    return exact(K_DX, prior.prior_variance[indices]).variances / prior.regularization

@@ -55,3 +55,20 @@ class StopRule:
     def costs(self, leverages: Tensor) -> Tensor:
         """Return the cost of picking each arm (same shape), from its leverage at the batch start."""
         return torch.log1p(leverages) if self.kind == "gp-bucb" else leverages
+
+    def spent(self, leverages: Tensor) -> float:
+        """Return the cost of some picks together, added up in their order as when they are made one by one. O(q)."""
+        spent = 0.0
+        for cost in self.costs(leverages).tolist():
+            spent += cost
+        return spent
+
+    def results_needed(self, leverages: Tensor) -> int:
+        """Return the smallest k such that without any k of some picks the rest stays within the allowance, at least 1."""
+        costs = sorted(self.costs(leverages).tolist())
+        left, needed = sum(costs), 0
+        for cost in costs:
+            if left <= self.allowance:
+                break
+            left, needed = left - cost, needed + 1
+        return max(needed, 1)

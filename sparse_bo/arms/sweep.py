@@ -1,17 +1,23 @@
-"""One pass over arms in memory: posterior mean and leverage of all of them, in chunks within the memory budget."""
+"""One pass over arms in memory: posterior mean and leverage of all of them, in chunks within the memory budget.
+
+Kernel columns ``k(x_i, arms)`` are kept between resparsifications, as successive dictionaries overlap: on Cadata (20,640 arms,
+inputs in [0,1], T = 10⁴) 99 dictionaries of 25 points on average are drawn from 71 arms. Evaluating a column costs several
+passes over the arms, reading it one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from sparse_bo.arms.columns import StoredColumns
 from sparse_bo.arms.moments import Evaluator, Moments
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.kernels import CovarianceFunction
+from sparse_bo.kernels import CovarianceFunction, FixedInputs
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 
 DEVICE_TILE_BYTES = 2**25
@@ -19,6 +25,122 @@ DEVICE_TILE_BYTES = 2**25
 is written to memory before it is used."""
 DEVICE_TILE_ROWS = 8192
 """Fewer arms would leave processors idle in a product: 128 x 128 numbers keep one busy."""
+
+
+class _Storage:
+    """Rows that are only ever appended to; several values may share it, each sees the rows it knows.
+
+    Until memory runs out: then the rows go, for all of them.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.used, self.gone = rows, 0, False
+
+
+@dataclass(frozen=True, eq=False)
+class KernelColumns:
+    """The columns evaluated so far, by arm index. A value: :meth:`grown` returns a new one."""
+
+    memory_bytes: int
+    slots: Mapping[int, int] = field(default_factory=dict)
+    """Arm index -> row of the storage."""
+    storage: _Storage | None = None
+
+    def fits(self, points: int, arms: Tensor) -> bool:
+        """Return whether ``points`` columns over ``arms`` (``a x d``) fit into the budget."""
+        return points * arms.shape[0] * arms.element_size() <= self.memory_bytes
+
+    def given_up(self) -> KernelColumns:
+        """Return no columns, and free the memory of these ones and of all that share it: they are evaluated anew if needed."""
+        if self.storage is not None:
+            self.storage.rows, self.storage.gone = self.storage.rows[:0, :0].clone(), True
+        return KernelColumns(self.memory_bytes)
+
+    def grown(
+        self,
+        covariance: CovarianceFunction,
+        arms: Tensor,
+        indices: Tensor,
+        *,
+        points: Tensor | None = None,
+        fixed: FixedInputs | None = None,
+    ) -> KernelColumns:
+        """Return the columns with those of ``indices`` added. O(a d) per missing one.
+
+        If they would pass the budget together, columns outside ``indices`` are dropped.
+
+        Args:
+            covariance: The kernel.
+            arms: ``a x d``, what the columns run over.
+            indices: ``m`` arms whose columns are wanted.
+            points: ``m x d``, their rows where ``arms`` do not hold them; ``None``: rows of ``arms``.
+            fixed: The arms prepared for this kernel.
+        """
+        if self.storage is not None and self.storage.gone:
+            return KernelColumns(self.memory_bytes).grown(covariance, arms, indices, points=points, fixed=fixed)
+        missing = [i for i in indices.tolist() if i not in self.slots]
+        if not missing:
+            return self
+        if not self.fits(len(self.slots) + len(missing), arms):
+            kept = KernelColumns(self.memory_bytes)
+            missing = indices.tolist()
+        else:
+            kept = self
+        storage = kept._with_room(len(missing), arms)
+        start = storage.used
+        stop = start + len(missing)
+        fixed = FixedInputs(covariance, arms, 0) if fixed is None else fixed
+        points = arms[missing] if points is None else points[torch.isin(indices, indices.new_tensor(missing))]
+        # What GPyTorch holds while it evaluates a kernel must not outgrow the budget.
+        # Smaller blocks of new columns only cost calls.
+        share = max(self.memory_bytes // (3 * covariance.blocks), 2**20)
+        for part in row_slices(arms.shape[0], chunk=max(share // (8 * len(missing)), 1)):
+            fixed.cross(points, part, out=storage.rows[start:stop, part])
+        storage.used += len(missing)
+        slots = {**kept.slots, **{arm: start + k for k, arm in enumerate(missing)}}
+        return KernelColumns(self.memory_bytes, slots, storage)
+
+    def _with_room(self, rows: int, arms: Tensor) -> _Storage:
+        """Return a storage with room for ``rows`` more rows: this one if it has room and has not been grown elsewhere."""
+        used = len(self.slots)
+        if self.storage is not None and self.storage.used == used and used + rows <= len(self.storage.rows):
+            return self.storage
+        most = self.memory_bytes // (arms.shape[0] * arms.element_size())
+        storage = _Storage(arms.new_empty(min(2 * (used + rows) + 16, most), arms.shape[0]))
+        if self.storage is not None and used:
+            storage.rows[:used] = self.storage.rows[:used]
+        storage.used = used
+        return storage
+
+    def of(self, indices: Tensor) -> StoredColumns:
+        """Return the columns of the arms ``indices`` (``m``), all of which must be there, where they are. O(m)."""
+        assert self.storage is not None
+        slots = torch.tensor([self.slots[i] for i in indices.tolist()], device=self.storage.rows.device)
+        return StoredColumns(self.storage, slots)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredColumns:
+    """The kernel columns of one dictionary: rows of a storage that are never written again."""
+
+    storage: _Storage
+    slots: Tensor
+    """``m`` rows of it."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the storage was freed when memory ran out; the columns are then evaluated again."""
+        return self.storage.gone
+
+    def part(self, arms: slice, *, out: Tensor | None = None) -> Tensor:
+        """Return ``k(D, arms)`` of contiguous arms, ``m x n``, in ``out`` unless that is ``None``. O(m n)."""
+        return torch.index_select(self.storage.rows[:, arms], 0, self.slots, out=out)
+
+    def some(self, arms: Tensor) -> Tensor:
+        """Return ``k(D, arms)`` of a few arms (``q``), ``m x q``. O(m q)."""
+        rows = self.storage.rows
+        where = (self.slots * rows.shape[1]).unsqueeze(-1) + arms
+        return rows.view(-1).index_select(0, where.view(-1)).view(where.shape)  # indexing by rows and columns takes twice
 
 
 class Sweep(NamedTuple):

@@ -10,8 +10,7 @@ from torch import Tensor
 from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, kernel_gram
 from sparse_bo.dictionary.leverage import Sketch, ridge_scores, sketch_tail
 from sparse_bo.dictionary.simple import SizedSampler
-from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky, safe_cholesky
 from sparse_bo.linalg.sums import running_sums
 from sparse_bo.validation import check_count
 

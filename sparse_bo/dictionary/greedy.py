@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse_bo.dictionary.base import Candidates, Dictionary, candidate_count, kernel_gram, noise_of
 from sparse_bo.dictionary.simple import SizedSampler
 from sparse_bo.errors import SamplerError
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky
 
 
 class GreedyVarianceSampler(SizedSampler):

@@ -1,7 +1,6 @@
 """Gaussian processes: priors and hyper-parameters, likelihoods, and posteriors, exact and DTC."""
 
 __all__ = [
-    "decoupled",
     "diagnostics",
     "diversity",
     "dtc",
@@ -13,8 +12,5 @@ __all__ = [
     "observations",
     "posterior",
     "priors",
-    "quadratic",
-    "roots",
-    "variance_factor",
     "woodbury",
 ]

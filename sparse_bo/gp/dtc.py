@@ -90,12 +90,14 @@ class OneProduct:
     @property
     def step(self) -> int:
         """Columns of ``R`` in one product of :meth:`moments`."""
-        m, quarter = self.columns.shape[-2], -(-self.columns.shape[-2] // _TRIANGLE_BLOCKS)
+        # Four blocks spare 3/8 of the product; more are too thin, and on a GPU less than 256 columns take longer to launch.
+        m = self.columns.shape[-2]
+        quarter = -(-m // 4)
         if not self.triangular:
             return m
         if self.columns.device.type == "cpu":
-            return quarter if m >= 16 * _TRIANGLE_BLOCKS else m
-        return min(max(quarter, _DEVICE_COLUMNS), m)
+            return quarter if m >= 64 else m
+        return min(max(quarter, 256), m)
 
     def mean(self, K_DX: Tensor) -> Tensor:
         """Return the posterior mean, ``batch_shape x n``, from ``K_DX`` (``batch_shape x m x n``). O(n m)."""
@@ -127,12 +129,6 @@ class OneProduct:
 def _squares(product: Tensor) -> Tensor:
     """Return the squares of a temporary tensor, in place where autograd allows it."""
     return product.square() if product.requires_grad else product.square_()
-
-
-_TRIANGLE_BLOCKS = 4
-"""Column blocks of a triangular product: 4 spare 3/8 of it, more make the products too thin."""
-_DEVICE_COLUMNS = 256
-"""Columns of such a block on a GPU, at least: what narrower ones spare is less than what their launches take."""
 
 
 def fit(
@@ -236,6 +232,24 @@ def one_product(state: DTC, *, relative: bool = False) -> OneProduct:
     upper = safe_cholesky(shrinkage.flip(-2, -1)).factor.flip(-2, -1)
     columns = state.factor.lift(torch.cat([upper, state.weights.unsqueeze(-1)], dim=-1))  # batch_shape x m x (r + 1)
     return OneProduct(columns, inverse_root, state.prior_mean, state.factor.triangular)
+
+
+def decoupled_weights(state: DTC, prior_values: Tensor, normal: Tensor) -> Tensor:
+    """Return ``P (w + L_B⁻ᵀ ε − Pᵀ g(D))``, ``m x q``: with them ``μ₀ + g(x) + k_D(x)ᵀ weights`` is a draw of the posterior.
+
+    ``g`` is a draw of the prior less its mean and ε standard normal: the draw has mean ``μ₀ + z(x)ᵀw`` and covariance
+    ``k − zᵀz' + zᵀB⁻¹z'``, exactly if g has covariance k. The weights of the features are
+    drawn from their posterior N(w, B⁻¹), what the dictionary cannot represent comes from the prior (Wilson et al. 2020,
+    Eq. 13; Vakili et al. 2021, S-GP-TS). O(m² q).
+
+    Args:
+        state: The posterior, without batch shape.
+        prior_values: ``q x m`` values ``g(D)`` of q prior draws.
+        normal: ``q x r`` standard normal numbers.
+    """
+    spread = torch.linalg.solve_triangular(state.gram_cholesky.mT, normal.mT, upper=True)  # r x q
+    explained = state.factor.features(prior_values.mT).mT  # r x q, Pᵀ g(D)
+    return state.factor.lift(state.weights.unsqueeze(-1) + spread - explained)
 
 
 def left_out(state: DTC, features: Tensor, residuals: Tensor, noise: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Leverages, the effective dimension, and the inclusion probabilities of leverage-score sampling."""
+"""The inclusion probabilities of leverage-score sampling."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ import torch
 from torch import Tensor
 
 Inclusion = Literal["exact", "union"]
-
-
-def effective_dimension(leverages: Tensor, counts: Tensor) -> Tensor:
-    """Return ``Σ_i c_i · leverage(x_i)``, scalar; with exact leverages it is ``Tr K(K + λI)⁻¹`` (BKB §2).
-
-    Args:
-        leverages: ``n`` posterior variance / λ at the distinct inputs.
-        counts: ``n`` pulls of each.
-    """
-    return (leverages * counts).sum()
 
 
 def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: float, law: Inclusion = "exact") -> Tensor:

@@ -5,8 +5,8 @@ support, ``α`` (m) weights, ``R`` ``m x r`` root, ``h(x) = Rᵀ k_D(x)`` (r) th
 
     mean(x) = μ(x) + k_D(x)ᵀ α,      covariance(x, x') = s · (k(x, x') − h(x)ᵀ h(x'))
 
-The exact GP of data ``X`` has ``D = X``; the DTC posterior has the dictionary as ``D``. Their roots are in
-:mod:`sparse_bo.gp.roots`. Conditioning on points ``F`` adds them to the support: with ``C = k − hᵀh``, ``L_F L_Fᵀ =
+The exact GP of data ``X`` has ``D = X`` and ``R = L⁻ᵀ``; the DTC posterior has the dictionary as ``D``, and the root of
+:func:`sparse_bo.gp.dtc.one_product`. Conditioning on points ``F`` adds them to the support: with ``C = k − hᵀh``, ``L_F L_Fᵀ =
 C(F, F) + noise`` and ``β = L_F⁻ᵀ L_F⁻¹ (y_F − mean(F))``, a point gets the further columns ``L_F⁻¹ C(F, x)``, and ``α``
 becomes ``[α − R Rᵀ k_D(F) β; β]`` (Schur complement). Repeating it is exact, at a cost independent of n.
 """
@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sparse_bo.gp import dtc
-from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.gp.roots import CholeskyRoot, DTCRoot, Root
 from sparse_bo.linalg.cholesky import safe_cholesky
 
 
@@ -97,6 +94,61 @@ class ProcessPrior:
         return self.mean(X) if callable(self.mean) else X.new_tensor(self.mean)
 
 
+@dataclass(frozen=True, eq=False)
+class CholeskyRoot:
+    """``R = L⁻ᵀ`` by triangular solves: the exact GP."""
+
+    lower: Tensor
+    """``m x m`` lower ``L``."""
+
+    def columns(self, K_DX: Tensor) -> Tensor:
+        """Return ``h``, ``r x n``, from ``k(D, X)``, ``m x n``. O(m² n)."""
+        return torch.linalg.solve_triangular(self.lower, K_DX, upper=False)
+
+    def lift(self, columns: Tensor) -> Tensor:
+        """Return ``R h``, ``m x n``: the weights on ``k_D`` with which a point is explained. O(m² n)."""
+        return torch.linalg.solve_triangular(self.lower.mT, columns, upper=True)
+
+    def extended(self, columns: Tensor, corner: Tensor) -> CholeskyRoot:
+        """Return the root given p more points, from ``h`` there and ``L_F``: ``L`` gets rows ``[hᵀ, L_F]``. O((m + p)²)."""
+        (m, p), batch = columns.shape[-2:], columns.shape[:-2]
+        lower = columns.new_zeros(*batch, m + p, m + p)
+        lower[..., :m, :m], lower[..., m:, :m], lower[..., m:, m:] = self.lower, columns.mT, corner
+        return CholeskyRoot(lower)
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixRoot:
+    """``R`` written out: one matrix product. Round-off of a variance is absolute, at least ``eps · k(x, x)``."""
+
+    matrix: Tensor
+    """``m x r``: ``R``."""
+
+    def columns(self, K_DX: Tensor) -> Tensor:
+        """See :class:`CholeskyRoot`. O(m r n)."""
+        return self.matrix.mT @ K_DX
+
+    def lift(self, columns: Tensor) -> Tensor:
+        """See :class:`CholeskyRoot`. O(m r n)."""
+        return self.matrix @ columns
+
+    def extended(self, columns: Tensor, corner: Tensor) -> MatrixRoot:
+        """See :class:`CholeskyRoot`. O((m + p) r p)."""
+        return self.grown(self.lift(columns), corner)
+
+    def grown(self, lifted: Tensor, corner: Tensor) -> MatrixRoot:
+        """Return ``[[R, −R h L_F⁻ᵀ], [0, L_F⁻ᵀ]]`` from ``R h`` (``m x p``) and ``L_F`` of p more points. O((m + p) p²)."""
+        eye = torch.eye(corner.shape[-1], dtype=corner.dtype, device=corner.device).expand_as(corner)
+        below = torch.linalg.solve_triangular(corner.mT, eye, upper=True)  # p x p, L_F⁻ᵀ
+        right = torch.cat([-lifted @ below, below], dim=-2)  # (m + p) x p
+        left = torch.cat([self.matrix, self.matrix.new_zeros(*below.shape[:-1], self.matrix.shape[-1])], dim=-2)
+        return MatrixRoot(torch.cat([left, right], dim=-1))
+
+
+Root: TypeAlias = CholeskyRoot | MatrixRoot
+"""The root ``R`` of the explained part of the prior covariance: ``hᵀh'`` with ``h = Rᵀ k_D``."""
+
+
 class Moments(NamedTuple):
     """Posterior of the noiseless function at n points."""
 
@@ -168,7 +220,7 @@ class Posterior:
         """
         K_DX = self.prior.kernel.cross(self.support, X) if K_DX is None else K_DX
         columns = self.root.columns(K_DX)
-        variance = self._floored(self.root.variance(self.prior.kernel.diagonal(X), columns))
+        variance = self._variance(X, columns)
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Moments(mean, variance * self.prior.scale, columns)
 
@@ -179,7 +231,7 @@ class Posterior:
         """
         k, scale = self.prior.kernel.slopes(X, self.support), self.prior.scale
         columns = self.root.columns(k.value.mT)
-        variance = self._floored(self.root.variance(self.prior.kernel.diagonal(X), columns))
+        variance = self._variance(X, columns)
         mean = self.prior.mean_at(X) + k.value @ self.alpha
         weights = self.root.lift(columns).mT  # n x m
         return Gradients(mean, variance * scale, k.gradient(self.alpha), k.gradient(-2.0 * scale * weights))
@@ -188,7 +240,7 @@ class Posterior:
         """Return the joint posterior of ``q x d`` points. O(q m (d + r) + q² r)."""
         K_DX = self.prior.kernel.cross(self.support, X)
         columns = self.root.columns(K_DX)
-        covariance = self.prior.kernel.cross(X, X) - self.root.explained(columns, columns)
+        covariance = self._covariance(X, columns, X, columns)
         mean = self.prior.mean_at(X) + (self.alpha.unsqueeze(-2) @ K_DX).squeeze(-2)
         return Joint(mean, self.prior.scale * covariance)
 
@@ -244,10 +296,10 @@ class Posterior:
         return mean + normal @ lower.mT
 
     def _covariance(self, X: Tensor, columns: Tensor, Y: Tensor, other: Tensor) -> Tensor:
-        return self.prior.kernel.cross(X, Y) - self.root.explained(columns, other)
+        return self.prior.kernel.cross(X, Y) - columns.mT @ other
 
-    def _floored(self, variance: Tensor) -> Tensor:
-        return variance.clamp_min(self.floor)
+    def _variance(self, X: Tensor, columns: Tensor) -> Tensor:
+        return (self.prior.kernel.diagonal(X) - columns.square().sum(dim=-2)).clamp_min(self.floor)
 
 
 def exact(
@@ -271,34 +323,3 @@ def exact(
     lower = safe_cholesky(K).factor
     alpha = torch.cholesky_solve((y - prior.mean_at(X)).unsqueeze(-1), lower).squeeze(-1)
     return Posterior(prior, X, alpha, CholeskyRoot(lower), noise, floor)
-
-
-def sparse(prior: ProcessPrior, D: Tensor, X: Tensor, y: Tensor, *, noise: float, counts: Tensor | None = None) -> Posterior:
-    """Return the DTC posterior over a dictionary, with variances in the accurate two-term form. O(n m² + m³).
-
-    Args:
-        prior: Mean, kernel and output scale.
-        D: ``m x d`` dictionary, m ≥ 1, repeats allowed.
-        X: ``n x d`` points.
-        y: ``n`` observations (y), or means of some.
-        noise: Variance of one observation's noise in units of the output scale.
-        counts: ``n`` observations that each y is the mean of; ``None``: one.
-
-    Raises:
-        ValueError: If the dictionary is empty, or a matrix is not finite.
-    """
-    factor = nystrom_factor(prior.kernel.cross(D, D))
-    features = factor.features(prior.kernel.cross(D, X))  # n x r
-    residuals = y - prior.mean_at(X)
-    precision = torch.full_like(residuals, 1.0 / noise) if counts is None else counts / noise
-    state = dtc.fit(factor, features, precision, precision * residuals)
-    return of_dtc(prior, D, state, noise=noise)
-
-
-def of_dtc(prior: ProcessPrior, D: Tensor, state: dtc.DTC, *, noise: float) -> Posterior:
-    """Return a fitted DTC posterior over its dictionary (``m x d``), two-term form. O(m r)."""
-    like = state.gram
-    alpha = state.factor.lift(state.weights.unsqueeze(-1)).squeeze(-1)
-    batch = like.shape[:-2]
-    root = DTCRoot(state, like.new_zeros(*batch, 2 * state.factor.rank, 0), like.new_zeros(*batch, 0, 0))
-    return Posterior(prior, D, alpha, root, noise)

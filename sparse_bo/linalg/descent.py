@@ -16,9 +16,6 @@ from torch import Tensor
 Function = Callable[[Tensor], tuple[float, Tensor]]
 """``p`` numbers to value and gradient (``p``); an infinite value where there is none."""
 
-DIFFERENCE = 1e-4
-"""By which a number is moved to see how the gradient changes."""
-
 
 class Descent(NamedTuple):
     """Where a minimisation ended."""
@@ -31,13 +28,13 @@ class Descent(NamedTuple):
     """Whether it ended because at most the tolerance was to be gained."""
 
 
-def curvature(function: Function, x: Tensor, gradient: Tensor) -> Tensor:
-    """Return the Hessian at ``x`` by forward differences of the gradient, ``p x p``, symmetric. p evaluations."""
+def curvature(function: Function, x: Tensor, gradient: Tensor, *, step: float = 1e-4) -> Tensor:
+    """Return the Hessian at ``x`` by forward differences of the gradient over ``step``, ``p x p``. p evaluations."""
     rows = []
     for index in range(len(x)):
         moved = x.clone()
-        moved[index] += DIFFERENCE
-        rows.append((function(moved)[1] - gradient) / DIFFERENCE)
+        moved[index] += step
+        rows.append((function(moved)[1] - gradient) / step)
     hessian = torch.stack(rows)
     return 0.5 * (hessian + hessian.mT)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparse_bo.gp.diversity import gradient_columns, gradients, greedy_balanced, greedy_diverse
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.validation import check_choice, check_count, check_finite, check_indices, check_number, check_points

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch, prior_variances
-from sparse_bo.arms.streaming import CONTENDER_BYTES, TILE_ROWS, capacity
+from sparse_bo.arms.resparsification import CONTENDER_BYTES, TILE_ROWS, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms

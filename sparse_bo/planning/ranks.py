@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse_bo.arms.gathering import GATHERED
+from sparse_bo.arms.contenders import GATHERED
 from sparse_bo.sharding.group import HEADER_BYTES
 from sparse_bo.validation import check_count
 

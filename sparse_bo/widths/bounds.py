@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.quadratic import QuadraticForm
+from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.validation import check_choice, check_positive, check_probability
 from sparse_bo.widths.norms import form_at_most, norm_at_least

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.gp.quadratic import QuadraticForm
+from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.validation import check_choice, check_number, check_positive, check_probability
 from sparse_bo.widths.bounds import BatchConfidence, Bounds
 from sparse_bo.widths.norms import norm_estimate

@@ -134,12 +134,12 @@ def test_repeated_choices_tie_to_the_first():
 
 
 def test_many_choices_are_not_kept_in_memory_but_give_the_same_batch(monkeypatch):
-    from sparse_bo.acquisition import scores
+    from sparse_bo.acquisition import picking
 
     kept, _ = optimize_batch(build(SparseGP), choices=CHOICES, ratio_threshold=math.inf, max_q=12)
-    monkeypatch.setattr(scores, "DEFAULT_MEMORY_BYTES", 1)
-    monkeypatch.setattr(scores, "SWEEP", 50)
-    monkeypatch.setattr(scores, "BLOCK", 7)
+    monkeypatch.setattr(picking, "DEFAULT_MEMORY_BYTES", 1)
+    monkeypatch.setattr(picking, "SWEEP", 50)
+    monkeypatch.setattr(picking, "BLOCK", 7)
     streamed, _ = optimize_batch(build(SparseGP), choices=CHOICES, ratio_threshold=math.inf, max_q=12)
     assert torch.equal(kept, streamed)
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo.arms.contenders import Collector
-from sparse_bo.arms.highest import highest
+from sparse_bo.arms.contenders import Collector, highest
 
 
 def _collect(upper, lower, *, capacity, tile):

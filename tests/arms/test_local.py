@@ -6,7 +6,8 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel
 
-from sparse_bo.arms.local import LocalRatios
+from sparse_bo.arms.batch import LocalRatios
+from sparse_bo.arms.conditioning import Conditioner
 from tests.arms.builders import Problem, random_problem
 
 KINDS = ("fixed", "process")
@@ -15,7 +16,7 @@ PICKS = [3, 7, 3, 0, 19, 3, 11, 7]
 
 def _ratios(problem: Problem, kind: str, threshold: float = math.inf) -> LocalRatios:
     posterior = problem.posterior()
-    return LocalRatios(posterior, posterior.at_start(kind), threshold)
+    return LocalRatios(posterior, Conditioner.at_start(posterior, kind), threshold)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,8 @@ import torch
 from gpytorch.kernels import LinearKernel
 
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
-from sparse_bo.arms import ArmPosterior, StopRule, StreamedPosterior, arm_fit, pick_batch, streamed_posterior, streaming
+from sparse_bo.arms import ArmPosterior, ContenderPosterior, StopRule, arm_fit, arm_posterior, pick_batch, resparsification
+from sparse_bo.arms.conditioning import Conditioner
 from sparse_bo.arms.prior import LazyVariances
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem
@@ -56,9 +57,9 @@ def streamed(problem: Problem, **changes: object) -> Problem:
     return problem.with_prior(arms=lazy, prior_variance=LazyVariances(s.covariance, lazy), repeats=None, **changes)
 
 
-def _swept(problem: Problem, kind: str, threshold: float, width: float = WIDTH) -> StreamedPosterior:
+def _swept(problem: Problem, kind: str, threshold: float, width: float = WIDTH) -> ContenderPosterior:
     fit = arm_fit(problem.prior, problem.observations, problem.dictionary)
-    return streamed_posterior(fit, width=width, stop_rule=StopRule(kind, threshold))
+    return arm_posterior(fit, width=width, stop_rule=StopRule(kind, threshold))
 
 
 def _pick(posterior: ArmPosterior, kind: str, threshold: float, in_batch: str, width: float = WIDTH) -> list[int]:
@@ -89,8 +90,8 @@ def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("capacity", [1, 3, 20, 1000])
 def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device, monkeypatch):
-    monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: capacity)
-    monkeypatch.setattr(streaming, "TILE_ROWS", 13)
+    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: capacity)
+    monkeypatch.setattr(resparsification, "TILE_ROWS", 13)
     lengths = set()
     for seed in range(6):
         p = _problem(seed, device)
@@ -105,7 +106,7 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device,
 @pytest.mark.parametrize("capacity", [5, 1000])
 def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
     set_products(monkeypatch, torch.device("cpu"), precision)
-    monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: capacity)
+    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: capacity)
     for seed in range(6):
         p = _problem(seed)
         expected = _pick(p.posterior(), "global", 3.0, "fixed")
@@ -125,14 +126,14 @@ def test_a_bar_of_the_wrong_ratio_would_lose_picks():
 
 def test_a_refill_is_needed_and_used(monkeypatch):
     calls = []
-    refill = StreamedPosterior.contenders_after
+    refill = ContenderPosterior.contenders_after
 
     def counted(*args: object, **kwargs: object) -> object:
         calls.append(1)
         return refill(*args, **kwargs)
 
-    monkeypatch.setattr(StreamedPosterior, "contenders_after", counted)
-    monkeypatch.setattr(streaming, "capacity", lambda memory_bytes: 2)
+    monkeypatch.setattr(ContenderPosterior, "contenders_after", counted)
+    monkeypatch.setattr(resparsification, "capacity", lambda memory_bytes: 2)
     p = _problem(1)
     assert _pick(_swept(streamed(p), "global", 6.0), "global", 6.0, "fixed") == _pick(p.posterior(), "global", 6.0, "fixed")
     assert calls
@@ -194,15 +195,13 @@ def test_in_memory_no_arm_is_left_out_of_the_contenders():
     """So the bounds at the batch start hold after any picks."""
     posterior, rule, where = _problem(1).posterior(), StopRule("global", 2.0), torch.tensor([3, 77])
     start = posterior.contenders_at_start(width=WIDTH, stop_rule=rule)
-    conditioner = posterior.at_start("fixed").given(where, torch.ones(2, dtype=torch.float64))
-    after = posterior.contenders_after(conditioner, width=WIDTH, stop_rule=rule)
+    conditioner = Conditioner.at_start(posterior, "fixed").given(where, torch.ones(2, dtype=torch.float64))
     reducible, residual = conditioner.leverages(torch.arange(150))
     scores = posterior.means + WIDTH * (reducible + residual).sqrt()
     assert start.indices is None
     assert start.floor == -torch.inf
-    assert bool((after.upper >= scores - 1e-12).all())
-    assert bool((after.upper[where] > scores[where] + 1e-6).all()), "bounds, and no longer the scores"
-    torch.testing.assert_close(start.upper, after.upper, rtol=0, atol=0)
+    assert bool((start.upper >= scores - 1e-12).all())
+    assert bool((start.upper[where] > scores[where] + 1e-6).all()), "bounds, and no longer the scores"
 
 
 def test_a_tile_that_cannot_fit_is_refused():
@@ -213,11 +212,11 @@ def test_a_tile_that_cannot_fit_is_refused():
 def test_conditioned_scores_of_a_refill_are_the_oracles(monkeypatch):
     p = _problem(1)
     lazy = _swept(streamed(p), "global", 6.0)
-    conditioner = lazy.at_start("fixed")
+    conditioner = Conditioner.at_start(lazy, "fixed")
     picks = [3, 3, 77]
     where = torch.tensor(picks)
     conditioner = conditioner.absorb(where, conditioner.block(where), torch.arange(3), torch.ones(3, dtype=torch.float64))
-    found = lazy.contenders_after(conditioner, width=WIDTH, stop_rule=StopRule("global", 6.0))
+    found = lazy.contenders_after(conditioner)
     expected = p.dense().dtc().mean + WIDTH * p.dense().leverages_after(picks, "fixed").sqrt()
     torch.testing.assert_close(found.upper, expected, rtol=1e-8, atol=1e-8)
 

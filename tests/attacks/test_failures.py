@@ -14,8 +14,7 @@ from botorch.models import SingleTaskGP
 from gpytorch.kernels import RBFKernel
 
 from sparse_bo import AskTell, ProductGrid, maximize, optimize_batch
-from sparse_bo.arms import StopRule, pick_batch
-from sparse_bo.arms.streaming import StreamedPosterior
+from sparse_bo.arms import ContenderPosterior, StopRule, pick_batch
 from sparse_bo.domains import Arms, Box
 from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
@@ -162,7 +161,7 @@ def test_a_streamed_arm_set_backs_off_too():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailureWarning)
         result = maximize(beyond_the_edge, arms=grid, policy=BBKB(**given(), memory_bytes=2**20), budget=120, seed=1)
-    assert isinstance(result.state.posterior, StreamedPosterior)
+    assert isinstance(result.state.posterior, ContenderPosterior)
     bad = outcomes(result)
     tries = Counter(i for i, failed in zip(result.history.indices, bad, strict=True) if failed)
     assert max(tries.values()) <= 3
@@ -317,7 +316,7 @@ def test_refused_arms_are_left_out_of_a_batch_as_long_as_others_are_left(rule):
     def picked(name, refuse=None):
         return pick_batch(posteriors[name], width=2.0, stop_rule=rule, max_q=12, refuse=refuse).indices
 
-    assert isinstance(posteriors["streamed"], StreamedPosterior)
+    assert isinstance(posteriors["streamed"], ContenderPosterior)
     free = picked("memory")
     assert torch.equal(picked("streamed"), free)
     left, scores = torch.isin(torch.arange(1200), free), posteriors["memory"]

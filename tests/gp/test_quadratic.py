@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sparse_bo.gp import dtc
+from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
 from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from tests.oracles import nystrom, rbf
 
 NOISE, MEAN = 0.3, 1.5

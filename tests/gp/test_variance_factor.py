@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from sparse_bo.gp.variance_factor import variance_factor
+from sparse_bo.gp.diagnostics import variance_factor
 
 
 def rows(n=200, factor=1.0, noise=0.5):

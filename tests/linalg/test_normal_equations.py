@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.linalg import normal_equations
-from sparse_bo.linalg.normal_equations import add_lower_gram, from_lower, whitened_gram, whitening_error
+from sparse_bo.linalg.cholesky import add_lower_gram, from_lower, whitened_gram, whitening_error
 
 
 def rows(*shape):
@@ -13,19 +12,16 @@ def rows(*shape):
 
 @pytest.mark.parametrize("m", [1, 5, 300])
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_lower_blocks_are_the_product_and_are_added(m, batch, monkeypatch):
-    monkeypatch.setattr(normal_equations, "SMALLEST_BLOCK", 2)
+def test_lower_blocks_are_the_product_and_are_added(m, batch):
     S, gram = rows(*batch, m, 7), torch.zeros(*batch, m, m, dtype=torch.float64)
     for part in (S[..., :3], S[..., 3:]):
-        add_lower_gram(gram, part)
+        add_lower_gram(gram, part, smallest=2)
     torch.testing.assert_close(from_lower(gram), S @ S.mT)
 
 
-def test_beyond_the_blocks_nothing_is_computed(monkeypatch):
-    monkeypatch.setattr(normal_equations, "SMALLEST_BLOCK", 2)
-    monkeypatch.setattr(normal_equations, "GRAM_BLOCKS", 2)
+def test_beyond_the_blocks_nothing_is_computed():
     gram = torch.zeros(4, 4, dtype=torch.float64)
-    add_lower_gram(gram, rows(4, 6))
+    add_lower_gram(gram, rows(4, 6), blocks=2, smallest=2)
     assert not bool(gram[:2, 2:].any())
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from sparse_bo.linalg.pivoted_cholesky import pivoted_cholesky
+from sparse_bo.linalg.cholesky import pivoted_cholesky
 from tests.oracles import rbf
 
 

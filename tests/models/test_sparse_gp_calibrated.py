@@ -8,7 +8,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import draw_matheron_paths
 
-from sparse_bo.gp.variance_factor import variance_factor
+from sparse_bo.gp.diagnostics import variance_factor
 from sparse_bo.models import SparseGP, SparseMultiTaskGP
 from tests.models.sparse_problems import CONFIGURATIONS, data, dense_dtc, noise_of, pair, points
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator
 
-from sparse_bo.models.sparse_gp import posterior as posteriors
 from sparse_bo.models.sparse_gp import representation
 from sparse_bo.models.sparse_gp.posterior import DeferredCovariance
 from sparse_bo.models.sparse_gp.triangular import Products, ProductSizes, Recent, TimesRoot, by_columns, times_root_transpose
@@ -248,10 +247,10 @@ def test_a_covariance_on_demand_is_a_dense_operator_to_all_who_look_closer():
     torch.testing.assert_close(root @ root.mT, matrix, rtol=1e-6, atol=1e-8)
 
 
-def test_many_marginals_do_not_hold_their_covariances_with_the_dictionary(monkeypatch):
+def test_many_marginals_do_not_hold_their_covariances_with_the_dictionary(scale):
     model = pair("plain")[1]
     expected = model.posterior(points(5, 1)).variance
-    monkeypatch.setattr(posteriors, "LARGEST_CACHED", 200)
-    posterior = model.posterior(points(5, 1))
+    scale(joint={"cached_bytes": 200})
+    posterior = pair("plain")[1].posterior(points(5, 1))
     assert not isinstance(posterior.distribution.lazy_covariance_matrix, DeferredCovariance)
     assert torch.equal(posterior.variance, expected)

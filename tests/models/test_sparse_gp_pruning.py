@@ -205,3 +205,11 @@ def test_an_empty_baseline_is_refused_by_name():
     model = SparseGP(X, X.sum(dim=-1, keepdim=True))
     with pytest.raises(ValueError, match=r"with n >= 1, got \(0, 2\)"):
         prune_baseline(model, X[:0])
+
+
+def test_anything_but_a_model_is_refused_by_name():
+    X = sparse()[1]
+    with pytest.raises(TypeError, match=r"expected model to be a BoTorch Model, got int; pass the fitted model first"):
+        prune_baseline(3, X)
+    with pytest.raises(TypeError, match="got Tensor"):
+        prune_baseline(X, X)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.diagnostics import scaled_copy
 from sparse_bo.models.sparse_gp.pathwise import exact_spread, matheron_weights, sparse_spread
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
-from sparse_bo.models.sparse_gp.triangular import ProductSizes, Recent
 from tests.models.sparse_problems import CONFIGURATIONS, data, joint_sizes, make_sparse, pair, points
 
 ROWS = torch.tensor([2, 11, 25])
@@ -75,21 +73,6 @@ def testobjective_weights_paths_give_exactly_the_posterior(configuration, option
     ).shape == (5, *form.alpha.shape)
 
 
-def test_matheronobjective_weights_a_large_triangle_are_those_of_whole_products():
-    form = pair("two outputs", dictionary=None)[1].eval().representation()
-    assert form.triangular
-    K = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    K = (K @ K.mT).requires_grad_()
-    whole = pathwise._between_roots(form, K)
-    form = replace(form, recent=Recent(ProductSizes(block=7, large=14)))
-    parts = pathwise._between_roots(form, K)
-    torch.testing.assert_close(parts, whole, rtol=1e-11, atol=1e-11)
-    weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weights = weights + weights.mT
-    gradients = [torch.autograd.grad((value * weights).sum(), K)[0] for value in (parts, whole)]
-    torch.testing.assert_close(gradients[0] + gradients[0].mT, gradients[1] + gradients[1].mT, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("configuration", ["plain", "known noise", "two outputs", "batch, known noise"])
 def test_paths_of_an_exact_posterior_are_those_of_the_cholesky_factor_without_making_it(configuration, monkeypatch):
     model = pair(configuration)[1]
@@ -125,7 +108,7 @@ def test_paths_of_a_sparse_posterior_have_its_law_without_making_a_factor(config
     model = model.float() if configuration == "float32" else model
     model = scaled_copy(model, model.cache(), torch.tensor(0.3)) if configuration == "calibrated" else model
     form, kernel = model.representation(), model.covar_module
-    R, law = form.root, replace(form.at_dictionary, block=2)
+    R, law = form.root, form.at_dictionary
     K, eye = kernel_matrix(kernel, form.points, form.points), torch.eye(len(ROWS), dtype=R.dtype).expand_as(R)
     tolerance = {"rtol": 0, "atol": 1e-3 if R.dtype == torch.float32 else 1e-9}
     torch.testing.assert_close(law.prior(eye), K, **tolerance)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bo import BBKB, BKB, AskTell, ProductGrid
-from sparse_bo.arms import gathering
+from sparse_bo.arms import contenders
 from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.domains import ShardedArms
 from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
@@ -81,9 +81,9 @@ def test_a_grid_in_shards_is_picked_from_as_in_memory(streamed):
 def test_few_contenders_give_the_same_picks_by_more_passes(monkeypatch, in_batch):
     policy = bbkb(regularization=2.0, in_batch=in_batch)
     expected = picks_of(scattered(), policy, rounds=6)
-    monkeypatch.setattr(gathering, "GATHERED", 4)
-    monkeypatch.setattr(gathering, "PLACES", tuple(2**power for power in range(1, 14)))
-    monkeypatch.setattr(gathering, "_share", lambda size: 3)
+    monkeypatch.setattr(contenders, "GATHERED", 4)
+    monkeypatch.setattr(contenders, "PLACES", tuple(2**power for power in range(1, 14)))
+    monkeypatch.setattr(contenders, "_share", lambda size: 3)
     assert rehearse(3, lambda group: picks_of(split(scattered(), group), policy, rounds=6)) == [expected] * 3
 
 

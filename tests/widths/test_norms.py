@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bo.dictionary import Dictionary
-from sparse_bo.gp.quadratic import QuadraticForm
+from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.widths import NormEstimate, SBPELightTailed, SBPETheory, estimate_rkhs_norm
 from sparse_bo.widths.norms import form_at_most, norm_at_least
 from tests.builders import rbf_kernel

@@ -512,7 +512,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return a copy whose latent variances are scaled to the errors at held-out rows; means are the same.
 
         The factor, one per output (and batch element), maximises the predictive density of the held-out observations
-        (:mod:`sparse_bo.gp.variance_factor`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The copy
+        (:mod:`sparse_bo.gp.diagnostics`). It is ``covar_module.outputscale`` of the copy, and in its state dict. The copy
         shares the data and the dictionary; after a change of data or hyper-parameters, fit this model and calibrate again.
 
         It helps where the noise of held-out rows is known, or zero. Where noise is learned, held-out rows determine only the

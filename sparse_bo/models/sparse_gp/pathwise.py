@@ -26,7 +26,7 @@ from torch import Tensor
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.models.sparse_gp.prior import ForwardKernel, cross_covariance, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation
-from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, blocks
+from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary
 
 
 class DictionaryMap(KernelEvaluationMap):  # type: ignore[misc]  # the base class ships no types
@@ -123,25 +123,10 @@ def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 def _factor(representation: Representation, K: Tensor) -> Tensor:
     """Return the Cholesky factor of ``I − RᵀKR``, ``batch_shape x r x r``. O(m³)."""
-    remainder = -_between_roots(representation, K)
+    R = representation.root
+    remainder = -(R.mT @ (K @ R))
     remainder.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return safe_cholesky(remainder).factor
-
-
-def _between_roots(representation: Representation, K: Tensor) -> Tensor:
-    """Return ``RᵀKR``, ``batch_shape x r x r``. O(m³), of which a large triangular root takes half."""
-    R = representation.root
-    r = R.shape[-1]
-    if not representation.is_large:
-        return R.mT @ (K @ R)
-    whole = R.new_empty(*R.shape[:-2], r, r)
-    block_size = representation.recent.sizes.block
-    for part in blocks(r, block_size):
-        right = K[..., : part.stop, : part.stop] @ R[..., : part.stop, part]
-        for i in blocks(part.stop, block_size):
-            block = R[..., : i.stop, i].mT @ right[..., : i.stop, :]
-            whole[..., i, part], whole[..., part, i] = block, block.mT
-    return whole
 
 
 def draw_paths(

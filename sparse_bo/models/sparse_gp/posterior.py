@@ -26,9 +26,6 @@ from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kerne
 from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Projection, Representation
 
-LARGEST_CACHED = 2**28
-"""Bytes of a baseline's columns that are cached; of a deferred covariance's, half as many."""
-
 
 @dataclass(frozen=True, eq=False)
 class PointCovariance:
@@ -172,7 +169,7 @@ class Predictor:
         prior = kernel_diagonal(self.kernel, X).unsqueeze(-1) if single else kernel_matrix(self.kernel, X, X)
         shape = torch.Size([*mean.shape, mean.shape[-1]])
         source = PointCovariance(projection, prior, shape, graph=torch.is_grad_enabled())
-        small = projection.K.numel() * projection.K.element_size() <= LARGEST_CACHED // 2
+        small = projection.K.numel() * projection.K.element_size() <= self.settings.cached_bytes // 2
         return MultivariateNormal(mean, DeferredCovariance(source) if small else to_linear_operator(source.dense))
 
     def many(self, X: Tensor, baseline: Baseline, base: Base | None = None) -> MultivariateNormal:
@@ -218,7 +215,7 @@ class Predictor:
         with torch.no_grad():
             columns = self.representation.project(self.kernel, rows).columns
             base = Base(rows.clone(), self.mean(rows), columns)
-        if sum(column.numel() * column.element_size() for column in base.columns) <= LARGEST_CACHED:
+        if sum(column.numel() * column.element_size() for column in base.columns) <= self.settings.cached_bytes:
             baseline.put(base)
         return base
 

@@ -25,6 +25,7 @@ from botorch.acquisition.objective import (
 )
 from botorch.acquisition.utils import prune_inferior_points
 from botorch.models import ModelListGP
+from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior
 from torch import Tensor
 
@@ -33,9 +34,6 @@ from sparse_bo.linalg.largest import largest
 from sparse_bo.models.sparse_gp.model import SparseModel
 from sparse_bo.models.sparse_gp.posterior import Baseline
 from sparse_bo.models.sparse_gp.representation import Representation
-
-DEVIATIONS = 8.0
-"""Of 20,000 points in 2,048 samples, one is farther from its mean once in 2e7 prunings."""
 
 
 def possible_best(
@@ -85,9 +83,10 @@ def _means(model: Any, X: Tensor) -> Tensor | None:
 
 
 def _deviations(model: Any, X: Tensor, weights: Tensor) -> Tensor:
-    """Return :data:`DEVIATIONS` standard deviations of the objectives, ``q x k``, for any dependence of the outputs."""
+    """Return 8 standard deviations of the objectives, ``q x k``, for any dependence of the outputs."""
+    # Of 20,000 points in 2,048 samples, one is farther from its mean once in 2e7 prunings.
     sds = [model.posterior(X[rows].unsqueeze(-2)).variance.squeeze(-2).sqrt() for rows in row_slices(len(X), chunk=1024)]
-    return DEVIATIONS * torch.cat(sds) @ weights.abs().mT
+    return 8.0 * torch.cat(sds) @ weights.abs().mT
 
 
 def _level(model: Any, X: Tensor, centre: Tensor, weights: Tensor, few: int) -> Tensor:
@@ -200,12 +199,17 @@ def prune_baseline(
         ``n' x d``, in the order of ``X``.
 
     Raises:
+        TypeError: If ``model`` is no BoTorch model.
         ValueError: If ``X`` is no ``n x d`` tensor, or has no rows.
 
     Example:
         >>> X_baseline = prune_baseline(model, train_X)
         >>> acquisition = qLogNoisyExpectedImprovement(model, X_baseline, prune_baseline=False)
     """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"expected model to be a BoTorch Model, got {type(model).__name__}; pass the fitted model first, then X"
+        )
     if X.dim() != 2 or not len(X):
         raise ValueError(
             f"expected X of shape n x d with n >= 1, got {tuple(X.shape)}; pass evaluated points, one baseline at a time"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
+from sparse_bo.gp.posterior import MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
 from sparse_bo.linalg.shapes import broadcast_shapes
 from sparse_bo.models.sparse_gp import triangular
@@ -249,15 +250,11 @@ class Representation:
             return self
         extension = self.extension
         batch_shape = broadcast_shapes(extension.root.shape[:-2], extension.weights.shape[:-1], self.root.shape[:-2])
-        root = _expanded(extension.root, batch_shape)
-        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-        bottom = torch.linalg.solve_triangular(root.mT, eye.expand_as(root), upper=True)  # L⁻ᵀ
-        top = -extension.lifted @ bottom  # −R Rᵀ k_D(F) L⁻ᵀ
-        zeros = bottom.new_zeros(*batch_shape, bottom.shape[-1], self.root.shape[-1])
-        above = torch.cat([_expanded(self.root, batch_shape), _expanded(top, batch_shape)], dim=-1)
-        R = torch.cat([above, torch.cat([zeros, bottom], dim=-1)], dim=-2)  # (m + e) x (r + e)
-        base = torch.cat([self.alpha.expand(*batch_shape, -1), bottom.new_zeros(*batch_shape, bottom.shape[-1])], dim=-1)
-        alpha = base + (R[..., self.root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
+        parts = (self.root, extension.lifted, extension.root)
+        root, lifted, corner = (_expanded(part, batch_shape) for part in parts)
+        R = MatrixRoot(root).grown(lifted, corner).matrix  # (m + e) x (r + e)
+        base = torch.cat([self.alpha.expand(*batch_shape, -1), corner.new_zeros(corner.shape[:-1])], dim=-1)
+        alpha = base + (R[..., root.shape[-1] :] @ extension.weights.unsqueeze(-1)).squeeze(-1)
         points = [_expanded(self.points, batch_shape), _expanded(extension.points, batch_shape)]
         return Representation(torch.cat(points, dim=-2), alpha, R, recent=Recent(self.recent.sizes))
 

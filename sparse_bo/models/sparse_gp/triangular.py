@@ -216,8 +216,6 @@ class PosteriorAtDictionary:
     """``batch_shape x m x (m + 1)``: ``L/s`` up to the diagonal, ``L_Bᵀ`` from one column right of it on."""
     scale: Tensor
     """``batch_shape``: ``s``."""
-    block: int = 256
-    """Columns that are multiplied at a time."""
 
     @classmethod
     def of(cls, prior_root: Tensor, gram_root: Tensor) -> PosteriorAtDictionary:
@@ -236,25 +234,13 @@ class PosteriorAtDictionary:
 
     def prior(self, V: Tensor) -> Tensor:
         """Return ``K_DD V``, ``batch_shape x m x c``. O(m² c)."""
-        A = self.triangles
-        turned = [A[..., p.stop :, p].mT @ V[..., p.stop :, :] + A[..., p, p].tril().mT @ V[..., p, :] for p in self._blocks]
-        return self.scale.square()[..., None, None] * self._times_root(torch.cat(turned, dim=-2))
+        L = self._prior_root()
+        return self.scale.square()[..., None, None] * (L @ (L.mT @ V))
 
     def sample(self, normal: Tensor) -> Tensor:
         """Return ``L L_B⁻ᵀ ξ``, a sample less its mean, from independent standard normal ``ξ``. O(m² c)."""
-        # From the last block up: one solve with the whole triangle would copy it first.
-        upper, solution = self.triangles[..., 1:], torch.empty_like(normal)
-        for part in reversed(self._blocks):
-            rest = normal[..., part, :] - upper[..., part, part.stop :] @ solution[..., part.stop :, :]
-            solution[..., part, :] = torch.linalg.solve_triangular(upper[..., part, part], rest, upper=True)
-        return self.scale[..., None, None] * self._times_root(solution)
+        solution = torch.linalg.solve_triangular(self.triangles[..., 1:], normal, upper=True)
+        return self.scale[..., None, None] * (self._prior_root() @ solution)
 
-    def _times_root(self, V: Tensor) -> Tensor:
-        """Return ``L/s V``."""
-        A = self.triangles
-        parts = [A[..., p, : p.start] @ V[..., : p.start, :] + A[..., p, p].tril() @ V[..., p, :] for p in self._blocks]
-        return torch.cat(parts, dim=-2)
-
-    @property
-    def _blocks(self) -> list[slice]:
-        return blocks(self.triangles.shape[-2], self.block)
+    def _prior_root(self) -> Tensor:
+        return self.triangles[..., :-1].tril()

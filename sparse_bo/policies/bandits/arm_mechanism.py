@@ -23,10 +23,10 @@ from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, candidates_of
 from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
+from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, warn_if_uncentred, without_crashes
-from sparse_bo.gp.quadratic import quadratic_form
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies.bandits.rounds import UCBMechanism
 from sparse_bo.policies.bandits.state import (

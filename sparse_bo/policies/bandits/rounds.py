@@ -16,11 +16,11 @@ from torch import Tensor
 
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
+from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
-from sparse_bo.gp.quadratic import QuadraticForm
 from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.protocol import Mechanism
 from sparse_bo.policies.states import StateWithFailures, with_failures

@@ -15,7 +15,7 @@ from sparse_bo.arms import ArmPosterior, posterior_here
 from sparse_bo.domains import ArmSet
 from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
-from sparse_bo.gp.decoupled import decoupled_weights
+from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
 from sparse_bo.policies.bandits.state import BanditState
@@ -109,7 +109,7 @@ class SGPTSArms(PosteriorPolicy):
     """Thompson sampling over arms with a sparse GP by decoupled sampling (S-GP-TS, Vakili et al. 2021; Wilson et al. 2020).
 
     Each arm of a batch maximises its own draw from the DTC posterior: a prior draw of random Fourier features, with new weights
-    for each draw, and an exact update at the dictionary (:mod:`sparse_bo.gp.decoupled`).
+    for each draw, and an exact update at the dictionary (:mod:`sparse_bo.gp.dtc`).
     O(a (m + features) q) per batch of q, in addition to BKB's O(a m² + n m²) for the posterior, without an ``a x a`` matrix.
     Kernels: RBF and Matérn, and a ScaleKernel of these.
 

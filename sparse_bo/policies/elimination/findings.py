@@ -15,8 +15,8 @@ from sparse_bo.arms import ArmPrior, InMemoryPosterior
 from sparse_bo.domains import ArmSet, ShardedArms
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.gp import dtc
+from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
 from sparse_bo.gp.observations import Observations
-from sparse_bo.gp.quadratic import QuadraticForm, quadratic_form
 from sparse_bo.policies.elimination.settings import norm_of
 from sparse_bo.sharding import Group
 from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds

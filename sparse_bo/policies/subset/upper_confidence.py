@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparse_bo.acquisition.posteriors import ClosedForm, ModelKernel, batch_posterior
-from sparse_bo.gp.roots import MatrixRoot
+from sparse_bo.gp.posterior import MatrixRoot
 from sparse_bo.kernels.stationary import RADIAL, squared_distances
 from sparse_bo.kernels.structure import untouched
 from sparse_bo.models import SparseGP
