@@ -1,15 +1,12 @@
 """Policies over arm sets and boxes: frozen choices of parts, with pure ``init / ask / tell`` on a state value."""
 
-from sparse_bo.policies.bandits.bbkb import BBKB
-from sparse_bo.policies.bandits.bkb import BKB
-from sparse_bo.policies.bandits.gp_ucb import GPBUCB, GPUCB
+from sparse_bo.policies.bandits.policy import BBKB, BKB, GPBUCB, GPUCB, MiniMETA
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
 from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.comparators.mini_meta import MiniMETA
 from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.elimination.policy import BPE, SBPE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
 from botorch.models.model import Model
@@ -13,22 +13,8 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.kernels import CovarianceFunction
-from sparse_bo.policies.failures import (
-    SAME,
-    Failures,
-    Refusal,
-    box_correlation,
-    forgiven,
-    freeze_failures,
-    kernel_correlation,
-    refused,
-    thaw_failures,
-)
-from sparse_bo.policies.persistence import (
-    KEPT,
-    freeze_fields,
-    thaw_fields,
-)
+from sparse_bo.policies.failures import SAME, Failures, Refusal, box_correlation, forgiven, kernel_correlation, refused
+from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 
@@ -47,7 +33,7 @@ class BoxState:
     """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
-    failures: Failures | None = None
+    failures: Failures | None = field(default=None, metadata=kept(Failures))
     """Failures; ``None`` before the first."""
 
     def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
@@ -198,13 +184,3 @@ def spared_points(
             break
         points = torch.where(wrong.unsqueeze(-1), draw(len(points), generator=generator), points)
     return points
-
-
-def freeze_points(state: BoxState) -> dict[str, Any]:
-    """Return a snapshot of the evaluations on a box, without the model. O(n d)."""
-    return freeze_fields(state) | freeze_failures(state.failures)
-
-
-def thaw_points(kind: type[BoxState], frozen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a state of class ``kind`` from a snapshot of :func:`freeze_points`."""
-    return thaw_fields(kind, frozen) | {"failures": thaw_failures(frozen)}

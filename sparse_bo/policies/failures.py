@@ -12,9 +12,8 @@ Time is counted in evaluations, so the same results give the same picks. Without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from torch import Tensor
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
 from sparse_bo.linalg.largest import largest
-from sparse_bo.policies.persistence import part_of, under
 
 EVIDENCE = 128
 """Evaluations for which a failure speaks at least against what is near it."""
@@ -104,17 +102,6 @@ def failed(before: Failures | None, picks: Tensor, *, pulls: int) -> Failures:
 def forgiven(failures: Failures | None, picks: Tensor) -> Failures | None:
     """Return :meth:`Failures.forgiving`, or ``None`` without failures."""
     return None if failures is None else failures.forgiving(picks)
-
-
-def freeze_failures(failures: Failures | None) -> dict[str, Any]:
-    """Return a snapshot of failures, empty without any."""
-    return {} if failures is None else under("failures", vars(failures))
-
-
-def thaw_failures(frozen: Mapping[str, Any]) -> Failures | None:
-    """Return the failures of a snapshot; ``None`` without any."""
-    parts = part_of(frozen, "failures")
-    return Failures(**parts) if parts else None
 
 
 def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:

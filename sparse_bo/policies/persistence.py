@@ -1,28 +1,37 @@
-"""Snapshots of a policy's state: arrays and JSON values, from which a resume continues a run in the middle.
+"""Policies as JSON values, and snapshots of their states: arrays and JSON values, from which a run is resumed; no pickles.
 
-A state is a frozen dataclass. Metadata mark the fields that are stored as they are::
+A state is a frozen dataclass. Metadata mark the fields that are stored::
 
     @dataclass(frozen=True, eq=False)
     class CountedState(State):
-        count: int = field(default=0, metadata=KEPT)
-        model: Model | None = None  # computed again
+        count: int = field(default=0, metadata=KEPT)                          # as it is
+        failures: Failures | None = field(default=None, metadata=kept(Failures))  # a dataclass, field by field
+        model: Model | None = None                                            # computed again
 
-    frozen = freeze_fields(state)                            # {"count": 3}
+    frozen = freeze_fields(state)
     state = replace(empty, **thaw_fields(CountedState, frozen))
 
-A prior, a dictionary, observations and anything that is fitted again have a pair of functions each. All of them write into one
-flat mapping; :func:`under` and :func:`part_of` put several of a kind beside each other.
+Observations, dictionaries and priors have a pair of functions each. All write into one flat mapping; :func:`under` and
+:func:`part_of` put several of a kind beside each other.
+
+Descriptions are of numbers, strings, ``None``, lists, tensors, dtypes, this package's frozen dataclasses, and GPyTorch's plain
+kernels without priors. The description of anything else can be compared only.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.dictionary import Dictionary
@@ -31,15 +40,33 @@ from sparse_bo.domains.sharded import cache_rows
 from sparse_bo.errors import StorageError
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
-from sparse_bo.policies.description import describe, rebuild
 
 KEPT: Mapping[str, Any] = MappingProxyType({"kept": True})
 """Metadata of a field that is stored as it is: a tensor or a JSON value. Tuples come back as lists."""
+KERNELS = {kind.__name__: kind for kind in (RBFKernel, MaternKernel, RQKernel, LinearKernel)}
+WRAPPERS = {kind.__name__: kind for kind in (ScaleKernel, AdditiveKernel, ProductKernel)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)}
+HOMES = ("sparse_bo.policies", "sparse_bo.dictionary", "sparse_bo.widths")
+"""Modules whose public dataclasses a description may name."""
+Description = Any
+"""JSON values."""
+
+
+def kept(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the metadata of a field that is stored field by field: a dataclass of tensors and JSON values, or ``None``."""
+    return {"kept": kind}
 
 
 def freeze_fields(state: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass marked :data:`KEPT`, by name."""
-    return {field.name: getattr(state, field.name) for field in fields(state) if field.metadata.get("kept")}
+    """Return the fields of a dataclass marked :data:`KEPT` or :func:`kept`, by name."""
+    frozen: dict[str, Any] = {}
+    for field in fields(state):
+        mark, value = field.metadata.get("kept"), getattr(state, field.name)
+        if mark is True:
+            frozen[field.name] = value
+        elif mark is not None and value is not None:
+            frozen |= under(field.name, {part.name: getattr(value, part.name) for part in fields(value)})
+    return frozen
 
 
 def thaw_fields(kind: type[Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,13 +75,15 @@ def thaw_fields(kind: type[Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StorageError: If one is missing.
     """
-    names = [field.name for field in fields(kind) if field.metadata.get("kept")]
-    missing = [name for name in names if name not in frozen]
+    marks = {field.name: field.metadata["kept"] for field in fields(kind) if "kept" in field.metadata}
+    missing = [name for name, mark in marks.items() if mark is True and name not in frozen]
     if missing:
         raise StorageError(
             f"expected {', '.join(missing)} in the snapshot, got none: another version of sparse_bo wrote it; use that version"
         )
-    return {name: frozen[name] for name in names}
+    parts = {name: part_of(frozen, name) for name, mark in marks.items() if mark is not True}
+    nested = {name: marks[name](**part) if part else None for name, part in parts.items()}
+    return {name: frozen[name] for name, mark in marks.items() if mark is True} | nested
 
 
 def on_device(frozen: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -114,3 +143,123 @@ def thaw_prior(frozen: Mapping[str, Any], *, given: Kernel | None) -> KnownPrior
     """
     kernel = rebuild(frozen["kernel"]) if given is None else given
     return KnownPrior(kernel, frozen["prior_mean"], frozen["regularization"])
+
+
+def describe(value: Any) -> Description:
+    """Return a value as JSON values; one that cannot be rebuilt is marked ``"unknown"``."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [describe(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, Tensor) and str(value.dtype) in _DTYPES:
+        return {"tensor": value.detach().cpu().tolist(), "dtype": str(value.dtype), "shape": list(value.shape)}
+    if isinstance(value, Kernel):
+        return _describe_kernel(value)
+    kind = type(value)
+    if is_dataclass(value) and kind.__module__.startswith("sparse_bo."):
+        parts = {field.name: describe(getattr(value, field.name)) for field in fields(value) if field.init}
+        return {"value": kind.__qualname__, "fields": parts}
+    return _unknown(value)
+
+
+def rebuild(description: Description) -> Any:
+    """Return the value of a description: the inverse of :func:`describe`.
+
+    Raises:
+        ValueError: If a part of it cannot be rebuilt.
+    """
+    if isinstance(description, list):
+        return [rebuild(item) for item in description]
+    if not isinstance(description, Mapping):
+        return description
+    if "kernel" in description:
+        return _rebuild_kernel(description)
+    if "tensor" in description:
+        held = torch.tensor(description["tensor"], dtype=_DTYPES[description["dtype"]], device="cpu")
+        return held.reshape(description["shape"])
+    if "dtype" in description:
+        return _DTYPES[description["dtype"]]
+    if "value" in description:
+        parts = {name: rebuild(part) for name, part in description["fields"].items()}
+        return _class_of(description["value"])(**parts)
+    raise ValueError(f"{description.get('unknown', description)!s} cannot be rebuilt from its description")
+
+
+def fingerprint(description: Description) -> str:
+    """Return a hash of a description, equal for equal settings."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _class_of(name: str) -> Any:
+    """Return the dataclass of a name among the public names of :data:`HOMES`."""
+    for home in HOMES:
+        module = importlib.import_module(home)
+        if name in module.__all__ and is_dataclass(getattr(module, name)):
+            return getattr(module, name)
+    raise ValueError(f"{name} is not a value of this version of sparse_bo")
+
+
+def _describe_kernel(kernel: Kernel) -> Description:
+    """Describe a kernel; as unknown if the rebuilt kernel differs from it."""
+    description = _kernel_parts(kernel)
+    if description is None:
+        return _unknown(kernel)
+    again = _rebuild_kernel(description)
+    before, after = kernel.state_dict(), again.state_dict()
+    # The kernel may be on any device, the rebuilt one is on the default device.
+    equal = list(before) == list(after) and all(torch.equal(before[key].cpu(), after[key].cpu()) for key in before)
+    same = equal and repr(again) == repr(kernel)
+    return description if same else _unknown(kernel)
+
+
+def _kernel_parts(kernel: Kernel) -> dict[str, Any] | None:
+    name = type(kernel).__name__
+    arguments: dict[str, Any] = {}
+    if kernel.active_dims is not None:
+        arguments["active_dims"] = kernel.active_dims.tolist()
+    if type(kernel) is WRAPPERS.get(name):
+        inside = [kernel.base_kernel] if isinstance(kernel, ScaleKernel) else list(kernel.kernels)
+        parts = [_kernel_parts(part) for part in inside]
+        if any(part is None for part in parts):
+            return None
+    elif type(kernel) is KERNELS.get(name):
+        parts = []
+        if kernel.ard_num_dims is not None:
+            arguments["ard_num_dims"] = kernel.ard_num_dims
+        if isinstance(kernel, MaternKernel):
+            arguments["nu"] = kernel.nu
+    else:
+        return None
+    state = {key: describe(value) for key, value in kernel.state_dict().items() if "." not in key}
+    return {"kernel": name, "arguments": arguments, "parts": parts, "state": state}
+
+
+def _rebuild_kernel(description: Mapping[str, Any]) -> Kernel:
+    name, arguments = description["kernel"], dict(description["arguments"])
+    parts = [_rebuild_kernel(part) for part in description["parts"]]
+    if name == "ScaleKernel":
+        kernel = ScaleKernel(parts[0], **arguments)
+    elif name in WRAPPERS:
+        kernel = WRAPPERS[name](*parts, **arguments)
+    elif name in KERNELS:
+        kernel = KERNELS[name](**arguments)
+    else:
+        raise ValueError(f"kernel {name!r} is not known to this version of sparse_bo")
+    state = {key: rebuild(value) for key, value in description["state"].items()}
+    floating = [v.dtype for v in state.values() if isinstance(v, Tensor) and v.dtype.is_floating_point]
+    kernel = kernel.to(floating[0]) if floating else kernel
+    kernel.load_state_dict({**kernel.state_dict(), **state})
+    return kernel
+
+
+def _unknown(value: Any) -> Description:
+    kind = type(value)
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    state = {}
+    if isinstance(value, torch.nn.Module):
+        state = {key: part.detach().cpu().tolist() for key, part in value.state_dict().items()}
+    return {"unknown": f"{kind.__module__}.{kind.__qualname__}", "repr": text, "state": state}

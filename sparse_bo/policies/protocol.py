@@ -145,6 +145,21 @@ class Mechanism(ABC, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; its runs are replayed")
 
 
+def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
+    """Return the number of picks that an initial design of ``size`` results asks for next.
+
+    Args:
+        size: Results before the first model.
+        pulls: Successful evaluations so far.
+        out: Number of pending evaluations.
+        max_q: Largest number of picks.
+    """
+    missing = size - pulls
+    if missing <= out and out:
+        return Wait(max(missing, 1))
+    return min(max_q, max(1, missing - out))
+
+
 def as_arms(domain: Domain, *, policy: str) -> Arms:
     """Return the domain of a policy that needs a finite arm set, in memory or not.
 

@@ -8,10 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
-from sparse_bo.policies.failures import (
-    Failures,
-    failed,
-)
+from sparse_bo.policies.failures import Failures, failed
 from sparse_bo.policies.timing import Phase
 
 
@@ -102,7 +99,7 @@ class State(Protocol):
         ...
 
 
-class StateWithFailures(Protocol):
+class StateWithFailures(State, Protocol):
     """A state with failures, a data class."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -110,11 +107,6 @@ class StateWithFailures(Protocol):
     @property
     def failures(self) -> Failures | None:
         """Failures so far."""
-        ...
-
-    @property
-    def pulls(self) -> int:
-        """Successful evaluations so far."""
         ...
 
 

@@ -21,7 +21,7 @@ from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Journal, Row, unpack
 from sparse_bo.policies import Policy
-from sparse_bo.policies.description import describe, fingerprint, rebuild
+from sparse_bo.policies.persistence import describe, fingerprint, rebuild
 from sparse_bo.runs.history import History, HistoryRow
 
 _WRITTEN = tuple(f.name for f in fields(HistoryRow) if f.name not in ("indices", "points", "values"))

@@ -15,10 +15,12 @@ from gpytorch.kernels import RBFKernel
 
 from sparse_bo import AskTell, ProductGrid, maximize, optimize_batch
 from sparse_bo.arms import ContenderPosterior, StopRule, pick_batch
-from sparse_bo.domains import Arms
+from sparse_bo.domains import Arms, Box
 from sparse_bo.errors import FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.policies import BBKB, BPE, GPUCB, BoTorchUCB, EpsilonGreedy, Mechanism, MiniMETA, RandomSearch
-from sparse_bo.policies.failures import box_correlation, doubtful, failed, freeze_failures, thaw_failures
+from sparse_bo.policies.box_states import BoxState, initial_box_state
+from sparse_bo.policies.failures import box_correlation, doubtful, failed
+from sparse_bo.policies.persistence import freeze_fields, thaw_fields
 
 ARMS = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -245,14 +247,17 @@ def test_an_arm_with_a_success_does_not_speak_against_its_neighbours():
 
 
 def test_snapshots_without_failures_mean_none():
-    assert thaw_failures({"round": 3}) is None
-    assert freeze_failures(None) == {}
+    state = initial_box_state(Box(BOUNDS))
+    frozen = freeze_fields(state)
+    assert not any(name.startswith("failures") for name in frozen)
+    assert thaw_fields(BoxState, frozen)["failures"] is None
     some = failed(None, torch.tensor([7, 3, 7]), pulls=2)
     assert some.where.tolist() == [3, 7]
     assert some.strikes.tolist() == [1, 1]  # those of one update count as one
     assert some.last.tolist() == [5, 5]
     assert some.total == 3
-    again = thaw_failures(freeze_failures(failed(some, torch.tensor([7]), pulls=4)))
+    twice = replace(state, failures=failed(some, torch.tensor([7]), pulls=4))
+    again = thaw_fields(BoxState, freeze_fields(twice))["failures"]
     assert again.strikes.tolist() == [1, 2]
     assert again.backing_off(pulls=4).tolist() == [True, True]
     assert again.backing_off(pulls=6).tolist() == [False, True]

@@ -7,7 +7,7 @@ from gpytorch.kernels import RBFKernel
 from sparse_bo import BKB, AskTell
 from sparse_bo.dictionary import Candidates, IncrementalLeverageSampler, LeverageSampler
 from sparse_bo.errors import SamplerError
-from sparse_bo.policies.description import describe, rebuild
+from sparse_bo.policies.persistence import describe, rebuild
 
 ARMS = torch.rand(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 
 from sparse_bo import BBKB, AskTell
 from sparse_bo.gp.priors import scaled_kernel
-from sparse_bo.policies.bandits.arm_mechanism import BATCH_SHARE
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.widths import CalibratedWidth, Confidence
 from sparse_bo.widths.calibration import LARGEST, MEMORY, TRUST, StandardisedErrors
 
@@ -146,5 +146,5 @@ def test_a_batch_with_a_learned_prior_adds_at_most_a_share_of_the_pulls() -> Non
         loop.run(_bowl, 400)
         pulls = [0, *loop.history.column("pulls")]
         sizes[name] = [(before, now - before) for before, now in pairwise(pulls)]
-    assert all(q <= max(10, BATCH_SHARE * before) for before, q in sizes["learned"])
-    assert any(q > max(10, BATCH_SHARE * before) for before, q in sizes["given"])
+    assert all(q <= max(10, ArmUCB.batch_share * before) for before, q in sizes["learned"])
+    assert any(q > max(10, ArmUCB.batch_share * before) for before, q in sizes["given"])

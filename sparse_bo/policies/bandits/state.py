@@ -15,30 +15,15 @@ from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.gp.observations import Observations, no_observations
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
-from sparse_bo.policies.bandits.fitted import Fitted
-from sparse_bo.policies.failures import (
-    Failures,
-    Refusal,
-    box_correlation,
-    doubtful,
-    freeze_failures,
-    kernel_correlation,
-    spared,
-    thaw_failures,
-)
-from sparse_bo.policies.persistence import (
-    KEPT,
-    freeze_fields,
-    freeze_observations,
-    thaw_fields,
-    thaw_observations,
-)
+from sparse_bo.policies.bandits.rounds import UCBNumbers
+from sparse_bo.policies.failures import Failures, Refusal, box_correlation, doubtful, kernel_correlation, spared
+from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
 from sparse_bo.policies.states import Report
 from sparse_bo.policies.timing import Phase
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FittedArms(Fitted):
+class FittedArms(UCBNumbers):
     """The model of a policy over arms between two resparsifications. A value."""
 
     posterior: ArmPosterior
@@ -60,7 +45,7 @@ class BanditState:
     """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall-clock seconds of the last update, by phase."""
-    failures: Failures | None = None
+    failures: Failures | None = field(default=None, metadata=kept(Failures))
     """Failures; ``None`` before the first."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
@@ -143,42 +128,39 @@ class BanditState:
 
     def report(self) -> Report:
         """See :meth:`State.report`; the best arm is an evaluated one. At most one posterior mean at n arms."""
-        observed_index, observed_mean, count = self._best_observed()
-        posterior = self.posterior
-        index, mean, sd = observed_index, observed_mean, None
-        if posterior is not None:
-            index, mean, leverage = self._best_evaluated(posterior)
-            sd = (leverage * posterior.prior.regularization) ** 0.5
-        return Report(
-            best_index=index,
-            best_x=None if index is None else self.arms[index],
-            best_mean=mean,
-            best_sd=sd,
-            best_observed_index=observed_index,
-            best_observed_x=None if observed_index is None else self.arms[observed_index],
-            best_observed_mean=observed_mean,
-            best_observed_count=count,
-            dictionary_size=None if posterior is None else posterior.dictionary.m,
-            rank=None if posterior is None else posterior.state.factor.rank,
-            jitter=None if posterior is None else posterior.state.factor.jitter,
-            effective_dimension=None if posterior is None else posterior.effective_dimension,
-            width=self.width,
-            rkhs_norm=None if self.fitted is None else self.fitted.rkhs_norm,
+        seen, fitted = self.observations, self.fitted
+        if not seen.n:
+            return Report()
+        highest, row = seen.means.max(dim=0)
+        arm = int(seen.rows[row])
+        report = Report(
+            best_index=arm,
+            best_x=self.arms[arm],
+            best_mean=float(highest),
+            best_observed_index=arm,
+            best_observed_x=self.arms[arm],
+            best_observed_mean=float(highest),
+            best_observed_count=int(seen.counts[row]),
         )
-
-    def _best_evaluated(self, posterior: ArmPosterior) -> tuple[int, float, float]:
-        """Return the arm with the highest posterior mean among those with a success, its mean (y) and its leverage."""
-        rows = self.observations.rows
-        means = posterior.means_at(rows)
-        best = int(means.argmax())
-        return int(rows[best]), float(means[best]), float(posterior.leverages_at(rows[best : best + 1]))
-
-    def _best_observed(self) -> tuple[int | None, float | None, int | None]:
-        observations = self.observations
-        if observations.n == 0:
-            return None, None, None
-        mean, position = observations.means.max(dim=0)
-        return int(observations.rows[position]), float(mean), int(observations.counts[position])
+        if fitted is None:
+            return report
+        posterior = fitted.posterior
+        means = posterior.means_at(seen.rows)
+        row = means.argmax()
+        arm, leverage = int(seen.rows[row]), float(posterior.leverages_at(seen.rows[row : row + 1]))
+        return replace(
+            report,
+            best_index=arm,
+            best_x=self.arms[arm],
+            best_mean=float(means[row]),
+            best_sd=(leverage * posterior.prior.regularization) ** 0.5,
+            dictionary_size=posterior.dictionary.m,
+            rank=posterior.state.factor.rank,
+            jitter=posterior.state.factor.jitter,
+            effective_dimension=posterior.effective_dimension,
+            width=fitted.width,
+            rkhs_norm=fitted.rkhs_norm,
+        )
 
 
 def initial_state(arms: ArmSet) -> BanditState:
@@ -202,10 +184,9 @@ def unseen_arms(domain: Arms, state: BanditState, q: int, *, pending: Tensor, ge
 
 def freeze_evaluated(state: BanditState) -> dict[str, Any]:
     """Return a snapshot of the evaluations, without arms and model. O(distinct pulled arms)."""
-    return freeze_observations(state.observations) | freeze_fields(state) | freeze_failures(state.failures)
+    return freeze_observations(state.observations) | freeze_fields(state)
 
 
 def thaw_evaluated(arms: ArmSet, frozen: Mapping[str, Any]) -> BanditState:
     """Return the state of a snapshot, without a model; tensors on the device of ``arms``."""
-    failures = thaw_failures(frozen)
-    return BanditState(arms, thaw_observations(frozen, arms), failures=failures, **thaw_fields(BanditState, frozen))
+    return BanditState(arms, thaw_observations(frozen, arms), **thaw_fields(BanditState, frozen))

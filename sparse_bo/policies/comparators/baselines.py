@@ -11,9 +11,9 @@ from torch import Tensor
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.gp.observations import add_observations
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.box_states import BoxState, freeze_points, initial_box_state, spared_points, thaw_points, told
+from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_points, told
 from sparse_bo.policies.failures import forgiven, spared
-from sparse_bo.policies.persistence import on_device
+from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.timing import Stopwatch
@@ -104,11 +104,11 @@ class RandomPoints(Mechanism[BoxState]):
 
     def freeze(self, state: BoxState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        return freeze_points(state)
+        return freeze_fields(state)
 
     def thaw(self, frozen: Frozen) -> BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        return BoxState(self.box, **thaw_points(BoxState, on_device(frozen, self.box.device)))
+        return BoxState(self.box, **thaw_fields(BoxState, on_device(frozen, self.box.device)))
 
 
 def check_exploration(epsilon: float, decay: float) -> None:

@@ -13,7 +13,7 @@ from sparse_bo.arms import ArmPosterior
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
-from sparse_bo.policies.bandits.bkb import BKB
+from sparse_bo.policies.bandits.policy import BKB
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings

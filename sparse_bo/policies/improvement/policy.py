@@ -155,7 +155,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         arrays = on_device(frozen, self.domain.device)
         kept = thaw_evaluated(self.arms, arrays)
         own = thaw_fields(ImprovementState, arrays)
-        state = replace(self.init(), observations=kept.observations, failures=kept.failures, **own)
+        state = replace(self.init(), observations=kept.observations, **own)
         fitted = part_of(arrays, "fitted")
         return replace(state, surrogate=thaw_region(fitted, state.U, state.replicates)) if fitted else state
 

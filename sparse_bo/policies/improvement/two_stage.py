@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
-from sparse_bo.policies.bandits.bbkb import BBKB
-from sparse_bo.policies.bandits.policy import UCBPolicy
+from sparse_bo.policies.bandits.policy import BBKB, UCBPolicy
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.improvement.policy import ArmSearch, ExpectedImprovement, ImprovementState
 from sparse_bo.policies.persistence import part_of, under

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sparse_bo.domains import Box
 from sparse_bo.models.sparse_gp.state import shapes
-from sparse_bo.policies.box_states import design_points, freeze_points, initial_box_state, thaw_points, told
+from sparse_bo.policies.box_states import design_points, initial_box_state, told
 from sparse_bo.policies.failures import Refusal
-from sparse_bo.policies.persistence import on_device, part_of, under
+from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.subset.confidence import width_of
@@ -112,7 +112,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         A GP is determined by data, parameters and buffers. A user's ``surrogate`` may have more state (fully Bayesian models
         do, and models other than ``gpytorch.models.ExactGP``): such a run has no snapshots, and a resume fits all rounds again.
         """
-        frozen = freeze_points(state)
+        frozen = freeze_fields(state)
         model = state.surrogate
         if model is None or state.subset is None:
             return frozen
@@ -126,7 +126,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def thaw(self, frozen: Frozen) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model gets its parameters and is not fitted."""
         arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_points(SurrogateState, arrays))
+        state = replace(self.init(), **thaw_fields(SurrogateState, arrays))
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.box_states import design_points, freeze_points, thaw_points, told
+from sparse_bo.policies.box_states import design_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
@@ -99,7 +99,7 @@ class RegionSearch(Mechanism[RegionState]):
 
     def freeze(self, state: RegionState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        frozen = freeze_points(state)
+        frozen = freeze_fields(state)
         if state.region is None or state.fitted is None:
             return frozen
         return frozen | under("region", freeze_fields(state.region)) | under("fitted", freeze_region(state.fitted))
@@ -107,7 +107,7 @@ class RegionSearch(Mechanism[RegionState]):
     def thaw(self, frozen: Frozen) -> RegionState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is computed again, nothing is learned. O(n³)."""
         arrays = on_device(frozen, self.box.device)
-        state = replace(self.init(), **thaw_points(RegionState, arrays))
+        state = replace(self.init(), **thaw_fields(RegionState, arrays))
         region = part_of(arrays, "region")
         if not region:
             return state

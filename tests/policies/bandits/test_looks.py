@@ -11,8 +11,10 @@ from sparse_bo.arms import pick_batch
 from sparse_bo.domains import Arms
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.policies import MiniMETA
-from sparse_bo.policies.bandits.arm_mechanism import LOOKS
+from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from tests.builders import arms, rbf_kernel
+
+LOOKS = ArmUCB.exploration
 
 SURE = BBKB(width=0.0, initial_design=10)
 """Looks where the mean is highest, and nowhere else."""
@@ -47,11 +49,19 @@ def test_every_batch_looks_at_what_is_missing(policy):
     assert batches[-1][2] >= int(LOOKS * math.sqrt(batches[-1][0]))
 
 
-def test_without_looks_the_same_run_settles(monkeypatch):
+class WithoutExploration:
+    """:data:`SURE` that evaluates no arm for its novelty."""
+
+    name = "without-exploration"
+
+    def on(self, domain):
+        return replace(SURE.on(domain), exploration=0.0)
+
+
+def test_without_looks_the_same_run_settles():
     X = arms(300)
     looked = len(set(run(SURE, X, 400)[0]))
-    monkeypatch.setattr("sparse_bo.policies.bandits.arm_mechanism.LOOKS", 0.0)
-    settled = len(set(run(SURE, X, 400)[0]))
+    settled = len(set(run(WithoutExploration(), X, 400)[0]))
     assert settled < 0.75 * looked
     assert looked >= 2 * math.sqrt(300)
 
