@@ -219,7 +219,7 @@ class FixedInputs:
 
     @property
     def _bytes(self) -> int:
-        """Bytes of a number, times 8: what is prepared may take an eighth of the budget."""
+        """Bytes of a number, times 8: prepared inputs may take an eighth of the budget."""
         return 8 * self.X.element_size()
 
 

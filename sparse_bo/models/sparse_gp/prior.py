@@ -60,7 +60,7 @@ class ForwardKernel:
         return X if self.like is None else X.to(self.like)
 
     def _prior(self, X: Tensor) -> MultivariateNormal:
-        """Return ``forward`` at transformed points, ``… x q x d``; refuse what no lazy covariance can be read from."""
+        """Return ``forward`` at transformed points, ``… x q x d``; refuse a result without a lazy covariance."""
         X, name = self._cast(X), type(self.model).__name__
         try:
             with _evaluation(self.model):
