@@ -9,7 +9,7 @@ from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Domain
 from sparse_bo.policies.comparators.paths import MaximisePaths, QuadraturePaths, matheron_paths
 from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.subset.proposers import Search
+from sparse_bo.policies.subset.proposers import Restarts
 from sparse_bo.policies.subset.settings import SurrogateSettings
 from sparse_bo.policies.subset.subsets import Buffer, FixedSize, RandomRows
 from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, surrogate_loop
@@ -52,7 +52,7 @@ class SGPTS(SurrogateSettings):
             self,
             box_of(domain, policy=self.name),
             make=self.surrogate or sparse_gp,
-            proposer=MaximisePaths(matheron_paths, Search(self.num_restarts, self.raw_samples)),
+            proposer=MaximisePaths(matheron_paths, Restarts(self.num_restarts, self.raw_samples)),
         )
 
 
@@ -106,5 +106,5 @@ class QFFTS(SurrogateSettings):
             box,
             make=with_gaussian_kernel(self.surrogate or exact_gaussian_gp(self.learning)),
             subset=Buffer(FixedSize(LEARNING_POINTS), RandomRows(initial=0, keep_newest=False)),
-            proposer=MaximisePaths(paths, Search(self.num_restarts, self.raw_samples)),
+            proposer=MaximisePaths(paths, Restarts(self.num_restarts, self.raw_samples)),
         )

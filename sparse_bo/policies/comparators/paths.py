@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.kernels import gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_frequencies, sample_weights
-from sparse_bo.policies.subset.proposers import Fitted, Search
+from sparse_bo.policies.subset.proposers import Fitted, Restarts
 
 Path = Callable[[Tensor], Tensor]
 """A function drawn from the posterior: ``… x d`` in the unit cube to ``…``."""
@@ -47,7 +47,7 @@ class MaximisePaths:
     """
 
     sampler: PathSampler
-    search: Search
+    search: Restarts
 
     def __call__(self, fitted: Fitted, q: int, *, pending: Tensor) -> Tensor:
         """See :class:`sparse_bo.policies.subset.proposers.Proposer`."""

@@ -20,7 +20,7 @@ from sparse_bo.policies.states import Report, with_failures
 from sparse_bo.policies.timing import Stopwatch
 from sparse_bo.policies.trust_region.observations import Replicates, is_exact, merged
 from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.search import Candidates, Corners, candidates_of, is_resolved
+from sparse_bo.policies.trust_region.search import ImprovementCandidates, Corners, candidates_of, is_resolved
 from sparse_bo.policies.trust_region.state import recommendation
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
@@ -215,7 +215,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         return picks
 
 
-def _next(candidates: Candidates, resolved: Tensor, seen: Tensor) -> Tensor:
+def _next(candidates: ImprovementCandidates, resolved: Tensor, seen: Tensor) -> Tensor:
     """Return the row of the candidate to evaluate next, a scalar: the first of the best ones.
 
     Args:

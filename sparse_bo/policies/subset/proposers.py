@@ -57,7 +57,7 @@ class Proposer(Protocol):
 
 
 @dataclass(frozen=True)
-class Search:
+class Restarts:
     """Settings of BoTorch's ``optimize_acqf``.
 
     Attributes:
@@ -102,7 +102,7 @@ class MaximiseAcquisition:
             pending points, with the fitted model's width; BoTorch's ``beta`` is its square.
     """
 
-    search: Search
+    search: Restarts
     acquisition: Acquisition | None = None
 
     def __call__(self, fitted: Fitted, q: int, *, pending: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
 from sparse_bo.policies.states import with_failures
 from sparse_bo.policies.subset.confidence import width_of
 from sparse_bo.policies.subset.fitting import ConditionOn, ModelFit
-from sparse_bo.policies.subset.proposers import Fitted, MaximiseAcquisition, Proposer, Search
+from sparse_bo.policies.subset.proposers import Fitted, MaximiseAcquisition, Proposer, Restarts
 from sparse_bo.policies.subset.settings import SurrogateSettings
 from sparse_bo.policies.subset.subsets import Everything, Subset
 from sparse_bo.policies.subset.surrogate_models import MakeModel
@@ -190,7 +190,7 @@ def surrogate_loop(
         proposer: Default: :class:`~sparse_bo.policies.subset.proposers.MaximiseAcquisition`.
         condition_on: Observations of the model, see :class:`~sparse_bo.policies.subset.fitting.ModelFit`.
     """
-    search = Search(settings.num_restarts, settings.raw_samples)
+    search = Restarts(settings.num_restarts, settings.raw_samples)
     return SurrogateLoop(
         box=box.double(),
         initial_design=settings.initial_design,

@@ -16,7 +16,7 @@ from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, timing
 from sparse_bo.policies.comparators.paths import MaximisePaths, matheron_paths
 from sparse_bo.policies.protocol import Wait
-from sparse_bo.policies.subset.proposers import Search
+from sparse_bo.policies.subset.proposers import Restarts
 from sparse_bo.policies.subset.subsets import Buffer, FixedSize, RandomRows, random_subset
 from sparse_bo.policies.subset.surrogate_loop import surrogate_loop
 from sparse_bo.policies.subset.surrogate_models import matern_gp, sparse_matern_gp
@@ -191,7 +191,7 @@ def test_the_parts_of_different_policies_go_together(generator):
         Box(box()),
         make=sparse_matern_gp,
         subset=Buffer(FixedSize(7), RandomRows(initial=4)),
-        proposer=MaximisePaths(matheron_paths, Search(num_restarts=1, raw_samples=8)),
+        proposer=MaximisePaths(matheron_paths, Restarts(num_restarts=1, raw_samples=8)),
         condition_on="all",
     )
     state = search.init()
