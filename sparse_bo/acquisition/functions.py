@@ -38,7 +38,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.acquisition.picking import BLOCK, SWEEP, Chosen, BoxSearch, apart, around, processed
+from sparse_bo.acquisition.picking import BLOCK, SWEEP, BoxSearch, Chosen, apart, around, processed
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
 from sparse_bo.linalg.largest import largest
 from sparse_bo.seeding import seeded

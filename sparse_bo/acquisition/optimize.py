@@ -22,7 +22,7 @@ from sparse_bo.acquisition.functions import (
     is_sampled,
     unchanged,
 )
-from sparse_bo.acquisition.picking import Chooser, BoxSearch, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
+from sparse_bo.acquisition.picking import BoxSearch, Chooser, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points

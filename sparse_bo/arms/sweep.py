@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.moments import Evaluator, ArmMoments
+from sparse_bo.arms.moments import ArmMoments, Evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction, FixedInputs

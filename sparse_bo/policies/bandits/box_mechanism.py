@@ -30,8 +30,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
-from sparse_bo.policies.states import Report
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.widths import botorch_beta
 from sparse_bo.widths.calibration import StandardisedErrors
 from sparse_bo.widths.norms import observed_form

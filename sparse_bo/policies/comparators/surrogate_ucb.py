@@ -8,8 +8,7 @@ from sparse_bo.dictionary import FirstSampler, Sampler
 from sparse_bo.domains import Domain
 from sparse_bo.policies.protocol import box_of
 from sparse_bo.policies.subset.proposers import MaximiseAcquisition, Restarts
-from sparse_bo.policies.subset.settings import SurrogateSettings
-from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, surrogate_loop
+from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings, surrogate_loop
 from sparse_bo.policies.subset.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp, vecchia_matern_gp
 from sparse_bo.validation import check_count
 

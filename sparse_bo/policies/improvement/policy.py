@@ -16,11 +16,10 @@ from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
 from sparse_bo.policies.settings import SweepSettings
-from sparse_bo.policies.states import Report, with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Report, Stopwatch, with_failures
 from sparse_bo.policies.trust_region.observations import Replicates, is_exact, merged
 from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.search import ImprovementCandidates, Corners, candidates_of, is_resolved
+from sparse_bo.policies.trust_region.search import Corners, ImprovementCandidates, candidates_of, is_resolved
 from sparse_bo.policies.trust_region.state import recommendation
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 

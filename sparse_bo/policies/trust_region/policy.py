@@ -15,13 +15,12 @@ from sparse_bo.policies.box_states import design_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
-from sparse_bo.policies.states import with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Stopwatch, with_failures
 from sparse_bo.policies.trust_region.observations import is_exact
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
-    ImprovementCandidates,
     Corners,
+    ImprovementCandidates,
     OnlineKnowledgeGradient,
     candidates_of,
     combined_points,

@@ -146,7 +146,7 @@ def candidates_of(
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return Candidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre)
+    return ImprovementCandidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre)
 
 
 def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from sparse_bo.domains import Box
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, timing
-from sparse_bo.policies.comparators.paths import MaximisePaths, matheron_paths
+from sparse_bo.policies.comparators.box_thompson import MaximisePaths, matheron_paths
 from sparse_bo.policies.protocol import Wait
 from sparse_bo.policies.subset.proposers import Restarts
 from sparse_bo.policies.subset.subsets import Buffer, FixedSize, RandomRows, random_subset
