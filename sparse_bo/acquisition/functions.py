@@ -40,7 +40,7 @@ from torch import Tensor
 
 from sparse_bo.acquisition.picking import BLOCK, SWEEP, BoxSearch, Chosen, apart, around, processed
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 from sparse_bo.seeding import seeded
 
 SAMPLED = (

@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
-from sparse_bo.linalg.sums import group_sums
+from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.policies.box_states import BoxState, initial_box_state, told
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under

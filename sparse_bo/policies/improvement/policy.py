@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.gp.observations import add_observations
-from sparse_bo.linalg.largest import first_largest
+from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
