@@ -96,7 +96,7 @@ def batch_parts(a: int, m: int, form: str, *, pulled: int = PULLED) -> dict[str,
         made.append(in_memory_posterior(prior, observations, dictionary, KernelColumns(0))[0])
 
     both = counted(resparsify, device=device)
-    fit = made[0].fit
+    fit = made[0]
     exact = evaluator(fit.state, fit.form, precision=torch.float64, kappa_squared=prior.kappa_squared, noise=NOISE)
     swept = counted(lambda: sweep(prior, dictionary, None, exact), device=device)
     rule = StopRule("global", 1e9)
