@@ -28,8 +28,8 @@ from scipy.stats import t as student
 from sparse_bo import GSSBO
 from sparse_bo.domains import Box
 from sparse_bo.policies import RSSBO, BoTorchUCB, Policy
+from sparse_bo.policies.subset.subsets import SurrogateState
 from sparse_bo.policies.subset.surrogate_models import Learning
-from sparse_bo.policies.subset.surrogate_state import SurrogateState
 
 GP_UCB, RANDOM, NYSTROM = "GP-UCB, all observations", "at random (RSSBO)", "Nyström columns (pivoted Cholesky)"
 RULES: dict[str, tuple[Callable[..., Policy], str]] = {

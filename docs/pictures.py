@@ -13,8 +13,8 @@ import matplotlib as mpl
 import torch
 from torch import Tensor
 
+from sparse_bo.dictionary.leverage import inclusion_probabilities
 from sparse_bo.gp import dtc
-from sparse_bo.gp.leverage import inclusion_probabilities
 from sparse_bo.gp.nystrom import nystrom_factor
 from sparse_bo.linalg.spectrum import certified_factor
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo import BBKB, BPE, GPUCB, SBPE, AskTell, ProductGrid
 from sparse_bo.acquisition.feasible import Feasible
-from sparse_bo.acquisition.picking import Search, apart
+from sparse_bo.acquisition.picking import BoxSearch, apart
 from sparse_bo.arms import StopRule, batch, pick_batch
 from sparse_bo.arms.picks import greedy_picks
 from sparse_bo.arms.sweep import sweep
@@ -218,7 +218,7 @@ def test_greedy_samplers_wait_a_fixed_number_of_times_per_point(sampler, at_most
 
 def test_starts_apart_are_chosen_in_one_wait(waits):
     feasible = Feasible(Box(unit_box(device=PRETEND)))
-    search = Search(feasible, 4, 64, {}, None, torch.Generator())
+    search = BoxSearch(feasible, 4, 64, {}, None, torch.Generator())
     best = arms(64).to(PRETEND)
     waits.reset()
     rows = apart(search, best)

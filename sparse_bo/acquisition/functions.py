@@ -38,9 +38,9 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from sparse_bo.acquisition.picking import BLOCK, SWEEP, Chosen, Search, apart, around, processed
+from sparse_bo.acquisition.picking import BLOCK, SWEEP, BoxSearch, Chosen, apart, around, processed
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, Points
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 from sparse_bo.seeding import seeded
 
 SAMPLED = (
@@ -144,7 +144,7 @@ class Pending:
 class AcquisitionBox:
     """The maximiser of an acquisition function over a box, by BoTorch's ``optimize_acqf`` with q = 1."""
 
-    def __init__(self, pending: Pending, search: Search) -> None:
+    def __init__(self, pending: Pending, search: BoxSearch) -> None:
         """Store the settings of ``optimize_acqf``; the generator seeds the draws of each pick."""
         self.pending, self.search = pending, search
         feasible = search.feasible
@@ -245,7 +245,7 @@ class SampledBox:
     What the posterior at the batch start says of its points is computed once.
     """
 
-    def __init__(self, pending: Pending, posterior: ClosedForm, search: Search) -> None:
+    def __init__(self, pending: Pending, posterior: ClosedForm, search: BoxSearch) -> None:
         """Prepare the pool: O(raw_samples m r). Draws one integer; then per pick one more, but for the first also normals.
 
         Args:

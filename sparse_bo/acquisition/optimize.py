@@ -22,7 +22,7 @@ from sparse_bo.acquisition.functions import (
     is_sampled,
     unchanged,
 )
-from sparse_bo.acquisition.picking import Chooser, Search, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
+from sparse_bo.acquisition.picking import BoxSearch, Chooser, UpperConfidenceBox, UpperConfidenceChoices, cost, pick_until
 from sparse_bo.acquisition.posteriors import BatchPosterior, ClosedForm, batch_posterior
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.validation import check_choice, check_count, check_like, check_number, check_points
@@ -141,7 +141,7 @@ def optimize_batch(
     end: dict[str, Any] = {"stop_rule": rule, "spent": spent, "max_q": max_q}
     search = None
     if feasible is not None:
-        search = Search(feasible, num_restarts, raw_samples, options or {}, post_processing_func, generator)
+        search = BoxSearch(feasible, num_restarts, raw_samples, options or {}, post_processing_func, generator)
     if function is None:
         chooser = _upper_confidence(posterior, search, domain, math.sqrt(beta))
         return pick_until(posterior, chooser, condition=True, **end)
@@ -151,13 +151,13 @@ def optimize_batch(
         return pick_until(posterior, chooser, condition=False, **end)
 
 
-def _on_a_box(pending: Pending, model: Model, posterior: BatchPosterior, search: Search) -> Chooser:
+def _on_a_box(pending: Pending, model: Model, posterior: BatchPosterior, search: BoxSearch) -> Chooser:
     if isinstance(posterior, ClosedForm) and is_sampled(pending.function, model, posterior):
         return SampledBox(pending, posterior, search)
     return AcquisitionBox(pending, search)
 
 
-def _upper_confidence(posterior: BatchPosterior, search: Search | None, domain: Tensor, width: float) -> Chooser:
+def _upper_confidence(posterior: BatchPosterior, search: BoxSearch | None, domain: Tensor, width: float) -> Chooser:
     if search is not None:
         return UpperConfidenceBox(posterior, search, width=width)
     with torch.no_grad():

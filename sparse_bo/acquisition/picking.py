@@ -32,7 +32,7 @@ LOCAL_SAMPLES = 16
 PostProcessing = Callable[[Tensor], Tensor]
 
 
-class Search(NamedTuple):
+class BoxSearch(NamedTuple):
     """Where and how a box is searched for each pick."""
 
     feasible: Feasible
@@ -185,7 +185,7 @@ class UpperConfidenceBox:
     pick. The pick is the best point of the pool, never worse than any search.
     """
 
-    def __init__(self, posterior: BatchPosterior, search: Search, *, width: float) -> None:
+    def __init__(self, posterior: BatchPosterior, search: BoxSearch, *, width: float) -> None:
         """Score the pool. O(raw_samples m r). Draws one integer, and ``LOCAL_SAMPLES x d`` normals per pick but the first.
 
         Args:
@@ -235,7 +235,7 @@ class UpperConfidenceBox:
         return best[apart(self.search, best)]
 
 
-def around(search: Search, X: Tensor) -> Tensor:
+def around(search: BoxSearch, X: Tensor) -> Tensor:
     """Return feasible points around a pick (``1 x d``). Draws ``LOCAL_SAMPLES x d`` normals."""
     feasible, box = search.feasible, search.feasible.box
     noise = torch.randn(LOCAL_SAMPLES, box.dims, generator=search.generator, device="cpu", dtype=torch.float64).to(X)
@@ -245,7 +245,7 @@ def around(search: Search, X: Tensor) -> Tensor:
     return near[feasible.contains(near)]
 
 
-def apart(search: Search, best: Tensor) -> list[int]:
+def apart(search: BoxSearch, best: Tensor) -> list[int]:
     """Return up to ``num_restarts`` rows of ``best`` (``b x d``, best first), each apart from those before it."""
     unit = search.feasible.to_unit(best)
     # Starts of one pick differ by more than this fraction of the box in some coordinate: one start per local maximum.

@@ -16,7 +16,7 @@ PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch
 """Of the one large matrix product of a sweep, by name, from the most to the least accurate."""
 
 
-class Moments(NamedTuple):
+class ArmMoments(NamedTuple):
     """Posterior moments of ``n`` arms, float64."""
 
     means: Tensor
@@ -42,7 +42,7 @@ class Evaluator(ABC):
         self.step = form.step
         """Rows of the largest temporary beside the kernel block."""
 
-    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> Moments:
+    def __call__(self, K_DX: Tensor, prior_variance: Tensor) -> ArmMoments:
         """Return the moments of n points, as of one part.
 
         Args:
@@ -54,15 +54,15 @@ class Evaluator(ABC):
         self.finish(prior_variance, out)
         return out
 
-    def start(self, prior_variance: Tensor) -> Moments:
+    def start(self, prior_variance: Tensor) -> ArmMoments:
         """Return room for the moments of the points with these prior variances (``n``, y²)."""
-        return Moments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
+        return ArmMoments(torch.empty_like(prior_variance), torch.empty_like(prior_variance), None)
 
     @abstractmethod
-    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
         """Write the part ``out`` of the tensors of :meth:`start`, from kernel columns and prior variances of its points."""
 
-    def finish(self, prior_variance: Tensor, out: Moments) -> None:  # noqa: B027  # most moments are complete
+    def finish(self, prior_variance: Tensor, out: ArmMoments) -> None:  # noqa: B027  # most moments are complete
         """Compute the moments of all points from the written parts, in place. O(n)."""
 
 
@@ -94,11 +94,11 @@ _RELATIVE = 1e-3
 class _OneProduct(Evaluator):
     """The one-product form in float64: the moments of :meth:`sparse_bo.gp.dtc.OneProduct.moments`, without gradients."""
 
-    def start(self, prior_variance: Tensor) -> Moments:
+    def start(self, prior_variance: Tensor) -> ArmMoments:
         """See :class:`Evaluator`: variances begin as the explained part, 0."""
-        return Moments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)
+        return ArmMoments(torch.empty_like(prior_variance), torch.zeros_like(prior_variance), None)
 
-    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
         """See :class:`Evaluator`: explained variances are added up; on a GPU one or two launches per block of columns."""
         columns, step, n = self.form.columns, self.step, K_DX.shape[-1]
         m = len(columns)
@@ -113,7 +113,7 @@ class _OneProduct(Evaluator):
                 product = product[:-1]
             add_squares(product, out.variances)
 
-    def finish(self, prior_variance: Tensor, out: Moments) -> None:
+    def finish(self, prior_variance: Tensor, out: ArmMoments) -> None:
         """See :class:`Evaluator`."""
         torch.sub(prior_variance, out.variances, out=out.variances).clamp_min_(0.0)
 
@@ -127,7 +127,7 @@ class _TwoTerms(Evaluator):
         super().__init__(form)
         self.state = state
 
-    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
         """See :class:`Evaluator`."""
         features = self.state.factor.features(K_DX)
         out.means.copy_(dtc.mean(self.state, features))
@@ -158,11 +158,11 @@ class _LowPrecision(Evaluator):
         self.norms = form.root.norm(dim=0).float() * (1.0 + 2.0**-20)
         self.frobenius = self.norms.double().square().sum()
 
-    def start(self, prior_variance: Tensor) -> Moments:
+    def start(self, prior_variance: Tensor) -> ArmMoments:
         """See :class:`Evaluator`."""
-        return Moments(*(torch.empty_like(prior_variance) for _ in range(3)))
+        return ArmMoments(*(torch.empty_like(prior_variance) for _ in range(3)))
 
-    def write(self, K_DX: Tensor, prior_variance: Tensor, out: Moments) -> None:
+    def write(self, K_DX: Tensor, prior_variance: Tensor, out: ArmMoments) -> None:
         """See :class:`Evaluator`."""
         assert out.errors is not None
         K = K_DX.float()

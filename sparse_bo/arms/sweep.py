@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.arms.moments import Evaluator, Moments
+from sparse_bo.arms.moments import ArmMoments, Evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.kernels import CovarianceFunction, FixedInputs
@@ -217,7 +217,7 @@ def sweep(prior: ArmPrior, dictionary: Dictionary, stored: StoredColumns | None,
     found = evaluate.start(prior_variance)
     for part, K_DX in kernel_chunks(prior, dictionary, stored, step=evaluate.step):
         errors = None if found.errors is None else found.errors[part]
-        evaluate.write(K_DX, prior_variance[part], Moments(found.means[part], found.variances[part], errors))
+        evaluate.write(K_DX, prior_variance[part], ArmMoments(found.means[part], found.variances[part], errors))
     evaluate.finish(prior_variance, found)
     scale = prior.regularization
     return Sweep(found.means, found.variances.div_(scale), None if found.errors is None else found.errors.div_(scale))

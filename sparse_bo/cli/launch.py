@@ -33,9 +33,8 @@ from sparse_bo.evaluations.pools import Workers, workers_of
 from sparse_bo.problems.base import repeatable
 from sparse_bo.problems.custom import OwnProblem
 from sparse_bo.runs.ask_tell import AskTell
-from sparse_bo.runs.history import History, HistoryRow
+from sparse_bo.runs.history import History, HistoryRow, written_whole
 from sparse_bo.runs.result import Result
-from sparse_bo.runs.written import written_whole
 from sparse_bo.sharding import Alone, Group, Processes
 from sparse_bo.sharding.processes import NAMES_OF_A_JOB, join_job
 

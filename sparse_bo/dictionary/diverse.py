@@ -11,7 +11,7 @@ from sparse_bo.dictionary.base import Candidates, Dictionary, Gram, kernel_gram
 from sparse_bo.dictionary.leverage import Sketch, ridge_scores, sketch_tail
 from sparse_bo.dictionary.simple import SizedSampler
 from sparse_bo.linalg.cholesky import pivoted_cholesky, safe_cholesky
-from sparse_bo.linalg.sums import running_sums
+from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.validation import check_count
 
 

@@ -10,7 +10,7 @@ from scipy.special import bdtrc
 from torch import Tensor
 
 from sparse_bo.gp.dtc import DTC
-from sparse_bo.linalg.sums import group_sums
+from sparse_bo.linalg.reductions import group_sums
 
 RANGE = 9.0
 """Factors of variances are searched up to this ``|log c|``: an answer beyond is the end of the search, no optimum."""

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from sparse_bo.gp.hyperparameters import ADDITIVE, REST, Priors
 from sparse_bo.kernels.stationary import RADIAL, Pairs, half_spread, squared_distances
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes
 
 LOG_2PI = math.log(2.0 * math.pi)
 

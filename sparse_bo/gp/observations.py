@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo.domains.lazy import ArmSet
 from sparse_bo.domains.sharded import cache_rows
-from sparse_bo.linalg.sums import group_sums
+from sparse_bo.linalg.reductions import group_sums
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_bo.linalg.largest import first_largest
+from sparse_bo.linalg.reductions import first_largest
 
 
 class JitteredCholesky(NamedTuple):

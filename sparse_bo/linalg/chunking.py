@@ -101,3 +101,12 @@ _SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_A
 def _out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch could not allocate; only CUDA's own allocator has a class of errors for it."""
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
+
+
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """Return the shape that ``shapes`` broadcast to.
+
+    Raises:
+        RuntimeError: If they do not, with torch's message.
+    """
+    return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch does not annotate it

@@ -21,7 +21,7 @@ from gpytorch.models import GP
 from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 from sparse_bo.validation import check_count, check_finite, check_like, check_points
 
 

@@ -7,7 +7,7 @@ from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
 from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.posterior_policy import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.elimination.policy import BPE, SBPE
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
@@ -18,7 +18,7 @@ from sparse_bo.policies.improvement.two_stage import TwoStage
 from sparse_bo.policies.protocol import Mechanism, Policy, Proposal, Wait
 from sparse_bo.policies.states import Report, State
 from sparse_bo.policies.subset.gssbo import GSSBO, RSSBO
-from sparse_bo.policies.subset.surrogate_state import SurrogateState
+from sparse_bo.policies.subset.subsets import SurrogateState
 from sparse_bo.policies.trust_region.policy import TrustRegion
 from sparse_bo.policies.trust_region.state import RegionState
 

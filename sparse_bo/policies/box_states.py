@@ -15,8 +15,7 @@ from sparse_bo.domains import Box
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.policies.failures import SAME, Failures, Refusal, box_correlation, forgiven, kernel_correlation, refused
 from sparse_bo.policies.persistence import KEPT, kept
-from sparse_bo.policies.states import Report
-from sparse_bo.policies.timing import Phase
+from sparse_bo.policies.states import Phase, Report
 
 
 @dataclass(frozen=True, eq=False)

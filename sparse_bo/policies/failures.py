@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparse_bo.kernels import CovarianceFunction
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, chunk_rows, row_slices
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 
 EVIDENCE = 128
 """Evaluations for which a failure speaks at least against what is near it."""

@@ -34,13 +34,11 @@ from sparse_bo.runs.arguments import (
 from sparse_bo.runs.choice import chosen_policy
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.progress import Progress, carrying
-from sparse_bo.runs.recorder import Recorder
+from sparse_bo.runs.recorder import Recorder, past_of
 from sparse_bo.runs.records import about_run, run_info, settings_of_run
 from sparse_bo.runs.result import Result
-from sparse_bo.runs.resume import past_of
-from sparse_bo.runs.steps import Steps
+from sparse_bo.runs.steps import Lockstep, Steps
 from sparse_bo.validation import check_callable, check_count
 
 logger = logging.getLogger(__name__)

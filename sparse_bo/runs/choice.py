@@ -27,7 +27,7 @@ evaluations, is recommended by five of five runs with 957, by four with 957 in b
 evaluate every arm four times at most. On Cadata regret per evaluation is 0.0031 with 193, 0.0032 with 100."""
 
 
-class Choice(NamedTuple):
+class ChosenPolicy(NamedTuple):
     """A policy and the reason for it."""
 
     policy: Policy
@@ -42,7 +42,7 @@ def chosen_policy(
     workers: int | None = None,
     certified: bool = False,
     observed: int = 0,
-) -> Choice:
+) -> ChosenPolicy:
     """Return the default policy of a run.
 
     Over arms: :class:`sparse_bo.policies.ExpectedImprovement` where the best arm counts, there will be at most
@@ -91,18 +91,18 @@ def chosen_policy(
     evaluations = max(observed, MOST_EVALUATIONS) if budget is None else observed + budget
     first = 0 if goal == "cumulative" or certified else _first_evaluations(domain, evaluations)
     if observed >= first:
-        return Choice(BBKB(), "every arm can be swept, and its regret is bounded")
+        return ChosenPolicy(BBKB(), "every arm can be swept, and its regret is bounded")
     planned = "" if budget is None else f", in {budget:,} evaluations"
     chosen = _fitting(ExpectedImprovement(), domain, budget, workers, f"the best of some arms counts{planned}")
     if first > evaluations:
         return chosen
     assert isinstance(chosen.policy, ExpectedImprovement)
-    return Choice(TwoStage(first=chosen.policy, after=first), f"{chosen.why}, BBKB from {first:,} evaluations on")
+    return ChosenPolicy(TwoStage(first=chosen.policy, after=first), f"{chosen.why}, BBKB from {first:,} evaluations on")
 
 
 def _fitting(
     policy: TrustRegion | ExpectedImprovement, domain: Domain, budget: int | None, workers: int | None, why: str
-) -> Choice:
+) -> ChosenPolicy:
     """Return the policy with batches for all workers, and an initial design of at most a third of the budget."""
     reasons = [why]
     if workers is not None and workers > default_batch(0):
@@ -112,7 +112,7 @@ def _fitting(
     if budget is not None and budget < DESIGN_SHARE * design:
         policy = replace(policy, initial_design=max(budget // DESIGN_SHARE, 1))
         reasons.append(f"a design of a third of the budget of {budget}")
-    return Choice(policy, ", ".join(reasons))
+    return ChosenPolicy(policy, ", ".join(reasons))
 
 
 def _first_evaluations(domain: Domain, evaluations: int) -> int:

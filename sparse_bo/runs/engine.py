@@ -11,12 +11,14 @@ applied by functions that copy references and can fail only when memory runs out
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,16 +28,56 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
-from sparse_bo.errors import ResumeWarning, StorageError
+from sparse_bo.errors import FailureWarning, ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
 from sparse_bo.policies import BanditState, Mechanism, Policy, State, Wait
 from sparse_bo.policies.box_states import BoxState
-from sparse_bo.policies.timing import Phase
-from sparse_bo.runs.failures import FailureWatch
+from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
+
+PACKAGE = str(Path(__file__).parents[1])
+
+
+class FailureWatch:
+    """Counts the failures in the history of a run, and warns once if they are more than half."""
+
+    def __init__(self) -> None:
+        self._rows = self._evaluated = self._failed = 0
+        self._warned = False
+
+    def look(self, rows: Sequence[HistoryRow]) -> None:
+        """Count the failures of new rows.
+
+        Warns:
+            FailureWarning: If more than half of at least 20 evaluations have failed, the first time.
+        """
+        for row in rows[self._rows :]:
+            self._evaluated += len(row.values)
+            self._failed += sum(math.isnan(value) for value in row.values)
+        self._rows = len(rows)
+        if self._warned or self._evaluated < 20 or 2 * self._failed <= self._evaluated:
+            return
+        self._warned = True
+        succeeded = self._evaluated - self._failed
+        best = f"the best of the {succeeded} others" if succeeded else "empty, as none has succeeded"
+        warnings.warn(
+            f"{self._failed} of {self._evaluated} evaluations failed; inputs that fail again are tried less and less, and "
+            f"the recommendation is {best}; check the objective, or exclude inputs that it cannot evaluate",
+            FailureWarning,
+            stacklevel=_level_of_caller(),
+        )
+
+
+def _level_of_caller() -> int:
+    """Return the stack level of the first frame outside the package, for a warning of the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
 
 UNLIMITED = 2**62
 _CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")

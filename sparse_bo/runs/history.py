@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import reduce
 from pathlib import Path
@@ -16,10 +17,8 @@ from torch import Tensor
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.evaluations.worker import FAILED
 from sparse_bo.policies import State
-from sparse_bo.policies.states import Summary
-from sparse_bo.policies.timing import Phase
+from sparse_bo.policies.states import Phase, Summary
 from sparse_bo.report.view import Batches
-from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration, calibration
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class HistoryRow(Summary):
     variance_factor: float | None = None
     """Certificate: DTC and exact variance differ by at most this factor anywhere; ``None`` if it was not computed."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Wall-clock seconds by :data:`sparse_bo.policies.timing.Phase`."""
+    """Wall-clock seconds by :data:`sparse_bo.policies.states.Phase`."""
 
     @property
     def batch_size(self) -> int:
@@ -249,3 +248,21 @@ def make_row(
         variance_factor=variance_factor,
         seconds=seconds,
     )
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """Yield a path beside ``path`` to write to; it takes that one's place when the block ends, and goes if the block raises.
+
+    Raises:
+        OSError: If the file cannot be replaced.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):  # there may be none, or no such folder
+            partial.unlink()
+        raise

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
-from sparse_bo.runs.history import History
+from sparse_bo.runs.history import History, written_whole
 from sparse_bo.runs.view import view_of_result
-from sparse_bo.runs.written import written_whole
 from sparse_bo.widths.calibration import Calibration
 
 if TYPE_CHECKING:

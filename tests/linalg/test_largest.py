@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_bo.linalg.largest import first_largest, largest
+from sparse_bo.linalg.reductions import first_largest, largest
 
 ROWS = [[2.0, 5.0, 5.0, 1.0, 5.0, 2.0, 2.0, 0.0], [1.0] * 8, [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]]
 

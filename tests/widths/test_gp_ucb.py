@@ -9,7 +9,7 @@ from sparse_bo import GSSBO, AskTell
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.persistence import describe, rebuild
-from sparse_bo.policies.subset.confidence import subset_errors
+from sparse_bo.policies.subset.surrogate_loop import subset_errors
 from sparse_bo.policies.subset.surrogate_models import matern_gp
 from sparse_bo.widths import (
     GSSBOTheory,

@@ -21,8 +21,7 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, to_lin
 from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
-from sparse_bo.linalg.chunking import row_slices
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings, Partition, Root, check_lower, partition, solved_rows
 from sparse_bo.models.sparse_gp.process import AnyProcess, Base, Entries, between, joint_parts, shared_product
 

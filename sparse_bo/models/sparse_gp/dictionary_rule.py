@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler
 from sparse_bo.errors import DictionaryWarning
-from sparse_bo.linalg.sums import group_sums
+from sparse_bo.linalg.reductions import group_sums
 from sparse_bo.models.sparse_gp.leverage_sampling import (
     DictionarySettings,
     Distinct,

@@ -27,7 +27,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 
 Prior: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """The prior covariance of two sets of points."""

@@ -13,7 +13,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, Root, check_lower, solve_lower
 from sparse_bo.models.sparse_gp.model import SparseModel

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, Dictionary
 from sparse_bo.errors import SamplerError
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints, DataView, DictionaryOption, DictionaryRule, warn_if_far
 from sparse_bo.models.sparse_gp.growth import PreviousPosterior, check_previous, conditioned, response_to_ones

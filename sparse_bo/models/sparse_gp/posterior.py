@@ -18,8 +18,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
-from sparse_bo.linalg.chunking import row_slices
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.covariance import JointCovariance
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from sparse_bo.kernels import differentiable_cross
 from sparse_bo.kernels.structure import untouched
-from sparse_bo.linalg.chunking import row_slices
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 
 
 class ForwardKernel:

@@ -12,8 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparse_bo.linalg.chunking import row_slices
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
 from sparse_bo.models.sparse_gp.joint_root import Partition, Parts, remainder_floor, root_of, solved_rows
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Representation

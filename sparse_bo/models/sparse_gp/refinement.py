@@ -21,7 +21,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.linalg.largest import largest
+from sparse_bo.linalg.reductions import largest
 from sparse_bo.models.sparse_gp.leverage_sampling import uniform_rows
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import fit_dtc

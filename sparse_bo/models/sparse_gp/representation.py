@@ -24,7 +24,7 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import triangular
 from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix, unfolded
 from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparse_bo.gp.likelihood import stationary_log_likelihood
 from sparse_bo.gp.woodbury import dtc_log_likelihood_from_sums, gaussian_log_likelihood, vfe_log_likelihood_from_sums
-from sparse_bo.linalg.shapes import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix, stationary_parts
 from sparse_bo.models.sparse_gp.row_sums import dictionary_factor, row_sums, sweep
 

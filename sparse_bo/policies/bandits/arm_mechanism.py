@@ -48,7 +48,7 @@ from sparse_bo.policies.persistence import (
     thaw_prior,
 )
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.widths.calibration import StandardisedErrors
 
 

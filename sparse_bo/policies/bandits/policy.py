@@ -13,9 +13,9 @@ import torch
 
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import AllSampler, LeverageSampler, Sampler
+from sparse_bo.dictionary.leverage import Inclusion
 from sparse_bo.domains import Arms, Box, Domain
 from sparse_bo.domains.sharded import in_memory
-from sparse_bo.gp.leverage import Inclusion
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.box_mechanism import BoxUCB
 from sparse_bo.policies.bandits.rounds import UCBParts

@@ -23,8 +23,7 @@ from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.protocol import Mechanism
-from sparse_bo.policies.states import StateWithFailures, with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import StateWithFailures, Stopwatch, with_failures
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.calibration import StandardisedErrors
 

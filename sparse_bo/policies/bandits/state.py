@@ -18,8 +18,7 @@ from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies.bandits.rounds import UCBNumbers
 from sparse_bo.policies.failures import Failures, Refusal, box_correlation, doubtful, kernel_correlation, spared
 from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
-from sparse_bo.policies.states import Report
-from sparse_bo.policies.timing import Phase
+from sparse_bo.policies.states import Phase, Report
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,8 +5,7 @@ from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
 from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
 from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.comparators.posterior_greedy import PosteriorEpsilonGreedy
-from sparse_bo.policies.comparators.posterior_policy import PosteriorPolicy
+from sparse_bo.policies.comparators.posterior_policy import PosteriorEpsilonGreedy, PosteriorPolicy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
 
 __all__ = [

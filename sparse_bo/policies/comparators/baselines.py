@@ -15,8 +15,7 @@ from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_po
 from sparse_bo.policies.failures import forgiven, spared
 from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
-from sparse_bo.policies.states import with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Stopwatch, with_failures
 from sparse_bo.validation import check_count, check_number, check_probability
 
 

@@ -1,4 +1,4 @@
-"""Policies over arms with BKB's posterior and another choice of arms."""
+"""Policies over arms that pick one arm at a time from the sparse posterior, and ε-greedy on posterior means."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior
+from sparse_bo.arms import ArmPosterior, StopRule, pick_batch
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import Arms, ArmSet, Domain
 from sparse_bo.policies.bandits.arm_mechanism import ArmUCB
 from sparse_bo.policies.bandits.policy import BKB
 from sparse_bo.policies.bandits.state import BanditState
+from sparse_bo.policies.comparators.baselines import check_exploration, with_exploration
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
 from sparse_bo.policies.settings import PriorSettings, SweepSettings
 from sparse_bo.validation import check_count
@@ -136,3 +137,37 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         """See :meth:`sparse_bo.policies.Policy.on`."""
         arms = loaded_arms_of(domain, policy=self.name, memory_bytes=self.sweep_budget(domain.device))
         return PosteriorArms(model=self.model.on_arms(Arms(arms)), batch_size=self.batch_size, choose=self.choice(arms))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosteriorEpsilonGreedy(PosteriorPolicy):
+    """With probability ε a random arm, otherwise the arm with the highest posterior mean.
+
+    :class:`sparse_bo.policies.EpsilonGreedy` with a model; the difference to BKB is the effect of the confidence bound. O(a m²
+    + n m²) per batch. Settings shared with other policies: :class:`sparse_bo.policies.comparators.PosteriorPolicy`.
+
+    Attributes:
+        epsilon: ε in [0, 1]; with ``decay`` any number ≥ 0.
+        decay: The t-th evaluation is random with probability ``min(1, epsilon · t^−decay)`` (Auer et al. 2002, Fig. 3).
+    """
+
+    epsilon: float = 0.1
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_exploration(self.epsilon, self.decay)
+
+    @property
+    def name(self) -> str:
+        """``"posterior-epsilon-greedy"``."""
+        return "posterior-epsilon-greedy"
+
+    def choice(self, arms: ArmSet) -> PosteriorChoice:
+        """See :meth:`sparse_bo.policies.comparators.posterior_policy.PosteriorPolicy.choice`; any arms are valid."""
+        return self._choose
+
+    def _choose(self, posterior: ArmPosterior, state: BanditState, q: int, *, out: int, generator: torch.Generator) -> Tensor:
+        """Draw one uniform number per arm, then the random arms."""
+        best = pick_batch(posterior, width=0.0, stop_rule=StopRule("single"), max_q=1, refuse=state.refusal()).indices[0]
+        return with_exploration(state, best, epsilon=self.epsilon, decay=self.decay, q=q, out=out, generator=generator)

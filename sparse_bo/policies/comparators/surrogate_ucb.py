@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from sparse_bo.dictionary import FirstSampler, Sampler
 from sparse_bo.domains import Domain
 from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.subset.proposers import MaximiseAcquisition, Search
-from sparse_bo.policies.subset.settings import SurrogateSettings
-from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, surrogate_loop
+from sparse_bo.policies.subset.proposers import MaximiseAcquisition, Restarts
+from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings, surrogate_loop
 from sparse_bo.policies.subset.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp, vecchia_matern_gp
 from sparse_bo.validation import check_count
 
@@ -89,7 +88,7 @@ class VecchiaUCB(SurrogateSettings):
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         # the score is discontinuous where the set of nearest observations changes
-        search = Search(self.num_restarts, self.raw_samples, jumps=True)
+        search = Restarts(self.num_restarts, self.raw_samples, jumps=True)
         return surrogate_loop(
             self,
             box_of(domain, policy=self.name),

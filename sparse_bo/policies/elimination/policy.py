@@ -28,7 +28,7 @@ from sparse_bo.policies.elimination.regression import certified_ratio, check_res
 from sparse_bo.policies.elimination.settings import EliminationSettings, batch_schedule, checked_schedule, norm_of
 from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, loaded_arms_of
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
 

@@ -34,8 +34,7 @@ from sparse_bo.policies.persistence import (
     under,
 )
 from sparse_bo.policies.protocol import Frozen
-from sparse_bo.policies.states import Report
-from sparse_bo.policies.timing import Phase
+from sparse_bo.policies.states import Phase, Report
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
 
 

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Domain
 from sparse_bo.gp.observations import add_observations
-from sparse_bo.linalg.largest import first_largest
+from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
 from sparse_bo.policies.settings import SweepSettings
-from sparse_bo.policies.states import Report, with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Report, Stopwatch, with_failures
 from sparse_bo.policies.trust_region.observations import Replicates, is_exact, merged
 from sparse_bo.policies.trust_region.region import ImprovementSettings
-from sparse_bo.policies.trust_region.search import Candidates, Corners, candidates_of, is_resolved
+from sparse_bo.policies.trust_region.search import Corners, ImprovementCandidates, candidates_of, is_resolved
 from sparse_bo.policies.trust_region.state import recommendation
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
@@ -215,7 +214,7 @@ class ArmSearch(Mechanism[ImprovementState]):
         return picks
 
 
-def _next(candidates: Candidates, resolved: Tensor, seen: Tensor) -> Tensor:
+def _next(candidates: ImprovementCandidates, resolved: Tensor, seen: Tensor) -> Tensor:
     """Return the row of the candidate to evaluate next, a scalar: the first of the best ones.
 
     Args:

@@ -8,11 +8,9 @@ from typing import Literal
 from sparse_bo.domains import Domain
 from sparse_bo.models.gradient_subset import Gradient
 from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.subset.fitting import ConditionOn
-from sparse_bo.policies.subset.settings import SurrogateSettings
 from sparse_bo.policies.subset.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, Pool, RandomRows
-from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, surrogate_loop
-from sparse_bo.policies.subset.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp
+from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings, surrogate_loop
+from sparse_bo.policies.subset.surrogate_models import ConditionOn, exact_matern_gp, sparse_or_exact_matern_gp
 from sparse_bo.validation import check_choice, check_count, check_number
 
 

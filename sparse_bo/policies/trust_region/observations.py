@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.gp.likelihood import Scatter
-from sparse_bo.linalg.sums import group_sums, running_sums
+from sparse_bo.linalg.reductions import group_sums, running_sums
 
 
 def is_exact(X: Tensor, y: Tensor) -> bool | None:

@@ -15,13 +15,12 @@ from sparse_bo.policies.box_states import design_points, told
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
-from sparse_bo.policies.states import with_failures
-from sparse_bo.policies.timing import Stopwatch
+from sparse_bo.policies.states import Stopwatch, with_failures
 from sparse_bo.policies.trust_region.observations import is_exact
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
-    Candidates,
     Corners,
+    ImprovementCandidates,
     OnlineKnowledgeGradient,
     candidates_of,
     combined_points,
@@ -198,7 +197,7 @@ class RegionSearch(Mechanism[RegionState]):
         out: Tensor,
         refuse: Refusal | None,
         generator: torch.Generator,
-    ) -> list[Candidates]:
+    ) -> list[ImprovementCandidates]:
         """Return the candidates of the region and of the whole box; during a restart design the latter twice.
 
         Args:
@@ -239,7 +238,7 @@ class RegionSearch(Mechanism[RegionState]):
         return near, failures.where[failures.speaking(state.pulls)]
 
 
-def _next(gp: Posterior, searches: Sequence[Candidates], *, picked: int) -> Tensor | None:
+def _next(gp: Posterior, searches: Sequence[ImprovementCandidates], *, picked: int) -> Tensor | None:
     """Return the pick (``1 x d``) of the first search whose pick is worthwhile, not resolved, and new if there is no noise.
 
     If there is none, it is the next candidate of the last; ``None`` with the knowledge gradient.

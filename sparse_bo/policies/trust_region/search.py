@@ -58,7 +58,7 @@ class Corners(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class ImprovementCandidates:
     """Candidates of one search with their posterior, conditioned on the picks so far. A value."""
 
     U: Tensor
@@ -78,7 +78,7 @@ class Candidates:
     centre: Tensor | None = None
     """``d``: climbs keep the inputs that a candidate shares with it; ``None``: they move all inputs."""
 
-    def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> Candidates:
+    def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> ImprovementCandidates:
         """Return the candidates after a pick (``1 x d``), whose mean counts as reached. O(N n).
 
         Args:
@@ -141,12 +141,12 @@ def candidates_of(
     noise_variance: float = 0.0,
     refuse: Refusal | None = None,
     centre: Tensor | None = None,
-) -> Candidates:
+) -> ImprovementCandidates:
     """Return candidates (``N x d``) with their posterior, without refused ones unless all are refused. O(N n²)."""
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return Candidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre)
+    return ImprovementCandidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre)
 
 
 def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo import BPE, SBPE, AskTell
 from sparse_bo.dictionary import Candidates, FirstSampler, LeverageSampler, RecursiveRLSSampler
-from sparse_bo.gp.leverage import inclusion_probabilities
+from sparse_bo.dictionary.leverage import inclusion_probabilities
 from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.policies.elimination.findings import interval
 from sparse_bo.widths import GaussianBounds

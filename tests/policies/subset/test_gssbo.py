@@ -13,10 +13,10 @@ from sparse_bo.dictionary import FirstSampler
 from sparse_bo.domains import Box
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import VecchiaGP
-from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, timing
-from sparse_bo.policies.comparators.paths import MaximisePaths, matheron_paths
+from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, states
+from sparse_bo.policies.comparators.box_thompson import MaximisePaths, matheron_paths
 from sparse_bo.policies.protocol import Wait
-from sparse_bo.policies.subset.proposers import Search
+from sparse_bo.policies.subset.proposers import Restarts
 from sparse_bo.policies.subset.subsets import Buffer, FixedSize, RandomRows, random_subset
 from sparse_bo.policies.subset.surrogate_loop import surrogate_loop
 from sparse_bo.policies.subset.surrogate_models import matern_gp, sparse_matern_gp
@@ -155,7 +155,7 @@ def test_the_clock_fixes_the_buffer_when_an_update_is_slow(monkeypatch):
         ticks["now"] += ticks["step"]
         return ticks["now"]
 
-    monkeypatch.setattr(timing.time, "perf_counter", clock)
+    monkeypatch.setattr(states.time, "perf_counter", clock)
     policy = GSSBO(**SMALL, buffer="clock", slowdown=2.0, fitter=keep_parameters)
     loop = AskTell(policy=policy, bounds=box(), seed=0)
     loop.run(bowl, 14)  # 4 initial points and ten rounds in the usual time
@@ -191,7 +191,7 @@ def test_the_parts_of_different_policies_go_together(generator):
         Box(box()),
         make=sparse_matern_gp,
         subset=Buffer(FixedSize(7), RandomRows(initial=4)),
-        proposer=MaximisePaths(matheron_paths, Search(num_restarts=1, raw_samples=8)),
+        proposer=MaximisePaths(matheron_paths, Restarts(num_restarts=1, raw_samples=8)),
         condition_on="all",
     )
     state = search.init()

@@ -14,8 +14,8 @@ from linear_operator.utils.warnings import NumericalWarning
 from sparse_bo import AskTell, SparseGP
 from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.subset import surrogate_models
-from sparse_bo.policies.subset.fitting import fit_likelihood
-from sparse_bo.policies.subset.upper_confidence import ClosedFormUpperConfidenceBound, upper_confidence_bound
+from sparse_bo.policies.subset.proposers import ClosedFormUpperConfidenceBound, upper_confidence_bound
+from sparse_bo.policies.subset.surrogate_models import fit_likelihood
 
 
 def data(n=20, d=3):

@@ -1,8 +1,4 @@
-"""The largest entries, of equal ones the first: the same choice on any device.
-
-``argmax`` takes the first of equal entries on every device, ``topk`` any; neither knows that entries are equal but for the
-round-off of the device, as the variances of an input that was observed twice are, or of points that mirror each other.
-"""
+"""Largest entries by one tie rule, and sums whose order is fixed."""
 
 from __future__ import annotations
 
@@ -48,3 +44,24 @@ def largest(values: Tensor, count: int) -> Tensor:
         return index
     ranks = above.to(values) + near.to(values)
     return torch.where(tied, ranks.sort(dim=-1, descending=True, stable=True).indices[..., :count], index)
+
+
+def group_sums(values: Tensor, group: Tensor, *, groups: int) -> Tensor:
+    """Return the sums of ``values`` by group, ``batch_shape x groups``. O(n), and a wait for the device.
+
+    Args:
+        values: ``batch_shape x n``.
+        group: ``n`` numbers in [0, groups).
+        groups: How many sums.
+    """
+    sums = values.new_zeros(*values.shape[:-1], groups, device="cpu")
+    return sums.index_add_(-1, group.cpu(), values.cpu()).to(values.device)
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Return ``values_1, values_1 + values_2, …``, ``n``. O(n), and a wait for the device.
+
+    Args:
+        values: ``n``.
+    """
+    return values.cpu().cumsum(0).to(values.device)
