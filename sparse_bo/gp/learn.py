@@ -116,7 +116,11 @@ class LogPosterior:
             logs = torch.from_numpy(theta[: self.size]).to(X)
             R = correlation_of(logs, X, family=self.family, together=self.together)
         scale = math.exp(theta[self.size]) if self.searches_scale else given.scale
-        noise = math.exp(theta[-1]) if given.noise is None else given.noise / (scale or 1.0)
+        if given.noise is None:
+            noise = math.exp(theta[-1])
+        else:
+            assert scale is not None  # beside a given noise it is given or searched for
+            noise = given.noise / scale
         return log_likelihood(
             R, self.means, noise, mean=given.mean, scale=scale, scatter=self.scatter, priors=self.priors, gradient=gradient
         )
