@@ -82,6 +82,7 @@ SAMPLED = [
 """One of each family of states per change; all of them nightly."""
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("way", "domain", "name"),
     [pytest.param(*case, id="-".join(case), marks=[] if case in SAMPLED else pytest.mark.slow) for case in CASES],
