@@ -1,6 +1,6 @@
 """Ax with sparse models, unmodified: fits, candidates, leave-one-out in closed form, and experiments that load again.
 
-The slow tests have 10,000 observations: ``pytest -m slow tests/models/test_ax.py``.
+Slow tests have 10,000 observations, or search over choices: ``pytest -m slow tests/models/test_ax.py``.
 """
 
 import subprocess
@@ -108,6 +108,7 @@ def test_leave_one_out_of_a_sparse_posterior_predicts():
     assert float(errors.square().mean().sqrt()) < 0.15  # the noise is 0.05
 
 
+@pytest.mark.slow
 def test_choice_parameters_reach_the_mixed_model():
     fitted = adapter(experiment(90, choices=3), SparseMixedGP, generator=Generators.BO_MIXED, max_dictionary=40)
     assert isinstance(model_of(fitted), SparseMixedGP)
