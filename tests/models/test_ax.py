@@ -78,6 +78,7 @@ def only_efficient(monkeypatch):
     monkeypatch.setattr(cross_validation, "_fold_cross_validate", lambda *_, **__: pytest.fail("fell back to refits"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_ax_fits_a_sparse_model_and_generates_candidates(objectives):
     fitted = adapter(experiment(120, objectives=objectives), max_dictionary=40)
@@ -89,6 +90,7 @@ def test_ax_fits_a_sparse_model_and_generates_candidates(objectives):
     assert model_of(fitted).dictionary.m <= 40
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_cross_validation_is_closed_form_and_agrees_with_the_exact_model(objectives, only_efficient):
     made = experiment(60, objectives=objectives)
@@ -124,6 +126,7 @@ SAVED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_experiment_loads_with_its_model_and_sampler(name, tmp_path):
     register_with_ax()

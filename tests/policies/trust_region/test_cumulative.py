@@ -125,7 +125,7 @@ def test_a_run_goes_on_from_its_journal_with_the_same_picks(tmp_path):
             loop.tell(batch.tickets, narrow(batch.X))
         return loop
 
-    stops = (30, 55, 80)
+    stops = (20, 32, 44)
     expected = AskTell(bounds=unit_box(2), policy=EVERY, seed=0)
     for stop in stops:
         go_on(expected, stop)
