@@ -210,6 +210,7 @@ def test_an_out_that_cannot_be_written_into_is_named_before_the_run(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.journal"]])
 def test_a_backend_that_matplotlib_does_not_know_is_named(command):
     environment = {**os.environ, "MPLBACKEND": "crayons"}
