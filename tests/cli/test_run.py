@@ -79,11 +79,11 @@ def test_without_a_name_few_evaluations_of_arms_get_expected_improvement_unless_
 def test_without_a_name_long_runs_over_arms_begin_with_expected_improvement(tmp_path):
     domain = {"arms": torch.rand(60, 2, dtype=torch.float64)}
     build = {"domain": domain, "name": "gp-draw", "goal": "best", "budget": 5_000, "preset": "learned"}
-    policy, why = policy_of(None, {"initial_design": 7}, {"after": "20"}, **build)
+    policy, why = policy_of(None, {"initial_design": 7, "after": "20"}, **build)
     assert isinstance(policy, TwoStage)
     assert (policy.first, policy.after) == (ExpectedImprovement(initial_design=7), 20)
     assert why.startswith("the best of some arms counts, in 5,000 evaluations, BBKB from ")
-    policy, why = policy_of(None, {}, {"width": "2"}, **build)
+    policy, why = policy_of(None, {"width": "2"}, **build)
     assert isinstance(policy, BBKB)
     assert (policy.width, why) == (2.0, "it has what is asked for")
 
@@ -145,7 +145,7 @@ def test_dictionaries_run_by_name(name, tmp_path):
 
 
 def test_no_argument_compares_on_cadata(monkeypatch, capsys):
-    monkeypatch.setattr("sparse_bo.cli.run.compare", print)
+    monkeypatch.setattr("sparse_bo.cli.comparison.compare", print)
     monkeypatch.setattr("sys.argv", ["sparse-bo"])
     with pytest.raises(SystemExit) as end:
         main()

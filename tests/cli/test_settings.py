@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from sparse_bo.cli.app import app
-from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, read_settings, settings_of, split_texts
+from sparse_bo.cli.presets import FLAGS, OPTIONS_OF, POLICIES, flag, given_settings, read_settings, settings_of
 from tests.cli.builders import invoke
 
 WITHOUT_TEXT = {"acquisition", "first", "fitter", "inner", "surrogate", "then"}
@@ -43,7 +43,7 @@ def parameters(command: str) -> dict:
     ],
 )
 def test_the_type_of_the_field_decides_the_value(policy, text, value):
-    (read,) = read_settings(split_texts([text]), POLICIES[policy]).values()
+    (read,) = read_settings(given_settings({"set_": [text]}), POLICIES[policy]).values()
     assert read == value
     assert type(read) is type(value)
 

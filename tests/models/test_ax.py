@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("ax", reason="Ax is not installed: pip install 'sparse-bo[ax]'")
+pytest.importorskip("ax", reason="Ax is not installed: pip install '.[ax]'")
 
 import pandas as pd
 from ax.adapter import cross_validation
