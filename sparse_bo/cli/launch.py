@@ -161,7 +161,7 @@ def launch(
             result, code, stopped = error.result, 130, f"interrupted after {loop.asked - len(loop.pending)} evaluations"
         except Exception as error:  # of the objective, the policy, the journal, or the results
             found: Result | None = vars(error).get("result")
-            if found is None:  # before the first evaluation
+            if found is None or isinstance(error, TypeError):  # wrong input, before the first evaluation
                 raise
             result, code = found, 1
             stopped = error.reason if isinstance(error, ObjectiveError) else str(error) or type(error).__name__
