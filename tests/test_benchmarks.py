@@ -43,6 +43,7 @@ NIGHTLY = {
     "attacks",
     "batches",
     "bbkb_figures",
+    "bkb_figures",
     "dictionaries",
     "gssbo_figures",
     "gssbo_rules",

@@ -48,6 +48,7 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_words_are_shown_letter_by_letter(kind):
     word, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])

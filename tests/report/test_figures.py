@@ -23,6 +23,7 @@ def row(number: int = 1, **settings) -> HistoryRow:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("info", "title"),
     [

@@ -315,6 +315,7 @@ def test_one_input_is_enough():
     assert float(result.best_x) == pytest.approx(0.3, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_thousand_inputs_end_above_the_median_of_their_design():
     def sphere(X):
         return -(X - 0.4).square().sum(dim=-1)
