@@ -271,6 +271,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     assert "it is no file" in done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", [["run", "--budget", "3"], ["plan", "--grid", "9x9"], ["report", "none.journal"]])
 def test_a_backend_that_matplotlib_does_not_know_is_named(command):
     environment = {**os.environ, "MPLBACKEND": "crayons"}

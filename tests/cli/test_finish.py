@@ -184,7 +184,7 @@ def test_an_output_that_is_full_is_said_in_one_line(command, tmp_path):
 
 @pytest.mark.parametrize("policy", ["random", "expected-improvement"])
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.NumericalWarning")
-def test_the_largest_values_are_saved_drawn_and_shown(policy, tmp_path, monkeypatch):
+def test_the_largest_values_are_saved_drawn_and_shown(policy, tmp_path, monkeypatch, drawn):
     (tmp_path / "of_largest.py").write_text(HUGE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -83,6 +83,7 @@ def test_every_option_has_help_in_80_columns(command):
     assert command in invoke("--help").output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["run", "--seed", "x"]])
 def test_help_and_mistyped_options_load_no_torch(arguments):
     code = f"import sys\nfrom sparse_bo.cli.app import app\ntry:\n    app({arguments})\nexcept SystemExit:\n    pass\n"
