@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure, Sum
+from sparse_bo.kernels.structure import COEFFICIENTS, Profile, Stationary, Structure
 
 _TILE_ROWS = 32
 _TILE_COLUMNS = 64
@@ -143,7 +143,7 @@ def _write(structure: Structure, X: Tensor, Y: Tensor, out: Tensor, mode: int) -
     first, *others = structure.parts
     _write(first, X, Y, out, _WRITE)
     for part in others:
-        _write(part, X, Y, out, _ADD if isinstance(structure, Sum) else _MULTIPLY)
+        _write(part, X, Y, out, _ADD if structure.adds else _MULTIPLY)
 
 
 def _launch(
