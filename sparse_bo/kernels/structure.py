@@ -96,9 +96,7 @@ class Combination:
     def scaled(self, variance: Tensor) -> Combination:
         """Return the kernel times a variance: each part of a sum, the first of a product."""
         first, *others = self.parts
-        return replace(
-            self, parts=(first.scaled(variance), *(part.scaled(variance) if self.adds else part for part in others))
-        )
+        return replace(self, parts=(first.scaled(variance), *(part.scaled(variance) if self.adds else part for part in others)))
 
 
 Structure = Stationary | Combination

@@ -201,9 +201,7 @@ class _Tiles:
         self.buffers: list[Tensor] = []
         self.tiles: dict[tuple[int, int, int], Tensor] = {}
 
-    def write(
-        self, structure: Structure, rows: slice, others: Prepared, columns: slice, out: Tensor, level: int = 0
-    ) -> None:
+    def write(self, structure: Structure, rows: slice, others: Prepared, columns: slice, out: Tensor, level: int = 0) -> None:
         """Write the kernel of some rows and columns, with buffers from ``level`` on."""
         height, n = out.shape
         if isinstance(structure, Stationary):
