@@ -17,11 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.arms.conditioning import Block, Conditioner, InBatch
+from sparse_bo.arms.conditioning import Block, Conditioner, InBatch, contenders_after
 from sparse_bo.arms.contenders import Contenders, Refusal, highest
 from sparse_bo.arms.picks import TIE_UNITS, GreedyPicks, fresh_scores, greedy_picks, resolution
-from sparse_bo.arms.posterior import InMemoryPosterior
-from sparse_bo.arms.resparsification import ArmPosterior, ContenderPosterior
+from sparse_bo.arms.posterior import ArmPosterior, ContenderPosterior, InMemoryPosterior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
@@ -62,7 +61,7 @@ def pick_batch(
     Exact: the picks are those of a full recomputation after every pick, up to a relative resolution of 2⁻⁴⁰ within which
     arms tie and the lowest index wins. After a sweep in low precision the starting bounds include its error, so every arm that
     could win is recomputed in float64 first. O(b r² + r³) per block of b arms and O(b²) per pick. Of a streamed arm set only
-    the contenders are looked at (:mod:`sparse_bo.arms.resparsification`).
+    the contenders are looked at (:mod:`sparse_bo.arms.posterior`).
 
     A batch may be picked in pieces: with the first p picks as ``given``, the next are those of the whole batch. Evaluations of
     earlier batches that are still out are given in the same way: no pick breaks the rule for all of them together.
@@ -282,7 +281,7 @@ class _Picker:
     def _refill(self, conditioner: Conditioner) -> None:
         """Replace the contenders by arms of the highest present scores, when they may no longer include the best."""
         assert isinstance(self.posterior, ContenderPosterior)  # of arms in memory all are contenders
-        self._take(self.posterior.contenders_after(conditioner, refuse=self.refuse))
+        self._take(contenders_after(self.posterior, conditioner, refuse=self.refuse))
         # A score of the pass and the same score of a block may differ by round-off: the best of the pass is accepted.
         self.outside = min(self.outside, float(self.scores.max()) - 2.0 * TIE_UNITS * self.unit)
 

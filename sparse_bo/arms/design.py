@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.batch import pick_batch
+from sparse_bo.arms.posterior import arm_posterior, fit_arms
 from sparse_bo.arms.prior import ArmPrior
-from sparse_bo.arms.resparsification import arm_posterior, fit_arms
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import KernelColumns
 from sparse_bo.dictionary import AllSampler, Dictionary, RecursiveRLSSampler, Sampler
@@ -114,7 +114,7 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
 
 def _first(prior: ArmPrior) -> Tensor:
     """Return the arm of the highest prior variance, the first on ties, as one index."""
-    variances, group = prior.here.in_memory[1], group_of(prior.arms)
+    variances, group = prior.here.variances, group_of(prior.arms)
     if group.size == 1:
         return variances.argmax().unsqueeze(0)
     place = int(variances.argmax()) if len(variances) else 0

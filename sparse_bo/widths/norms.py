@@ -57,7 +57,7 @@ class SizeBounds(NamedTuple):
     """Negative log probability that each noise term exceeds its bound."""
 
     def form_at_most(self, form: QuadraticForm, rkhs_norm: float) -> float:
-        """Return the bound that ``yᵀMy`` exceeds with probability at most ``2 exp(−log_inverse)`` for an objective of norm F."""
+        """Return the bound that ``yᵀMy`` exceeds with probability at most ``2 exp(−log_inverse)`` for a norm F."""
         cross = math.sqrt((0.25 + self.ratio) / self.regularization) * rkhs_norm
         cross_noise = 2.0 * cross * math.sqrt(2.0 * self.noise_variance * self.log_inverse)
         noise = form.noise_at_most(self.noise_variance, log_inverse=self.log_inverse)

@@ -11,7 +11,7 @@ from botorch.sampling.pathwise.features import gen_kernel_features
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from sparse_bo.arms import ArmPosterior, posterior_here
+from sparse_bo.arms import ArmPosterior
 from sparse_bo.domains import ArmSet
 from sparse_bo.domains.sharded import alone, first_here, group_of
 from sparse_bo.errors import NumericalWarning
@@ -37,7 +37,7 @@ class _Best:
     """
 
     def __init__(self, posterior: ArmPosterior, q: int, refuse: Refusal | None) -> None:
-        self.here, self.arms = posterior_here(posterior), posterior.prior.arms
+        self.here, self.arms = posterior.here, posterior.prior.arms
         self.group, device = group_of(self.arms), self.arms.device
         self.first = first_here(self.arms)
         prior = self.here.prior
@@ -185,7 +185,7 @@ class QuadratureDraws:
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
             with best.group.shielded(DRAWS):
                 for part, _ in best.here.kernel_chunks():
-                    best.add(part, fourier_features(best.here.prior.in_memory[0][part], frequencies, weights) @ w.mT)
+                    best.add(part, fourier_features(best.here.prior.in_memory[part], frequencies, weights) @ w.mT)
         return best.of_all()
 
     def check_order(self, kernel: Kernel, arms: ArmSet) -> str | None:

@@ -48,7 +48,7 @@ def contradiction(findings: Sequence[Finding], width: BatchWidth) -> Contradicti
     newest = findings[-1]
     candidates, prior = newest.candidates, newest.posterior.prior
     seen = ((finding, finding.marginals_of(newest)) for finding in findings)
-    lower, upper = intersection(prior, prior.in_memory[1], seen, width)
+    lower, upper = intersection(prior, prior.variances, seen, width)
     mine = (-math.inf, 0.0, Contradiction("", 0.0, 0.0))  # of a rank without candidates
     if len(lower):
         worst = int((lower - upper).argmax())
