@@ -121,14 +121,11 @@ class Feasible:
         return self.settle(X.to(self.box.bounds))
 
     def ascend(self, score: Callable[[Tensor], Tensor], starts: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """Return the feasible ends of searches uphill from feasible starts: L-BFGS-B, or SLSQP under constraints.
+        """Return the feasible ends of searches uphill from ``b x d`` feasible starts: L-BFGS-B, or SLSQP under constraints.
 
-        The searches run in coordinates of the unit cube, so that the scales of inputs do not matter.
-
-        Args:
-            score: Returns the scores (``b``) of points (``b x d``), with gradients.
-            starts: ``b x d`` feasible points, one per search.
-            options: Of the searches, on top of :data:`BOX_SEARCH` or :data:`CONSTRAINED_SEARCH`.
+        ``score`` returns the scores (``b``) of points with gradients; ``options`` are added to :data:`BOX_SEARCH` or
+        :data:`CONSTRAINED_SEARCH`. The searches run in coordinates of the unit cube, so that the scales of inputs do not
+        matter.
         """
         if self.fixed and len(self.fixed) == self.box.dims:
             return starts  # there is one point
@@ -192,6 +189,7 @@ def check_feasible(
     equality: Sequence[LinearConstraint] | None,
     nonlinear: Sequence[NonlinearConstraint] | None,
     fixed: Mapping[int, float] | None,
+    refuse: Refusal | None = None,
 ) -> Feasible:
     """Check bounds, fixed features and the form of constraints.
 
@@ -215,6 +213,7 @@ def check_feasible(
         [_check_linear(f"equality_constraints[{i}]", c, box) for i, c in enumerate(equality or ())],
         list(nonlinear or ()),
         _check_fixed(fixed, box),
+        refuse,
     )
 
 

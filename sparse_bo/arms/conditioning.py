@@ -97,13 +97,9 @@ class Conditioner:
         return residual + u.square().sum(dim=-1)
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
-        """Add picks. O(q p + q³); the fixed-dictionary update once in r picks O(r³).
+        """Add picks: the arms at ``positions`` (``q``, distinct) of ``indices``, of joint posterior ``block``, each ``counts`` times.
 
-        Args:
-            indices: ``b`` arms.
-            block: Their joint posterior.
-            positions: ``q`` distinct arms that were picked, as positions in ``indices``.
-            counts: ``q``: how often each was picked.
+        O(q p + q³); the fixed-dictionary update once in r picks O(r³).
         """
         scale = counts.sqrt()
         rows = torch.cat([self.rows, block.embedding[positions] * scale.unsqueeze(-1)])
@@ -187,12 +183,8 @@ def _reduced(reducible: Tensor, gains: Tensor) -> Tensor:
 def contenders_after(posterior: ContenderPosterior, conditioner: Conditioner, *, refuse: Refusal | None = None) -> Contenders:
     """Return the arms with the highest scores *now*, when the contenders of the batch start may no longer include the best.
 
-    A pass over all arms, of every rank over its own: O(a m (d + r)).
-
-    Args:
-        posterior: At the batch start.
-        conditioner: The posterior conditioned on the picks so far.
-        refuse: Tells the arms to leave out, as long as another is left.
+    ``posterior`` is that of the batch start; the arms that ``refuse`` marks are left out, as long as another is left. A pass
+    over all arms, of every rank over its own: O(a m (d + r)).
     """
     arms, here, m = posterior.prior.arms, posterior.prior.here, posterior.dictionary.m
     if isinstance(arms, ShardedArms) and conditioner.in_batch == "process":

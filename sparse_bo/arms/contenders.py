@@ -127,14 +127,10 @@ class Scan(NamedTuple):
 
 
 def scan(parts: Iterable[Part], *, width: float, shrink: float, capacity: int, like: Tensor) -> Scan:
-    """Pass over arms. Memory O(capacity + part).
+    """Pass over neighbouring arms, part by part in order. Memory O(capacity + part).
 
-    Args:
-        parts: Of neighbouring arms, in order.
-        width: Multiplies √leverage in the scores (y), ≥ 0.
-        shrink: A leverage falls by at most this factor in the batch (:attr:`sparse_bo.arms.StopRule.largest_ratio`).
-        capacity: Arms kept in the end, at most.
-        like: Has the dtype and the device of the scores.
+    A leverage falls by at most the factor ``shrink`` in the batch (:attr:`sparse_bo.arms.StopRule.largest_ratio`), ``width`` ≥
+    0 multiplies √leverage, and at most ``capacity`` arms are kept. ``like`` has the dtype and the device of the scores.
     """
     scores = Collector(capacity, like=like)
     leverage, lowest, largest = (like.new_full((), value) for value in (-math.inf, math.inf, -math.inf))
@@ -206,10 +202,8 @@ STEP = "gathering contenders"
 def gathered(arms: ShardedArms, found: Scan, *, fingerprint: float) -> Contenders:
     """Return the contenders of all ranks, the same on every rank, and let every rank know their rows.
 
-    Args:
-        arms: All of them.
-        found: On this rank; arms are numbered among all.
-        fingerprint: Of the posterior; ranks with another have come apart.
+    ``found`` holds those of this rank, numbered among all arms; ranks with another ``fingerprint`` of the posterior have come
+    apart.
 
     Raises:
         RankError: If the posteriors of the ranks differ, or a rank is lost.
@@ -268,11 +262,9 @@ def _order_statistics(upper: Tensor, size: int) -> list[float]:
 
 
 def _cut(told: Sequence[tuple[int, list[float]]], bar: float) -> float:
-    """Return the lowest bound at which the ranks are known to hold at most twice :data:`GATHERED` contenders; −∞: all fit.
+    """Return the lowest bound at which the ranks hold at most twice :data:`GATHERED` contenders, at least ``bar``.
 
-    Args:
-        told: How many each rank holds, and their order statistics.
-        bar: What is below counts for nothing.
+    ``told``: the number that each rank holds, and their order statistics.
     """
 
     def at_most(cut: float) -> int:

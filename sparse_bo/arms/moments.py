@@ -69,14 +69,7 @@ def evaluator(state: dtc.DTC, form: dtc.OneProduct, *, precision: torch.dtype, k
 
     The two-term form takes over where the one-product form loses more than 10⁻⁷ of a leverage, far below the leverages that a
     policy compares early, or more than 10⁻³ of the smallest one, that of an arm with c pulls, about 1/c: a twentieth of the
-    effect of one more pull at c = 50.
-
-    Args:
-        state: The posterior.
-        form: The same posterior in one-product form.
-        precision: The precision of the one large product.
-        kappa_squared: sup k(x, x) over the arms (y²).
-        noise: λ, the noise variance (y²).
+    effect of one more pull at c = 50. ``kappa_squared`` is sup k(x, x) over the arms, ``noise`` λ (y²).
     """
     error = dtc.one_product_error(state) * kappa_squared
     if error > 1e-7 * noise or error * state.best_precision > 1e-3:

@@ -134,14 +134,8 @@ def residual_spectrum(
 ) -> SpectralBound:
     """Bound ``λ_max(A − F Fᵀ)`` of a positive semi-definite difference by Lanczos, matrix-free. O(n² d + n m) per step.
 
-    Args:
-        gram: ``A``, ``n x n``.
-        features: ``n x r``, ``F``.
-        round_off: Bound on the error of the computed ``A − F Fᵀ``, in operator norm.
-        steps: Lanczos steps.
-        failure_probability: Of the upper bound.
-        memory_bytes: Budget of ``A``, or of its chunks if it does not fit.
-        generator: CPU generator, for the random start (n normal draws).
+    ``A`` is ``n x n``, ``F`` ``n x r`` features; ``round_off`` bounds the error of the computed difference in operator norm.
+    The others are those of :func:`residual_bound`.
     """
     n = gram.n
     every = torch.arange(n, device=features.device)
@@ -174,8 +168,7 @@ def residual_spectrum(
 def _kernel_error(gram: Gram, points: Tensor) -> float:
     """Return about ``‖E‖``, the error of the kernel matrix of inputs and dictionary before scaling: ``2 γ √(n + m)``.
 
-    Entries with independent errors of size γ have that norm (Wigner). γ is estimated from both sides of the kernel: ``k(X, D)``
-    and ``k(D, X)`` differ by the cancellation in their distances (inputs far from zero, short lengthscales).
+    Entries with independent errors of size γ have that norm (Wigner); γ is estimated from ``k(X, D) − k(D, X)ᵀ``.
     """
     rows = gram.inputs[..., :512, :]
     cross = gram.covariance.cross

@@ -26,17 +26,9 @@ Inclusion = Literal["exact", "union"]
 def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: float, law: Inclusion = "exact") -> Tensor:
     """Return the probability that each distinct input enters the dictionary, ``n``, in [0, 1].
 
-    Each *pull* is kept with ``p_i = min(1, oversampling · leverage(x_i))`` (BKB Alg. 1, BBKB Alg. 1 line 13), so an input
-    pulled ``c_i`` times is in the *set* with probability ``1 − (1 − p_i)^{c_i}``.
-
-    Args:
-        leverages: ``n`` leverages of the distinct inputs, ≥ 0.
-        counts: ``n`` pulls of each.
-        oversampling: q̄ > 0, the factor of the leverages.
-        law: ``"exact"`` for the law above, ``"union"`` for ``min(1, c_i p_i)``: the authors' code, never smaller.
-
-    Raises:
-        ValueError: If ``law`` is neither.
+    Each *pull* is kept with ``p_i = min(1, oversampling · leverage(x_i))`` (BKB Alg. 1, BBKB Alg. 1 line 13). With
+    ``law="exact"`` an input pulled ``c_i`` times is in the *set* with probability ``1 − (1 − p_i)^{c_i}``, with ``"union"``
+    with ``min(1, c_i oversampling · leverage)``: the authors' code, never smaller.
     """
     per_pull = (oversampling * leverages).clamp(0.0, 1.0)
     if law == "union":
@@ -252,16 +244,9 @@ class Sketch(NamedTuple):
 
 
 def ridge_scores(gram: Gram, diagonal: Tensor, sketch: Sketch, rows: Tensor, *, ridge: float) -> Tensor:
-    """Return ``[A − A S (SᵀAS + μI)⁻¹ SᵀA]_ii/μ`` of ``rows``, at least 0 (Musco & Musco 2017, Alg. 2, line 7). O(n s²).
+    """Return ``[A − A S (SᵀAS + μI)⁻¹ SᵀA]_ii/μ`` of ``rows`` (``q``), at least 0 (Musco & Musco 2017, Alg. 2). O(n s²).
 
-    With ``S`` = all rows these are the ridge leverage scores ``l_i(μ)``.
-
-    Args:
-        gram: ``A``.
-        diagonal: ``n``, its diagonal.
-        sketch: ``S``.
-        rows: ``q`` rows to score.
-        ridge: μ > 0.
+    With ``S`` = all rows these are the ridge leverage scores ``l_i(μ)``. ``diagonal`` (``n``) is that of ``A``, ``ridge`` is μ.
     """
     inner = sketch.inner(gram)
     inner.diagonal().add_(ridge)
@@ -288,10 +273,6 @@ def inclusion_of_size(scores: Tensor, size: int) -> Tensor:
     """Return ``min(1, c · score)`` with c such that they sum to ``size``, ``n``; all 1 if there are no more. O(n log n).
 
     Rows of score 0 are left out (probability 0) unless all are 0: then all have the same probability.
-
-    Args:
-        scores: ``n``, ≥ 0.
-        size: ≥ 1.
     """
     positive = scores > 0.0
     count = int(positive.sum())
@@ -308,17 +289,10 @@ def inclusion_of_size(scores: Tensor, size: int) -> Tensor:
 
 
 def systematic(probabilities: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Draw rows with exactly these inclusion probabilities; their number is the probabilities' sum (Madow 1949). O(n log n).
+    """Draw rows with exactly these inclusion probabilities (``n``); their sum is the number of rows, ≥ 1. O(n log n).
 
-    The rows are laid out in random order as intervals of their probability's length; every interval that holds one of
-    ``u, u + 1, u + 2, …`` is in. Draws a permutation of n and one uniform number.
-
-    Args:
-        probabilities: ``n``, in [0, 1]; their sum is an integer ≥ 1 up to round-off.
-        generator: CPU generator.
-
-    Returns:
-        The rows, ascending.
+    The rows, in random order, are intervals of their probability's length; every interval that holds one of
+    ``u, u + 1, u + 2, …`` is in (Madow 1949). Draws a permutation of n and one uniform number. Returns the rows, ascending.
     """
     order = torch.randperm(len(probabilities), generator=generator, device="cpu").to(probabilities.device)
     start = torch.rand(1, generator=generator, device="cpu", dtype=torch.float64).to(probabilities.device)

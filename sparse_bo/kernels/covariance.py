@@ -209,9 +209,7 @@ class FixedInputs:
 def add_squares(product: Tensor, out: Tensor) -> None:
     """Add ``Σ_i product[i, j]²`` to ``out[j]``. O(r n); on a GPU the product is read once and nothing else is written.
 
-    Args:
-        product: ``r x n``, contiguous rows; overwritten.
-        out: ``n``, contiguous.
+    ``product`` (``r x n``, contiguous rows) is overwritten; ``out`` (``n``) is contiguous.
     """
     if on_triton(product):
         from sparse_bo.kernels import triton_kernel
