@@ -44,16 +44,6 @@ class Feasible:
     fixed: Mapping[int, float] | None = None
     refuse: Refusal | None = None
 
-    @property
-    def lower(self) -> Tensor:
-        """``d`` lower bounds; at fixed features their value."""
-        return self.settle(self.box.lower.unsqueeze(0)).squeeze(0)
-
-    @property
-    def upper(self) -> Tensor:
-        """``d`` upper bounds; at fixed features their value."""
-        return self.settle(self.box.upper.unsqueeze(0)).squeeze(0)
-
     def settle(self, X: Tensor) -> Tensor:
         """Return points (``b x d``) with the fixed features set."""
         if not self.fixed:
@@ -136,12 +126,13 @@ class Feasible:
             "equality_constraints": [self._in_unit(c) for c in self.equality] or None,
             "nonlinear_inequality_constraints": [self._of_unit(c) for c in self.nonlinear] or None,
         }
+        lower, upper = self.to_unit(self.settle(self.box.bounds))
         ends = [
             gen.gen_candidates_scipy(
                 part,
                 lambda U: score(self.box.from_unit(U.squeeze(-2))),
-                lower_bounds=self.to_unit(self.lower),
-                upper_bounds=self.to_unit(self.upper),
+                lower_bounds=lower,
+                upper_bounds=upper,
                 options=chosen,
                 **constraints,
             )[0]
@@ -168,8 +159,8 @@ class Feasible:
 def _understood(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of L-BFGS-B by the names that BoTorch's search has for them beside the SciPy that is installed.
 
-    Its batched search takes those of the Fortran routine. It is there for the versions of SciPy that BoTorch was tested with
-    (0.18: 1.13 to 1.17); beside others BoTorch goes by ``scipy.optimize.minimize``, which warns of names that it does not know.
+    Its batched search, for the versions of SciPy that BoTorch was tested with, takes those of the Fortran routine; otherwise it
+    calls ``scipy.optimize.minimize``, which warns of names that it does not know.
     """
     if hasattr(gen, "fmin_l_bfgs_b_batched"):
         return dict(options)

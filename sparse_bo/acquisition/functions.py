@@ -29,7 +29,6 @@ from botorch.acquisition import (
     qUpperConfidenceBound,
 )
 from botorch.exceptions.errors import UnsupportedError
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
@@ -211,14 +210,10 @@ class KnownPicks(Model):  # type: ignore[misc]  # BoTorch ships no types
         """``q x q`` of the picks (y²)."""
 
     def add(self, point: Points) -> None:
-        """Add a pick."""
-        variance = point.variance.unsqueeze(-1)
-        if self.picks is None or self.covariance is None:
-            self.picks, self.covariance = point, variance
-            return
-        column = self.closed.between(self.picks, point)  # q x 1
-        self.covariance = torch.cat([torch.cat([self.covariance, column], -1), torch.cat([column.mT, variance], -1)])
-        self.picks = self.picks.joined(point)
+        """Add a pick. O(q² (d + r))."""
+        self.picks = point if self.picks is None else self.picks.joined(point)
+        self.covariance = self.closed.between(self.picks, self.picks)
+        self.covariance.diagonal().copy_(self.picks.variance)
 
     def posterior(self, X: Tensor, posterior_transform: Any = None, **_: Any) -> GPyTorchPosterior:
         """Return the joint posterior at ``b x (1 + q) x d`` points, of which all but the first are the picks."""
@@ -298,8 +293,6 @@ def sampled_chooser(pending: Pending, posterior: ClosedForm, search: BoxSearch) 
             with seeded(search.generator, device=feasible.box.device), warnings.catch_warnings():
                 # Beside a pick the joint covariance is singular up to round-off: BoTorch adds jitter and says so every time.
                 warnings.simplefilter("ignore", NumericalWarning)
-                # A search may stop at a kink of a maximum over samples; its end is a point of the pool like others.
-                warnings.simplefilter("ignore", OptimizationWarning)
                 chosen = choose(posterior)
         finally:
             function.model = model

@@ -16,14 +16,13 @@ from torch import Tensor
 from sparse_bo.acquisition.feasible import Feasible
 from sparse_bo.acquisition.posteriors import BatchPosterior, Points
 from sparse_bo.arms import StopRule
+from sparse_bo.arms.picks import resolution
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES, row_slices
 
 BLOCK = 64
 """Points rescored at a time."""
 SWEEP = 1024
 """Points evaluated at a time when a batch starts."""
-RESOLUTION = 2.0**-40
-"""Scores closer than this fraction of the largest are taken to tie; the lowest row wins."""
 TINY = 1e-20
 """Floor of a variance (relative to the largest) under a root whose gradient is asked for."""
 LOCAL_SAMPLES = 16
@@ -106,9 +105,8 @@ class UpperConfidence:
                 parts.append(points)
         self.score = torch.cat(scores)
         low, high = (float(bound) for bound in torch.aminmax(self.score))
-        self.origin, self.range = high, (high - low) or 1.0
-        scale = max(abs(low), abs(high), torch.finfo(torch.float32).tiny)
-        self.unit = RESOLUTION * 2.0 ** math.ceil(math.log2(scale))
+        self.origin, self.range = 0.5 * high, (0.5 * high - 0.5 * low) or 0.5  # halved: the range may exceed the largest number
+        self.unit = resolution(max(abs(low), abs(high), torch.finfo(torch.float32).tiny))
         self.score = self._rounded(self.score)
         self.kept = parts[0].joined(*parts[1:]) if parts else None
 
@@ -151,7 +149,7 @@ class UpperConfidence:
         points = posterior.prepare(X)
         variance = posterior.variance(points)
         bonus = self.width * variance.clamp_min(TINY * float(points.variance.detach().max())).sqrt()
-        return (points.mean + bonus - self.origin) / self.range
+        return (0.5 * (points.mean + bonus) - self.origin) / self.range
 
     def _rounded(self, score: Tensor) -> Tensor:
         return (score / self.unit).round() * self.unit

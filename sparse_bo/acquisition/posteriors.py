@@ -182,8 +182,6 @@ class ConditionedModel:
 
     def condition(self, point: Points) -> ConditionedModel:
         """See :class:`ClosedForm`."""
-        if not hasattr(self.conditioned, "condition_on_observations"):
-            raise UnsupportedError(_cannot_condition(self.model))
         noise = {}
         likelihood = getattr(self.conditioned, "likelihood", None)
         if isinstance(likelihood, FixedNoiseGaussianLikelihood):
@@ -191,19 +189,15 @@ class ConditionedModel:
         try:
             conditioned = self.conditioned.condition_on_observations(X=point.X, Y=point.mean.unsqueeze(-1), **noise)
         except (NotImplementedError, AttributeError) as error:
-            raise UnsupportedError(_cannot_condition(self.model)) from error
+            raise UnsupportedError(
+                f"{type(self.model).__name__} cannot be conditioned on a pick; use SparseGP or SingleTaskGP, "
+                "or an acquisition function with X_pending"
+            ) from error
         return replace(self, conditioned=conditioned, picks=self.picks + 1)
 
 
 BatchPosterior: TypeAlias = ClosedForm | ConditionedModel
 """A posterior at a batch start and the picks so far. A value."""
-
-
-def _cannot_condition(model: Any) -> str:
-    return (
-        f"{type(model).__name__} cannot be conditioned on a pick; use SparseGP or SingleTaskGP, "
-        "or an acquisition function with X_pending"
-    )
 
 
 def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPosterior:
@@ -240,25 +234,19 @@ def batch_posterior(model: Model, *, in_batch: InBatch, like: Tensor) -> BatchPo
         raise ValueError(
             "in_batch='fixed' needs a Gaussian likelihood, and no outcome transform but Standardize; use in_batch='process'"
         )
-    posterior = closed if closed is not None else _conditioned_model(model, like)
+    posterior: BatchPosterior | None = closed
+    if posterior is None:
+        centre = like.mean(dim=0, keepdim=True)
+        with torch.no_grad():
+            clean = model.posterior(centre)
+            noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
+        posterior = ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
     if not posterior.noise > 0.0 or not math.isfinite(posterior.noise):
         raise ValueError(
             f"expected observations with noise (leverages are variances in its units), got a noise variance of "
             f"{posterior.noise}; give the model a likelihood with noise"
         )
     return posterior
-
-
-def _conditioned_model(model: Model, like: Tensor) -> ConditionedModel:
-    centre = like.mean(dim=0, keepdim=True)
-    with torch.no_grad():
-        clean = model.posterior(centre)
-        noise = float(model.posterior(centre, observation_noise=True).variance - clean.variance)
-    return ConditionedModel(model, noise, isinstance(clean, GPyTorchPosterior), model)
-
-
-def _prior_mean(model: Any, X: Tensor) -> Tensor:
-    return model.prior_mean(X) if isinstance(model, SparseModel) else model.mean_module(X)
 
 
 def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
@@ -283,7 +271,8 @@ def _closed_form(model: Any, in_batch: InBatch) -> ClosedForm | None:
             representation = model.representation().full(kernel).map(torch.Tensor.detach)
         factor = dictionary_factor(kernel, representation.points) if in_batch == "fixed" else None
     shift, scale = (0.0, 1.0) if transform is None else (float(transform.means), float(transform.stdvs))
-    prior = ProcessPrior(lambda inputs: shift + scale * _prior_mean(model, inputs), ModelKernel(kernel), scale**2)
+    mean = model.mean_module if exact else model.prior_mean
+    prior = ProcessPrior(lambda inputs: shift + scale * mean(inputs), ModelKernel(kernel), scale**2)
     root, alpha = MatrixRoot(representation.root), scale * representation.alpha
     posterior = Posterior(prior, representation.points, alpha, root, float(noise.mean()))
     return ClosedForm(model.transform_inputs, posterior, factor)

@@ -97,7 +97,7 @@ class Conditioner:
         return residual + u.square().sum(dim=-1)
 
     def absorb(self, indices: Tensor, block: Block, positions: Tensor, counts: Tensor) -> Conditioner:
-        """Add picks: the arms at ``positions`` (``q``, distinct) of ``indices``, of joint posterior ``block``, each ``counts`` times.
+        """Add picks: the arms at ``positions`` (``q``, distinct) of ``indices``, with joint posterior, each ``counts`` times.
 
         O(q p + q³); the fixed-dictionary update once in r picks O(r³).
         """

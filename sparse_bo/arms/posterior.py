@@ -247,7 +247,11 @@ def _fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary, st
         K_DD, K_DX = cross(D, D), cross(D, observations.X)
     noise, counts = prior.regularization, observations.counts
     factor, scale = nystrom_factor(K_DD), 1.0 / noise
-    residuals = (observations.sums - counts * prior.prior_mean) * scale
+    residuals = observations.sums - counts * prior.prior_mean
+    if len(residuals):  # scaled down where they, divided by λ and added up, would leave the range of numbers
+        residuals = torch.nan_to_num(residuals)
+        residuals = residuals * (2.0**900 * min(noise, 1.0) / residuals.abs().max()).clamp_max(1.0)
+    residuals = residuals * scale
     state = dtc.fit(factor, factor.features(K_DX), counts * scale, residuals, prior_mean=prior.prior_mean)
     form = dtc.one_product(state)
     evaluate, exact = (

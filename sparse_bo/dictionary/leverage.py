@@ -40,7 +40,19 @@ def inclusion_probabilities(leverages: Tensor, counts: Tensor, *, oversampling: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeverageSampler:
+class Oversampled:
+    """Settings of samplers by the leverages of a posterior, see :class:`LeverageSampler`."""
+
+    oversampling: float = 2.0
+    inclusion: Inclusion = "union"
+
+    def __post_init__(self) -> None:
+        check_positive("oversampling", self.oversampling)
+        check_choice("inclusion", self.inclusion, ("exact", "union"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverageSampler(Oversampled):
     """Keep each pull with probability ``min(1, oversampling · leverage)`` (BKB Alg. 1; BBKB Alg. 1, lines 11–16).
 
     Theory asks for ``oversampling ≥ 6α log(4T/δ)/ε²`` (BKB Thm 1) or ``8 log(4T/δ)`` (BBKB Thm 1); in practice 2 to 10.
@@ -56,15 +68,12 @@ class LeverageSampler:
             drawn above it the points of the highest probability relative to their draw are kept. ``None``: any size.
     """
 
-    oversampling: float = 2.0
-    inclusion: Inclusion = "union"
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive("oversampling", self.oversampling)
+        super().__post_init__()
         if self.max_size is not None:
             check_count("max_size", self.max_size)
-        check_choice("inclusion", self.inclusion, ("exact", "union"))
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw one uniform number per distinct input, in order; never returns an empty dictionary. O(n).
@@ -90,7 +99,7 @@ class LeverageSampler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncrementalLeverageSampler:
+class IncrementalLeverageSampler(Oversampled):
     """BKB's incremental dictionary (Calandriello et al. 2019, §3): old points stay with ``p_{t+1}/p_t``, new pulls join.
 
     A point of the last dictionary stays with probability ``min(1, p_{t+1}/p_t)``, p its inclusion probability then and now; an
@@ -105,13 +114,6 @@ class IncrementalLeverageSampler:
         oversampling: q̄ > 0, as in :class:`LeverageSampler`.
         inclusion: Of an input pulled c times: ``"union"`` or ``"exact"``, as there.
     """
-
-    oversampling: float = 2.0
-    inclusion: Inclusion = "union"
-
-    def __post_init__(self) -> None:
-        check_positive("oversampling", self.oversampling)
-        check_choice("inclusion", self.inclusion, ("exact", "union"))
 
     def sample(self, candidates: Candidates, *, generator: torch.Generator) -> Dictionary:
         """Draw as :class:`LeverageSampler` does. A ``SamplerError`` if the candidates lack the last dictionary."""

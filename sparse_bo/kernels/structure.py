@@ -15,6 +15,7 @@ operations are left, and computed in the memory that holds the distance:
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -145,6 +146,11 @@ def untouched(kernel: Kernel) -> bool:
     """Return whether a kernel has no instance attributes or hooks that change its class's behaviour."""
     hooks = kernel._forward_hooks or kernel._forward_pre_hooks
     return not hooks and not {"forward", "covar_dist", "__call__"} & vars(kernel).keys()
+
+
+def part_outside(kernel: Kernel, known: Collection[type]) -> Kernel:
+    """Return the first part of a kernel whose class is none of the known ones; the kernel itself if there is none."""
+    return next((part for part in kernel.modules() if isinstance(part, Kernel) and type(part) not in known), kernel)
 
 
 COEFFICIENTS: dict[Profile, float] = {"gaussian": -0.5, "matern12": 1.0, "matern32": 3.0, "matern52": 5.0}

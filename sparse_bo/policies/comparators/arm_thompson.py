@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from botorch.sampling.pathwise.features import gen_kernel_features
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from sparse_bo.arms import ArmPosterior
@@ -18,6 +18,7 @@ from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
+from sparse_bo.kernels.structure import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.box_thompson import ORDERS
 from sparse_bo.policies.comparators.posterior_policy import PosteriorChoice, PosteriorPolicy
@@ -144,8 +145,9 @@ class SGPTSArms(PosteriorPolicy):
                 with seeded(torch.Generator(), device=arms.device):
                     gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
             except NotImplementedError as error:
+                other = part_outside(kernel, (ScaleKernel, RBFKernel, MaternKernel))
                 raise ValueError(
-                    f"expected a kernel with random Fourier features for S-GP-TS, got {type(kernel).__name__}; "
+                    f"expected a kernel with random Fourier features for S-GP-TS, got {type(other).__name__}; "
                     "use RBFKernel or MaternKernel, or a ScaleKernel of one"
                 ) from error
         return DecoupledDraws(features=self.features)
