@@ -88,7 +88,10 @@ class Feasible:
     def _polytope(self, n: int, generator: torch.Generator) -> Tensor:
         # On the CPU: a chain of small steps, and the same draws for every device.
         bounds = self.box.bounds.cpu()
-        inequality, equality = ([_on_the_cpu(c) for c in kind] for kind in (self.inequality, self.equality))
+        inequality, equality = (
+            [(indices.cpu(), coefficients.cpu(), rhs) for indices, coefficients, rhs in kind]
+            for kind in (self.inequality, self.equality)
+        )
         at = torch.ones(1, dtype=bounds.dtype, device="cpu")
         fixed = [(torch.tensor([column], device="cpu"), at, value) for column, value in (self.fixed or {}).items()]
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device="cpu"))
@@ -166,11 +169,6 @@ def _understood(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     kept = {name: value for name, value in options.items() if (name, value) != ("factr", None)}
     return {"gtol" if name == "pgtol" else name: value for name, value in kept.items()}
-
-
-def _on_the_cpu(constraint: LinearConstraint) -> LinearConstraint:
-    indices, coefficients, rhs = constraint
-    return indices.cpu(), coefficients.cpu(), rhs
 
 
 def check_feasible(

@@ -96,19 +96,14 @@ def unchanged(function: AcquisitionFunction) -> Iterator[None]:
     """Restore an acquisition function after the block: its own state and its sampler's, but not its models'."""
     of_models = {part for model in function.modules() if isinstance(model, Model) for part in model.modules()}
     parts = [part for part in function.modules() if part not in of_models]
-    before = [_attributes(part) for part in parts]
+    own = ("_buffers", "_modules", "_parameters")  # in which a module keeps tensors and submodules
+    before = [{name: value.copy() if name in own else value for name, value in vars(part).items()} for part in parts]
     try:
         yield
     finally:
         for part, attributes in zip(parts, before, strict=True):
             vars(part).clear()
             vars(part).update(attributes)
-
-
-def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's attributes, with copies of the dictionaries in which it keeps tensors and submodules."""
-    own = ("_buffers", "_modules", "_parameters")
-    return {name: value.copy() if name in own else value for name, value in vars(module).items()}
 
 
 def own_pending(function: AcquisitionFunction) -> Tensor | None:

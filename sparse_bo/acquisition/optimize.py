@@ -110,7 +110,7 @@ def optimize_batch(
         >>> X_next, values = optimize_batch(model, bounds, ratio_threshold=2.0, max_q=256)
     """
     _check_settings(model, beta=beta, max_q=max_q, num_restarts=num_restarts, raw_samples=raw_samples, in_batch=in_batch)
-    if stop_rule == "local":
+    if str(stop_rule) == "local":
         raise ValueError(
             "the local stop rule needs the largest ratio over all points, which on a box is a search of its own at every "
             "pick; use stop_rule='global'"

@@ -9,7 +9,6 @@ of recomputing every arm after every pick (BBKB Alg. 1, lines 4–8), at the cos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,7 +186,9 @@ class _Picker:
                 continue
             refresh = BLOCK
             self.spent = picked.spent
-            order, positions, counts = _uploaded(picked.positions, *np.unique(picked.positions, return_counts=True), to=indices)
+            found = [picked.positions, *np.unique(picked.positions, return_counts=True)]
+            packed = torch.from_numpy(np.concatenate(found)).to(indices.device)  # in one transfer
+            order, positions, counts = packed.split([len(part) for part in found])  # type: ignore[no-untyped-call]
             sequence, ended = indices[order], picked.ended
             if ratios is not None:
                 sequence, ended = ratios.accept(sequence, check=self.spent > self.stop_rule.allowance)
@@ -351,9 +352,3 @@ def _host(*values: Tensor) -> list[NDArray[np.float64]]:
     packed = torch.cat([value.flatten() for value in values]).cpu()
     parts = packed.split([value.numel() for value in values])  # type: ignore[no-untyped-call]
     return [part.reshape(value.shape).numpy() for part, value in zip(parts, values, strict=True)]
-
-
-def _uploaded(*values: list[int] | NDArray[np.int64], to: Tensor) -> Sequence[Tensor]:
-    """Bring integers to the device of a tensor, in one transfer."""
-    packed = torch.from_numpy(np.concatenate(values)).to(to.device)
-    return packed.split([len(value) for value in values])  # type: ignore[no-untyped-call]

@@ -151,18 +151,14 @@ class _LowPrecision(Evaluator):
             weighted += self.norms[start:stop] @ product
             squares += product.square_().sum(dim=0)
         rounding = max(before, float32_products(K.device))  # another thread may have changed it in between
-        gamma, square_error = self._errors(rounding)
+        r, m = self.root.shape
+        factors, square_error = 2.0 * rounding.factors + rounding.factors**2, (r + 2) * rounding.sums
+        gamma = 1.001 * (factors + (m + 2) * rounding.sums)
         norm = lengths.mul_((1.0 + square_error) * gamma)  # γ ‖k‖
         weighted *= (1.0 + 2.0 * square_error) * (1.0 + 3.0 * rounding.factors)
         torch.add(norm * (2.0 * weighted + norm * self.frobenius), square_error * squares, out=out.errors)
         out.means.copy_(self.form.mean(K_DX))
         torch.sub(prior_variance, squares, out=out.variances).clamp_min_(0.0)
-
-    def _errors(self, rounding: Rounding) -> tuple[float, float]:
-        """Return γ, and the relative error of a sum of r squares."""
-        r, m = self.root.shape
-        factors = 2.0 * rounding.factors + rounding.factors**2
-        return 1.001 * (factors + (m + 2) * rounding.sums), (r + 2) * rounding.sums
 
 
 class Rounding(NamedTuple):

@@ -111,35 +111,9 @@ def residual_bound(
     for rows in row_slices(gram.n, chunk=chunk):
         features[rows] = factor.features(gram.covariance.cross(points, gram.inputs[..., rows, :]).double())
     features = features * gram.scale.unsqueeze(-1)
-    return residual_spectrum(
-        gram,
-        features,
-        round_off=_kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk),
-        steps=steps,
-        failure_probability=failure_probability,
-        memory_bytes=memory_bytes,
-        generator=generator,
-    )
-
-
-def residual_spectrum(
-    gram: Gram,
-    features: Tensor,
-    *,
-    round_off: float,
-    steps: int,
-    failure_probability: float,
-    memory_bytes: int,
-    generator: torch.Generator,
-) -> SpectralBound:
-    """Bound ``λ_max(A − F Fᵀ)`` of a positive semi-definite difference by Lanczos, matrix-free. O(n² d + n m) per step.
-
-    ``A`` is ``n x n``, ``F`` ``n x r`` features; ``round_off`` bounds the error of the computed difference in operator norm.
-    The others are those of :func:`residual_bound`.
-    """
-    n = gram.n
+    round_off = _kernel_error(gram, points) * _amplification(gram, factor, features, chunk=chunk)
+    n, diagonal = gram.n, gram.diagonal()
     every = torch.arange(n, device=features.device)
-    trace = float((gram.diagonal() - features.square().sum(dim=-1)).clamp_min(0.0).sum())
     stored = None
     if 8 * n * n <= memory_bytes:
         stored = torch.cat([block for _, block in gram.sweep(every, every, memory_bytes=memory_bytes // 4)])
@@ -155,8 +129,8 @@ def residual_spectrum(
     return largest_eigenvalue(
         matvec,
         n,
-        trace=trace,
-        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(gram.diagonal().sum()),
+        trace=float((diagonal - features.square().sum(dim=-1)).clamp_min(0.0).sum()),
+        round_off=round_off + 4.0 * torch.finfo(features.dtype).eps * float(diagonal.sum()),
         steps=steps,
         failure_probability=failure_probability,
         dtype=features.dtype,

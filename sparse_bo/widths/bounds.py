@@ -99,7 +99,8 @@ class SBPETheory:
 
     def bounds(self, confidence: BatchConfidence) -> Bounds:
         """Return the bounds; they need picks and dictionaries that depend on no result of the batch."""
-        return Bounds(self.multiplier(confidence, log_inverse_delta(confidence, self.failure_probability)), 0.0)
+        log_inverse = math.log(4.0 * confidence.batches * confidence.arms / self.failure_probability)  # Eq. 13
+        return Bounds(self.multiplier(confidence, log_inverse), 0.0)
 
     def multiplier(self, confidence: BatchConfidence, log_inverse: float) -> float:
         """Return ``β(δ')`` of Thm 3.5 from ``log(1/δ')``."""
@@ -271,8 +272,3 @@ class GaussianBounds:
 def bias_constant(ratio: float, bias: BiasConstant) -> float:
     """Return the factor of F at ``ratio`` ρ: ``2 + √ρ`` (S-BPE Thm 3.5) or ``√(1+ρ)``, see :class:`SBPETheory`."""
     return 2.0 + math.sqrt(ratio) if bias == "paper" else math.sqrt(1.0 + ratio)
-
-
-def log_inverse_delta(confidence: BatchConfidence, failure_probability: float) -> float:
-    """Return ``log(1/δ')`` with ``δ' = δ/(4 B a)``: upper and lower bounds, all batches, all arms (S-BPE Eq. 13)."""
-    return math.log(4.0 * confidence.batches * confidence.arms / failure_probability)
