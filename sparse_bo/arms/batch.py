@@ -186,7 +186,7 @@ class _Picker:
                 continue
             refresh = BLOCK
             self.spent = picked.spent
-            found = [picked.positions, *np.unique(picked.positions, return_counts=True)]
+            found = [np.asarray(picked.positions), *np.unique(picked.positions, return_counts=True)]
             packed = torch.from_numpy(np.concatenate(found)).to(indices.device)  # in one transfer
             order, positions, counts = packed.split([len(part) for part in found])  # type: ignore[no-untyped-call]
             sequence, ended = indices[order], picked.ended
