@@ -34,6 +34,13 @@ def test_picks_are_those_of_results_scaled_down(largest):
         assert indices[0] == indices[1], seed
 
 
+def test_a_posterior_that_is_not_finite_is_said_to_be():
+    posterior = random_problem(1).posterior()
+    posterior = replace(posterior, means=posterior.means * torch.nan)
+    with pytest.raises(ValueError, match="divide the objective by its largest value"):
+        pick_batch(posterior, width=2.0, stop_rule=StopRule("single"), max_q=1)
+
+
 def run(policy, results, unit, **settings):
     loop = AskTell(ARMS, policy(**settings), seed=0)
     with warnings.catch_warnings():
