@@ -21,10 +21,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("largest", [1e290, 1e308, 1.7e308])
-def test_picks_are_those_of_results_scaled_down(largest):
+def test_picks_are_those_of_results_scaled_down(largest, device):
     rule = StopRule("global", 3.0)
     for seed in range(5):
-        p = random_problem(seed, a=60, pulls=20, noise=0.01)
+        p = random_problem(seed, a=60, pulls=20, noise=0.01, device=device)
         y = p.y / p.y.abs().max()
         indices = []
         for unit in (1e280, largest):
