@@ -1,4 +1,4 @@
-"""Row chunks from a byte budget: anything of size ``a x m`` is computed a few rows at a time."""
+"""Rows of tensors: chunks from a byte budget, and batch dimensions moved into rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 
@@ -110,3 +111,25 @@ def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
         RuntimeError: If they do not, with torch's message.
     """
     return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+def fold_rows(A: Tensor, extra: int) -> tuple[Tensor, torch.Size]:
+    """Move the first ``extra`` dimensions into the rows: one product with a shared matrix is faster than a batch of small ones.
+
+    Of ``lead x batch_shape x q x d``: ``batch_shape x (lead · q) x d``, and the shape ``lead x q`` of its rows.
+    """
+    extra = max(extra, 0)
+    rows = A.shape[:extra] + A.shape[-2:-1]
+    if extra:
+        moved = A.movedim(tuple(range(extra)), tuple(range(A.dim() - 2 - extra, A.dim() - 2)))
+        A = moved.reshape(*A.shape[extra:-2], rows.numel(), A.shape[-1])
+    return A, rows
+
+
+def unfold_rows(A: Tensor, rows: torch.Size) -> Tensor:
+    """Undo :func:`fold_rows` of a tensor with the same rows."""
+    extra, inner = len(rows) - 1, A.dim() - 2
+    if not extra:
+        return A
+    spread = A.reshape(*A.shape[:-2], *rows, A.shape[-1])
+    return spread.movedim(tuple(range(inner, inner + extra)), tuple(range(extra)))

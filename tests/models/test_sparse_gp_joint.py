@@ -70,7 +70,7 @@ def test_the_law_is_exact_on_variances_at_pivots_and_in_blocks(configuration, ob
     root = operator.root_decomposition().root
     law = (matrix(root) @ matrix(root).mT).detach()
     exact, _ = dense(model, points(Q), observation_noise=observation_noise)
-    order = root.parts.order
+    order = root.order
     assert order.sort().values.tolist() == list(range(Q))
     torch.testing.assert_close(law.diagonal(dim1=-2, dim2=-1), exact.diagonal(dim1=-2, dim2=-1), **TIGHT)
     torch.testing.assert_close(law[..., order[:6], :], exact[..., order[:6], :], **TIGHT)
@@ -462,7 +462,7 @@ def test_a_baseline_of_repeated_points(few_pivots):
     with torch.no_grad():
         samples = SobolQMCNormalSampler(torch.Size([5]), seed=0)(model.posterior(X)).squeeze(-1)
         operator = operator_of(model.posterior(X))
-        order = operator.root_decomposition().root.parts.order
+        order = operator.root_decomposition().root.order
         law = matrix(operator.root_decomposition().root, 21)
         law = law @ law.mT
     assert bool(torch.isfinite(samples).all())

@@ -120,26 +120,14 @@ class SparseGP(SparseModel, SingleTaskGP):  # type: ignore[misc]  # the base cla
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         *,
-        dictionary: DictionaryOption = None,
-        max_dictionary: int | None = None,
-        fit: Fit | None = None,
-        seed: int = 0,
         previous: SparseGP | None = None,
-        settings: SparseSettings | None = None,
+        **options: Unpack[SparseOptions],
     ) -> None:
         check_training_data(train_X=train_X, train_Y=train_Y)
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )
-        self._configure(
-            train_X,
-            dictionary=dictionary,
-            max_dictionary=max_dictionary,
-            fit=fit,
-            seed=seed,
-            settings=settings,
-            previous=previous,
-        )
+        self._configure(train_X, previous=previous, **options)
 
 
 class SparseMixedGP(SparseModel, MixedSingleTaskGP):  # type: ignore[misc]  # the base class ships no types

@@ -233,8 +233,8 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
     targets, known = (None if part is None else part.mT if outputs > 1 else part.squeeze(-1) for part in (Y, Yvar))
     assert targets is not None
     noise = model.noise_at(points, targets.shape) if known is None else known
-    predictor = model.predictor()
-    parts = (targets - predictor.mean(points), predictor.variance(points), noise)
+    process = model.process()
+    parts = (targets - process.mean(points), process.variance(points), noise)
     return tuple(part.double().expand(targets.shape) for part in parts)  # type: ignore[return-value]
 
 

@@ -177,4 +177,4 @@ def _summed_covariance(members: list[JointCovariance], weights: Tensor) -> Joint
     X = torch.cat([member.X.expand(*batch, *member.X.shape[-2:]) for member in members], dim=-1)
     noise = sum(noises[1:], start=noises[0]) if noises else None
     options = {"mean": sum(means[1:], start=means[0]), "noise": noise, "graph": any(member.graph for member in members)}
-    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), settings=members[0].settings, **options)
+    return JointCovariance(X, process=SumOfProcesses(tuple(terms)), **options)

@@ -42,9 +42,9 @@ from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, data_points
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
-from sparse_bo.models.sparse_gp.posterior import Predictor, constant_rows
+from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
 from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides
-from sparse_bo.models.sparse_gp.process import Base
+from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (
@@ -276,10 +276,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """Return the posterior in the form ``(D, α, R)``, in the outcome transform's units and transformed inputs."""
         return self.cache().representation
 
-    def predictor(self, cache: PosteriorCache | None = None) -> Predictor:
+    def process(self) -> Process:
         """Return the posterior with its prior, in the outcome transform's units and transformed inputs."""
-        representation = (cache or self.cache()).representation
-        return Predictor(self.prior_kernel, self.prior_mean, representation, self.settings.joint)
+        return Process(self.prior_kernel, self.prior_mean, self.cache().representation, self.settings.joint)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         """Return the posterior of the data; from the previous model's where it can be."""
@@ -334,16 +333,15 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             prior = self.learner.prior(self, X)
             return super().__call__(X, **kwargs) if prior is None else prior
         check_width(X, self._stored_inputs)
-        cache = self.cache()
-        broadcast_shapes(X.shape[:-2], cache.representation.batch_shape)  # raises what SingleTaskGP raises
-        if X.shape[-2] > self.settings.joint.dense:
-            return self._lazy(X, cache)
-        return self.predictor(cache).few(X)
+        process = self.process()
+        broadcast_shapes(X.shape[:-2], process.posterior.batch_shape)  # raises what SingleTaskGP raises
+        return self._lazy(X) if X.shape[-2] > self.settings.joint.dense else joint_of_few(process, X)
 
-    def _lazy(self, X: Tensor, cache: PosteriorCache, base: Base | None = None) -> MultivariateNormal:
-        if cache.baseline.kernel is None:
-            cache.baseline.kernel = self._frozen_kernel()
-        return self.predictor(cache).many(X, cache.baseline, base)
+    def _lazy(self, X: Tensor, base: Base | None = None) -> MultivariateNormal:
+        baseline = self.cache().baseline
+        if baseline.kernel is None:
+            baseline.kernel = self._frozen_kernel()
+        return joint_of_many(replace(self.process(), kernel=baseline.kernel), X, baseline, base)
 
     def _frozen_kernel(self) -> PriorKernel:
         """Return a copy of the prior covariance for lazy posteriors, which a later change of parameters does not reach.
@@ -381,14 +379,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             return super().posterior(X, output_indices, observation_noise, posterior_transform)
         inputs = self.transform_inputs(X)
         with gpt_posterior_settings():
-            cache, outputs = self.cache(), self._num_outputs
+            outputs = self._num_outputs
             constant = constant_rows(X) * (inputs.shape[-2] // max(X.shape[-2], 1))
-            base = self.predictor(cache).base(inputs, constant, cache.baseline)
+            base = self.cache().baseline.of(self.process(), inputs, constant)
             few = base is None and inputs.shape[-2] <= self.settings.joint.dense
             if few and (outputs > 1 or not isinstance(self, BatchedMultiOutputGPyTorchModel)):
                 return super().posterior(X, output_indices, observation_noise, posterior_transform)
             points = inputs if outputs == 1 else add_output_dim(inputs, self._input_batch_shape)[0]
-            mvn = self(points) if few else self._lazy(points, cache, base)
+            mvn = self(points) if few else self._lazy(points, base)
             mvn = self._apply_noise(X=points, mvn=mvn, observation_noise=observation_noise)
         posterior = lazy_posterior(mvn, outputs=None if outputs == 1 else output_indices or list(range(outputs)))
         posterior = untransformed(posterior, getattr(self, "outcome_transform", None), X=inputs)

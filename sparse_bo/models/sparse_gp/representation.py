@@ -24,9 +24,9 @@ from torch import Tensor
 from sparse_bo.gp import dtc
 from sparse_bo.gp.posterior import MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
-from sparse_bo.linalg.chunking import broadcast_shapes
+from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
 from sparse_bo.models.sparse_gp import triangular
-from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix, unfolded
+from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, folded_kernel, kernel_matrix
 from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
 
 
@@ -59,7 +59,7 @@ class Projection:
     @cached_property
     def mean(self) -> Tensor:
         """``batch_shape x q``: the posterior mean less the prior mean (y). O(q m)."""
-        mean = unfolded(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
+        mean = unfold_rows(self.K @ self.posterior.alpha.unsqueeze(-1), self.rows).squeeze(-1)
         extension, g = self.posterior.extension, self._gain
         return mean if extension is None or g is None else mean + (g @ extension.weights.unsqueeze(-1)).squeeze(-1)
 
@@ -77,10 +77,10 @@ class Projection:
     def lifted(self) -> Tensor:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
         if self.few:
-            return unfolded(self._products[1], self.rows)
+            return unfold_rows(self._products[1], self.rows)
         root, h = self.posterior.root, self._folded_h
         dense = not self.posterior.is_large
-        return unfolded(
+        return unfold_rows(
             h @ root.mT if dense else triangular.times_root_transpose(h, root, self.posterior.recent.sizes.block), self.rows
         )
 
@@ -90,7 +90,7 @@ class Projection:
             prior_variance = prior_variance - self._explained.diagonal(dim1=-2, dim2=-1)
         elif self._many:
             squares = triangular.squares(self.K, self.posterior.root, self.posterior.recent.sizes.block).unsqueeze(-1)
-            prior_variance = prior_variance - unfolded(squares, self.rows).squeeze(-1)
+            prior_variance = prior_variance - unfold_rows(squares, self.rows).squeeze(-1)
         else:
             prior_variance = prior_variance - self._h.square().sum(dim=-1)
         if self._gain is not None:
@@ -110,7 +110,7 @@ class Projection:
 
     def times(self, lifted: Tensor) -> Tensor:
         """Return ``h hᵀ`` with p points from their ``R h`` (``batch_shape x p x m``), ``batch_shape x q x p``. O(q m p)."""
-        return torch.einsum("...qm,...pm->...qp", unfolded(self.K, self.rows), lifted)
+        return torch.einsum("...qm,...pm->...qp", unfold_rows(self.K, self.rows), lifted)
 
     @cached_property
     def few(self) -> bool:
@@ -137,7 +137,7 @@ class Projection:
         """``h hᵀ``, ``batch_shape x q x q``, of few points."""
         E = self._products[0]  # batch_shape x lead x q x q
         rows = torch.Size([*self.rows[:-1], self.rows[-1] ** 2])
-        E_rows = unfolded(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
+        E_rows = unfold_rows(E.flatten(-3).unsqueeze(-1), rows).squeeze(-1)
         return E_rows.reshape(*E_rows.shape[:-1], *E.shape[-2:])
 
     @cached_property
@@ -152,7 +152,7 @@ class Projection:
 
     @cached_property
     def _h(self) -> Tensor:
-        return unfolded(self._folded_h, self.rows)
+        return unfold_rows(self._folded_h, self.rows)
 
     @cached_property
     def _gain(self) -> Tensor | None:
@@ -161,7 +161,7 @@ class Projection:
         if extension is None or self.cross is None:
             return None
         # A product would copy one for every batch element of the other.
-        known = torch.einsum("...qm,...me->...qe", unfolded(self.K, self.rows), extension.lifted)
+        known = torch.einsum("...qm,...me->...qe", unfold_rows(self.K, self.rows), extension.lifted)
         return torch.linalg.solve_triangular(extension.root, (self.cross - known).mT, upper=False).mT
 
 
