@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse_bo.gp import dtc
-from sparse_bo.gp.posterior import MatrixRoot
+from sparse_bo.gp.posterior import CholeskyRoot, MatrixRoot
 from sparse_bo.linalg.cholesky import safe_cholesky, triangular_inverse
 from sparse_bo.linalg.chunking import broadcast_shapes, unfold_rows
 from sparse_bo.models.sparse_gp import triangular
@@ -30,8 +31,7 @@ from sparse_bo.models.sparse_gp.prior import PriorKernel, cross_covariance, fold
 from sparse_bo.models.sparse_gp.triangular import PosteriorAtDictionary, Products, ProductSizes, Recent, TimesRoot
 
 
-@dataclass(frozen=True, eq=False)
-class Extension:
+class Extension(NamedTuple):
     """Points on which the process was conditioned after the data."""
 
     points: Tensor
@@ -78,11 +78,9 @@ class Projection:
         """``R h``, ``batch_shape x q x m``. O(q m r)."""
         if self.few:
             return unfold_rows(self._products[1], self.rows)
-        root, h = self.posterior.root, self._folded_h
-        dense = not self.posterior.is_large
-        return unfold_rows(
-            h @ root.mT if dense else triangular.times_root_transpose(h, root, self.posterior.recent.sizes.block), self.rows
-        )
+        root, h, block = self.posterior.root, self._folded_h, self.posterior.recent.sizes.block
+        lifted = triangular.times_root_transpose(h, root, block) if self.posterior.is_large else h @ root.mT
+        return unfold_rows(lifted, self.rows)
 
     def variance(self, prior_variance: Tensor) -> Tensor:
         """Return the posterior variance, ``batch_shape x q``, at least 0, from ``k(x,x)`` (``batch_shape x q``). O(q m r)."""
@@ -201,10 +199,7 @@ class Representation:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Representation:
         """Return a copy with ``function`` applied to every tensor."""
-        extension = self.extension
-        if extension is not None:
-            parts = (extension.points, extension.lifted, extension.root, extension.weights)
-            extension = Extension(*map(function, parts))
+        extension = None if self.extension is None else Extension(*map(function, self.extension))
         at_dictionary = None if self.at_dictionary is None else self.at_dictionary.map(function)
         base = (function(self.points), function(self.alpha), function(self.root))
         return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
@@ -266,14 +261,12 @@ def _expanded(A: Tensor, batch_shape: torch.Size) -> Tensor:
 def _joined(old: Extension, new: Extension, gain: Tensor) -> Extension:
     """Append ``new`` to ``old`` by a block Cholesky step; ``gain`` is ``g`` of the old extension at the new points."""
     batch_shape = broadcast_shapes(old.root.shape[:-2], new.root.shape[:-2], gain.shape[:-2])
-    upper = new.root.new_zeros(*batch_shape, old.root.shape[-1], new.root.shape[-1])
-    above = torch.cat([_expanded(old.root, batch_shape), upper], dim=-1)
-    below = torch.cat([_expanded(gain, batch_shape), _expanded(new.root, batch_shape)], dim=-1)
+    root = CholeskyRoot(old.root).extended(_expanded(gain, batch_shape).mT, new.root).lower
     target_shape = broadcast_shapes(old.weights.shape[:-1], new.weights.shape[:-1])
     return Extension(
         torch.cat([_expanded(part.points, batch_shape) for part in (old, new)], dim=-2),
         torch.cat([_expanded(part.lifted, batch_shape) for part in (old, new)], dim=-1),
-        torch.cat([above, below], dim=-2),
+        root,
         torch.cat([part.weights.expand(*target_shape, -1) for part in (old, new)], dim=-1),
     )
 
@@ -298,23 +291,15 @@ def exact_representation(
     L = safe_cholesky(covariance).factor
     alpha = torch.cholesky_solve(residuals.double().unsqueeze(-1), L).squeeze(-1)
     root = triangular_inverse(L).mT  # upper triangular
-    points = X.expand(L.shape[:-2] + X.shape[-2:])
-    return Representation(points, alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
+    return Representation(_expanded(X, L.shape[:-2]), alpha.to(X), root.to(X), triangular=True, recent=Recent(sizes))
 
 
 def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | None = None) -> Representation:
     """Return a DTC posterior over a dictionary (``batch_shape x m x d``, transformed) in the form ``(D, α, R)``. O(m³)."""
     form = dtc.one_product(state, relative=True)
-    batch_shape = form.root.shape[:-2]
     alpha = form.alpha.to(points).clone()  # a view would hold all columns in memory
     at_dictionary = None
     if form.triangular and not form.columns.requires_grad:
         at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points))
-    return Representation(
-        points.expand(batch_shape + points.shape[-2:]),
-        alpha,
-        form.root.to(points),
-        triangular=form.triangular,
-        at_dictionary=at_dictionary,
-        recent=Recent(sizes),
-    )
+    options = {"triangular": form.triangular, "at_dictionary": at_dictionary, "recent": Recent(sizes)}
+    return Representation(_expanded(points, form.root.shape[:-2]), alpha, form.root.to(points), **options)  # type: ignore[arg-type]
