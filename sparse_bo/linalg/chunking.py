@@ -30,15 +30,9 @@ def default_memory_bytes(device: torch.device) -> int:
 
 
 def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
-    """Return how many rows fit into the budget, at least 1 and at most ``rows``.
+    """Return how many of some rows fit into a budget, at least 1; ``MemoryError`` if not even one does.
 
-    Args:
-        rows: Number of rows in all.
-        bytes_per_row: Bytes that one row takes in all temporary blocks together.
-        memory_bytes: The budget in bytes.
-
-    Raises:
-        MemoryError: If not even one row fits.
+    ``bytes_per_row`` are those that one row takes in all temporary blocks together.
     """
     if bytes_per_row > memory_bytes:
         raise MemoryError(
@@ -49,11 +43,7 @@ def chunk_rows(rows: int, *, bytes_per_row: int, memory_bytes: int) -> int:
 
 
 def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:
-    """Yield the slices ``[0, chunk), [chunk, 2 chunk), …`` that cover ``rows`` rows in order.
-
-    Raises:
-        ValueError: If ``chunk`` < 1.
-    """
+    """Yield the slices ``[0, chunk), [chunk, 2 chunk), …`` of some rows, in order; ``ValueError`` if ``chunk`` < 1."""
     if chunk < 1:
         raise ValueError(f"expected a chunk of at least one row, got {chunk}")
     for start in range(0, rows, chunk):
@@ -63,14 +53,7 @@ def row_slices(rows: int, *, chunk: int) -> Iterator[slice]:
 def shrinking(attempt: Callable[[int], T], *, memory_bytes: int) -> T:
     """Return ``attempt(memory_bytes)``; where it runs out of memory, try again with half the budget, and say so.
 
-    For computations whose result does not depend on the budget.
-
-    Args:
-        attempt: Computes the result within a budget in bytes.
-        memory_bytes: The budget of the first attempt.
-
-    Raises:
-        torch.OutOfMemoryError, RuntimeError: Torch's own, where the smallest budget is too much as well.
+    For computations whose result does not depend on the budget. Torch's own error, where the smallest budget is too much.
     """
     budget = memory_bytes
     while True:
@@ -105,11 +88,7 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """Return the shape that ``shapes`` broadcast to.
-
-    Raises:
-        RuntimeError: If they do not, with torch's message.
-    """
+    """Return the shape that ``shapes`` broadcast to, or raise torch's ``RuntimeError``."""
     return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 

@@ -231,11 +231,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     # --- roots and samples ----------------------------------------------------------------------------------------------------
 
     def root_decomposition(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached.
-
-        Raises:
-            NotPSDError: If a block of the covariance is not finite or not positive semi-definite.
-        """
+        """Return a root: the Cholesky factor of few rows, a :class:`JointRoot` of many; cached. Errors as :func:`root_of`."""
         if not self.is_lazy:
             return to_linear_operator(self.to_dense()).root_decomposition(*args, **kwargs)
         if self._root is None:
@@ -244,11 +240,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return Root(self._root)
 
     def cholesky(self, upper: bool = False) -> LinearOperator:
-        """Return the root of :meth:`root_decomposition`, which of many rows only multiplies and solves.
-
-        Raises:
-            UnsupportedError: For an upper factor of many rows.
-        """
+        """Return the root of :meth:`root_decomposition`, which of many rows is lower, and only multiplies and solves."""
         if not self.is_lazy:
             return to_linear_operator(self.to_dense()).cholesky(upper=upper)
         check_lower(upper=upper)

@@ -61,17 +61,9 @@ def root_of(covariance: Tensor, *, largest: Tensor | None = None) -> Tensor:
     """Return the Cholesky factor of ``… x n x n``, with as little jitter as it takes. O(n³).
 
     Some kernels are positive definite in exact arithmetic only. Where jitter of the size of round-off is too little, the
-    shortfall of the smallest eigenvalue is added to all variances, with a warning.
-
-    Args:
-        covariance: The matrix.
-        largest: The largest variance, if ``covariance`` is the remainder of a larger one; default: that of each matrix.
-
-    Raises:
-        NotPSDError: If the smallest eigenvalue is below zero by more than 1 % of the largest variance, or not finite.
-
-    Warns:
-        NumericalWarning: If more than round-off is added.
+    shortfall of the smallest eigenvalue is added to all variances, with a ``NumericalWarning``; ``NotPSDError`` if it is more
+    than 1 % of the largest variance, or the matrix not finite. ``largest`` is that variance, if ``covariance`` is the remainder
+    of a larger matrix; default: that of each matrix.
     """
     try:
         return safe_cholesky(covariance).factor
@@ -210,11 +202,7 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         return product if self.scale is None else self.scale.unsqueeze(-1) * product
 
     def solve_triangular(self, rhs: Tensor, upper: bool = False, left: bool = True, unitriangular: bool = False) -> Tensor:
-        """Return ``L⁻¹ S⁻¹ Y`` for ``… x q x c``; ``torch.linalg.solve_triangular`` calls this. O(q (p + b) c).
-
-        Raises:
-            UnsupportedError: For anything but a lower factor on the left.
-        """
+        """Return ``L⁻¹ S⁻¹ Y`` for ``… x q x c``; ``torch.linalg.solve_triangular`` calls this. O(q (p + b) c)."""
         check_lower(upper=upper, left=left, unitriangular=unitriangular)
         first, rest = self._split(rhs if self.scale is None else rhs / self.scale.unsqueeze(-1))
         first = _shared(solve_lower, self.pivots, first)
@@ -242,10 +230,7 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         return torch.cat([part.expand(*shape, *part.shape[-2:]) for part in parts], dim=-2)[..., self.order.argsort(), :]
 
     def to_dense(self) -> Any:
-        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it.
-
-        ``root.matmul(torch.eye(q))`` is the matrix.
-        """
+        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it."""
         return self
 
 
@@ -329,10 +314,7 @@ def partition(X: Tensor, mean: Tensor, *, prior: Prior, settings: JointSettings)
 def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
     """Return at most ``count`` rows that Chebyshev preferences of random weights and signs put first.
 
-    Args:
-        outputs: ``m x q`` posterior means.
-        count: The number of rows.
-        generator: The source of the weights (``m`` > 1).
+    Of ``m x q`` posterior means; the generator is the source of the weights (``m`` > 1).
     """
     m, q = outputs.shape
     lowest = outputs.amin(dim=-1, keepdim=True)

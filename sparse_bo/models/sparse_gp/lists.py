@@ -55,14 +55,7 @@ class SparseModelListGP(ModelListGP):  # type: ignore[misc]  # the base class sh
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> Any:
-        """Return the joint posterior of all members' outputs at ``… x q x d`` points, as ``ModelListGP`` does.
-
-        Args:
-            X: ``… x q x d``.
-            output_indices: Outputs to compute, all by default.
-            observation_noise: Whether to add the likelihoods' noise, or ``… x q x m`` noise variances.
-            posterior_transform: Transform of the posterior.
-        """
+        """Return the joint posterior of all members' outputs at ``… x q x d`` points; arguments as in ``ModelListGP``."""
         weighted = type(posterior_transform) is ScalarizedPosteriorTransform and output_indices is None
         if weighted and isinstance(observation_noise, bool):
             total = _weighted_sum(self.models, X, observation_noise, posterior_transform)

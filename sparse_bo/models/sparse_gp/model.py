@@ -63,11 +63,7 @@ from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Sizes and tolerances of a sparse model, with tested defaults.
-
-    Raises:
-        TypeError: If a part has another type than its default.
-    """
+    """Sizes and tolerances of a sparse model, with tested defaults; ``TypeError`` for a part of another type."""
 
     dictionary: DictionarySettings = field(default_factory=DictionarySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
@@ -105,8 +101,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     _previous: PreviousPosterior | None = None
     _grows = False  # whether the model was made with ``previous``
     _certified: tuple[PosteriorCache, Certificate] | None = None
-    # A tensor, ``Appended`` rows that are joined when they are read, or None:
-    _stored_inputs: Any
+    _stored_inputs: Any  # a tensor, ``Appended`` rows that are joined when they are read, or None
     _stored_targets: Any
     _stored_originals: Any = None
     _num_outputs: int
@@ -205,11 +200,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return the prior at ``x``, as the BoTorch class does: transformed here in training mode only.
 
-        A subclass may override it; training, posterior, conditioning and leave-one-out all follow.
-
-        Raises:
-            UnsupportedError: At all training inputs, if the model is sparse: BoTorch's ``loo_cv`` asks for this, and would
-                return the leave-one-out predictions of the exact GP.
+        A subclass may override it; training, posterior, conditioning and leave-one-out all follow. At all training inputs of a
+        sparse model it raises ``UnsupportedError``: BoTorch's ``loo_cv`` would return the predictions of the exact GP.
         """
         inputs = None if self._stored_inputs is None else joined(self._stored_inputs)
         if x is inputs and self._is_configured and not self._is_exact(x.shape[-2]):
@@ -400,7 +392,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Args:
             X: ``batch_shape x q x d`` inputs of the new observations.
             Y: ``batch_shape' x q x m``, as in :class:`~botorch.models.SingleTaskGP`.
-            **kwargs: ``noise``, as ``Y``, in the outcome transform's units; the rest goes to :meth:`get_fantasy_model`.
+            **kwargs: ``noise``, as ``Y``, in the outcome transform's units.
         """
         noise = kwargs.pop("noise", None)
         if hasattr(self, "outcome_transform"):
@@ -426,8 +418,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def get_fantasy_model(self, inputs: Tensor | list[Tensor], targets: Tensor, **kwargs: Any) -> Self:
         """Return the model conditioned on ``targets`` at ``inputs`` (transformed). O(q m r), independent of n.
 
-        The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy
-        model becomes the DTC posterior of all its data over the dictionary and the new points.
+        The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy model
+        becomes the DTC posterior of all its data over the dictionary and the new points.
 
         Args:
             inputs: ``batch_shape x q x d`` inputs of the new observations.
@@ -491,8 +483,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def certify(self, *, steps: int = 30, failure_probability: float = 1e-6) -> Certificate:
         """Bound the ratio of sparse and exact variance, at every point: a factor of 1 means that nothing is lost.
 
-        O(n m²), then O(n² d + n m) per step: minutes beyond some ten thousand points. ``repr`` shows the result afterwards,
-        until data or parameters change.
+        O(n m²), then O(n² d + n m) per step: minutes beyond some ten thousand points. ``repr`` shows the result afterwards, until
+        data or parameters change.
 
         Args:
             steps: Lanczos steps; more make the upper bound tighter.
@@ -582,16 +574,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Construct the keyword arguments of the constructor from a data set, BoTorch's options and the model's own.
+        """Construct the keyword arguments of the constructor from a data set of one outcome; ``TypeError`` for anything else.
 
-        Args:
-            training_data: The data set of one outcome.
-            *args: As in the BoTorch class.
-            **kwargs: As in the BoTorch class; ``dictionary``, ``max_dictionary``, ``fit`` and ``seed`` as in
-                :class:`sparse_bo.SparseGP`.
-
-        Raises:
-            TypeError: If ``training_data`` is not a ``SupervisedDataset``.
+        Options are those of the BoTorch class, and ``dictionary``, ``max_dictionary``, ``fit`` and ``seed``.
         """
         own = {name: kwargs.pop(name) for name in ("dictionary", "max_dictionary", "fit", "seed") if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}

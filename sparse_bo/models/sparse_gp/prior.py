@@ -164,10 +164,7 @@ class StationaryParts(NamedTuple):
 
 
 def stationary_parts(kernel: PriorKernel) -> StationaryParts | None:
-    """Return the parts of a kernel whose likelihood has a closed-form gradient; ``None`` for any other. O(d).
-
-    These are unmodified RBF and Matérn-5/2 kernels over all columns, and these scaled.
-    """
+    """Return the parts of an unmodified RBF or Matérn-5/2 kernel over all columns, or of one scaled; else ``None``. O(d)."""
     inner: Any = kernel
     scale = None
     if type(inner) is ScaleKernel:

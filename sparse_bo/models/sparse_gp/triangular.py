@@ -36,9 +36,6 @@ class Recent:
 
     Acquisition functions ask for the same points several times in one value (with noise, of a fantasy model, to condition on
     them) or in every value (integration points).
-
-    Args:
-        sizes: Sizes of the products.
     """
 
     def __init__(self, sizes: ProductSizes | None = None) -> None:
@@ -141,11 +138,7 @@ class Products(torch.autograd.Function):
     def forward(K: Tensor, root: Tensor, q: int, recent: Recent) -> tuple[Tensor, Tensor]:
         """Return ``batch_shape x g x q x q`` and ``batch_shape x g·q x m``. O(g q m r).
 
-        Args:
-            K: ``batch_shape x g·q x m``.
-            root: ``batch_shape x m x r``, stored by columns.
-            q: Points in a group.
-            recent: Cache of this root.
+        ``K`` is ``batch_shape x g·q x m``, g groups of q points; the root ``batch_shape x m x r`` is stored by columns.
         """
         h, P = recent.recall("products", K, lambda: _one_pass(K.contiguous(), root))
         groups = h.reshape(*h.shape[:-2], -1, q, h.shape[-1])
