@@ -241,7 +241,7 @@ def _errors_at(model: Any, X: Tensor | None, Y: Tensor | None, Yvar: Tensor | No
 def scaled_copy(model: Any, cache: PosteriorCache, factor: Tensor) -> Any:
     """Return a copy with ``factor`` (``batch_shape``) times the covariance, and its posterior made from the model's."""
     factor = factor.to(model.train_targets)
-    scaled = model.copy_sharing_data(model.prediction_strategy)
+    scaled = model.copy_sharing_data()
     kernel = ScaleKernel(scaled.covar_module, batch_shape=factor.shape).to(factor)
     kernel.outputscale = factor
     kernel.raw_outputscale.requires_grad_(False)

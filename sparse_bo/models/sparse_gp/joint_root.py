@@ -96,7 +96,26 @@ def remainder_floor(variances: Tensor, prior: Tensor) -> float:
     return float(torch.maximum(max(1e-10, 16.0 * eps) * variances.amax(), 256.0 * eps * prior.amax()))
 
 
-class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+class LowerRoot(LinearOperator):  # type: ignore[misc]  # the base class ships no types
+    """A lower root that multiplies and solves, and is never made dense."""
+
+    def to_dense(self) -> Any:
+        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it."""
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of the operator; refuse those that need the matrix."""
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"{func.__name__} needs the dense root of a joint covariance, which is never made for so many points; use at "
+                "most JointSettings.dense points"
+            ) from error
+
+
+class JointRoot(LowerRoot):
     """``S L`` with ``L`` as in the module's notation and a diagonal ``S``.
 
     BoTorch caches it for a baseline: it multiplies base samples, and ``torch.linalg.solve_triangular`` solves with it.
@@ -157,6 +176,12 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
     def _expand_batch(self, batch_shape: Any) -> LinearOperator:
         return self._viewed(lambda tensor, trailing: tensor.expand(*batch_shape, *tensor.shape[tensor.dim() - trailing :]))
 
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Return the roots of some elements of the batch."""
+        if row_index != slice(None) or col_index != slice(None):
+            raise UnsupportedError("single rows of the root of a joint covariance of many points are not available")
+        return self._viewed(lambda tensor, _: tensor[batch_indices])
+
     def _size(self) -> torch.Size:
         shapes = [self.pivots.shape[:-2]] + [blocks.shape[:-3] for _, blocks in self.groups]
         shapes += [] if self.scale is None else [self.scale.shape[:-1]]
@@ -212,6 +237,26 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
             values.append(_shared(partial(_in_blocks, solve_lower), blocks, remainder, 3))
         return self._joined(values)
 
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        """Return ``Lᵀ S Y``. O(q (p + b) c)."""
+        first, rest = self._split(rhs if self.scale is None else self.scale.unsqueeze(-1) * rhs)
+        first = _shared(torch.matmul, self.pivots.mT, first)
+        values = []
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            first = first + _shared(torch.matmul, coefficients.mT, rows)
+            values.append(_shared(partial(_in_blocks, torch.matmul), blocks.mT, rows, 3))
+        return self._joined([first, *values])
+
+    def _cholesky_solve(self, rhs: Tensor, upper: bool | None = False) -> Tensor:
+        """Return ``(S L Lᵀ S)⁻¹ Y``. O(q (p + b) c)."""
+        first, rest = self._split(self.solve_triangular(rhs, upper=bool(upper)))
+        values = []
+        for (coefficients, blocks), rows in zip(self.groups, rest, strict=True):
+            values.append(_shared(partial(_in_blocks, solve_upper), blocks.mT, rows, 3))
+            first = first - _shared(torch.matmul, coefficients.mT, values[-1])
+        solution = self._joined([_shared(solve_upper, self.pivots.mT, first), *values])
+        return solution if self.scale is None else solution / self.scale.unsqueeze(-1)
+
     def root_of_rest(self, covariance: Tensor) -> Tensor:
         """Return the root of the part of some rows' covariance that pivots leave, ``… x t x t``. O(t³). Errors: `root_of`."""
         diagonal = covariance.diagonal(dim1=-2, dim2=-1)
@@ -229,10 +274,6 @@ class JointRoot(LinearOperator):  # type: ignore[misc]  # the base class ships n
         shape = broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part.expand(*shape, *part.shape[-2:]) for part in parts], dim=-2)[..., self.order.argsort(), :]
 
-    def to_dense(self) -> Any:
-        """Return the operator itself: BoTorch asks for a root as a tensor only to solve with it."""
-        return self
-
 
 def check_lower(*, upper: bool, left: bool = True, unitriangular: bool = False) -> None:
     """Refuse (``UnsupportedError``) an upper factor, a solve from the right, or a unit diagonal."""
@@ -243,6 +284,11 @@ def check_lower(*, upper: bool, left: bool = True, unitriangular: bool = False) 
 def solve_lower(factor: Tensor, rhs: Tensor) -> Tensor:
     """Return ``L⁻¹ Y`` of a lower factor, ``… x q x q``, and ``… x q x c`` right-hand sides."""
     return torch.linalg.solve_triangular(factor, rhs, upper=False)
+
+
+def solve_upper(factor: Tensor, rhs: Tensor) -> Tensor:
+    """Return ``U⁻¹ Y`` of an upper factor."""
+    return torch.linalg.solve_triangular(factor, rhs, upper=True)
 
 
 def solved_rows(triangle: Tensor, rows: Tensor) -> Tensor:
@@ -262,13 +308,6 @@ def _in_blocks(function: Callable[[Tensor, Tensor], Tensor], blocks: Tensor, row
     padded = torch.nn.functional.pad(rows, (0, 0, 0, count * size - o))
     padded = padded.reshape(*rows.shape[:-2], count, size, rows.shape[-1])
     return function(blocks, padded).flatten(-3, -2)[..., :o, :]
-
-
-class Root:
-    """The return value of ``root_decomposition``: an object with a ``root``."""
-
-    def __init__(self, root: LinearOperator) -> None:
-        self.root = root
 
 
 class Partition(NamedTuple):

@@ -9,7 +9,6 @@ chooses points, a :class:`~sparse_bo.models.sparse_gp.representation.Representat
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -43,7 +42,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, dat
 from sparse_bo.models.sparse_gp.outputs import lazy_posterior, transformed, untransformed
 from sparse_bo.models.sparse_gp.pathwise import draw_matheron_path
 from sparse_bo.models.sparse_gp.posterior import constant_rows, joint_of_few, joint_of_many
-from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides
+from sparse_bo.models.sparse_gp.prior import ForwardKernel, PriorKernel, check_overrides, copied, frozen
 from sparse_bo.models.sparse_gp.process import Base, Process
 from sparse_bo.models.sparse_gp.representation import Representation, dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
@@ -332,21 +331,9 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def _lazy(self, X: Tensor, base: Base | None = None) -> MultivariateNormal:
         baseline = self.cache().baseline
         if baseline.kernel is None:
-            baseline.kernel = self._frozen_kernel()
+            with torch.enable_grad():  # nodes of the graph, so that gradients reach the parameters
+                baseline.kernel = frozen(self.prior_kernel, torch.clone)
         return joint_of_many(replace(self.process(), kernel=baseline.kernel), X, baseline, base)
-
-    def _frozen_kernel(self) -> PriorKernel:
-        """Return a copy of the prior covariance for lazy posteriors, which a later change of parameters does not reach.
-
-        The copy's parameters are nodes of the graph, so that gradients reach the model's.
-        """
-        with torch.enable_grad():
-            values = [(parameter, parameter.clone()) for parameter in self.parameters()]
-        kernel = self.prior_kernel
-        if not isinstance(kernel, ForwardKernel):
-            return _copied(kernel, values)
-        shared = [(part, part) for part in (*self._data_parts(), self.likelihood)]
-        return ForwardKernel(_copied(self, [*values, *shared, (self.prediction_strategy, None)]), like=kernel.like)
 
     def posterior(
         self,
@@ -418,8 +405,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def get_fantasy_model(self, inputs: Tensor | list[Tensor], targets: Tensor, **kwargs: Any) -> Self:
         """Return the model conditioned on ``targets`` at ``inputs`` (transformed). O(q m r), independent of n.
 
-        The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy model
-        becomes the DTC posterior of all its data over the dictionary and the new points.
+        The new points join the representation; data are joined only when read. If its hyper-parameters change, the fantasy
+        model becomes the DTC posterior of all its data over the dictionary and the new points.
 
         Args:
             inputs: ``batch_shape x q x d`` inputs of the new observations.
@@ -438,17 +425,16 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         X = X.unsqueeze(-1) if X.dim() == 1 else X
         check_width(X, self._stored_inputs)
         parts, cache, likelihood = conditioned(self, X, targets, **kwargs)
-        shared = [(part, part) for part in (self._stored_originals, self.rule)]
-        new = [*zip(self._data_parts()[:2], parts, strict=True), (self.likelihood, likelihood)]
-        dropped = [(self.prediction_strategy, None), (self._previous, None)]
-        fantasy: Self = _copied(self, [*shared, *new, *dropped])
+        new = [*zip(self._data_parts()[:2], parts, strict=True), (self.likelihood, likelihood), (self.rule, self.rule)]
+        fantasy = self.copy_sharing_data(*new, (self._previous, None))
         fantasy.rule = replace(self.rule, rows=cache.rows, points=cache.points)
         fantasy.prediction_strategy = replace(cache, stamp=Stamp(*fantasy.made_from()))
         return fantasy
 
-    def copy_sharing_data(self, *others: Any) -> Self:
-        """Return a deep copy that shares the data, and the objects ``others`` with them."""
-        return _copied(self, [(part, part) for part in (*self._data_parts(), *others)])
+    def copy_sharing_data(self, *replaced: tuple[Any, Any]) -> Self:
+        """Return a deep copy without posterior that shares the data, with a new object for each ``(old, new)``."""
+        copy: Self = copied(self, [*((part, part) for part in self._data_parts()), (self.prediction_strategy, None), *replaced])
+        return copy
 
     def _data_parts(self) -> tuple[Any, ...]:
         return self._stored_inputs, self._stored_targets, self._stored_originals
@@ -483,8 +469,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def certify(self, *, steps: int = 30, failure_probability: float = 1e-6) -> Certificate:
         """Bound the ratio of sparse and exact variance, at every point: a factor of 1 means that nothing is lost.
 
-        O(n m²), then O(n² d + n m) per step: minutes beyond some ten thousand points. ``repr`` shows the result afterwards, until
-        data or parameters change.
+        O(n m²), then O(n² d + n m) per step: minutes beyond some ten thousand points. ``repr`` shows the result afterwards,
+        until data or parameters change.
 
         Args:
             steps: Lanczos steps; more make the upper bound tighter.
@@ -580,11 +566,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         """
         own = {name: kwargs.pop(name) for name in ("dictionary", "max_dictionary", "fit", "seed") if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}
-
-
-def _copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
-    """Return a deep copy in which each ``(old, new)`` object is replaced and not copied."""
-    return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
 DrawMatheronPaths.register(SparseModel)(draw_matheron_path)

@@ -6,8 +6,9 @@ kernel between two sets from ``forward`` of both together; GPyTorch's lazy covar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NamedTuple, TypeAlias
 
 import gpytorch
@@ -150,6 +151,23 @@ def folded_kernel(kernel: PriorKernel, X: Tensor, Y: Tensor) -> tuple[Tensor, to
 def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
     """Return ``k(X, Y)`` of ``… x q x d`` and ``batch_shape x m x d``, ``… x q x m``, by one folded product. O(q m d)."""
     return unfold_rows(*folded_kernel(kernel, X, Y))
+
+
+def frozen(kernel: PriorKernel, function: Callable[[Tensor], Tensor]) -> PriorKernel:
+    """Return a copy of a prior covariance with ``function`` applied to its parameters; a later change does not reach it.
+
+    Without gradients that reach the original, ``function`` is ``detach``; ``clone`` makes nodes of its graph.
+    """
+    if not isinstance(kernel, ForwardKernel):
+        return copied(kernel, [(parameter, function(parameter)) for parameter in kernel.parameters()])
+    model = kernel.model
+    replaced = [(parameter, function(parameter)) for parameter in model.parameters()]
+    return ForwardKernel(model.copy_sharing_data(*replaced, (model.likelihood, model.likelihood)), like=kernel.like)
+
+
+def copied(model: Any, replacements: list[tuple[Any, Any]]) -> Any:
+    """Return a deep copy in which each ``(old, new)`` object is replaced and not copied."""
+    return deepcopy(model, {id(old): new for old, new in replacements if old is not None})
 
 
 class StationaryParts(NamedTuple):

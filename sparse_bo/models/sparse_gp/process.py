@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, row_slices, unfold_rows
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings
-from sparse_bo.models.sparse_gp.prior import PriorKernel, kernel_diagonal, kernel_matrix
+from sparse_bo.models.sparse_gp.prior import PriorKernel, frozen, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Projection, Representation
 from sparse_bo.models.sparse_gp.triangular import times_root_transpose
 
@@ -37,6 +37,11 @@ class Process:
     def batch_shape(self) -> torch.Size:
         """Batch shape of the process."""
         return broadcast_shapes(self.posterior.batch_shape, self.kernel.batch_shape)
+
+    def detached(self) -> Process:
+        """Return the process outside the graph of its parameters."""
+        kernel = frozen(self.kernel, torch.Tensor.detach)
+        return replace(self, kernel=kernel, posterior=self.posterior.map(torch.Tensor.detach))
 
     def at(self, X: Tensor) -> Projection:
         """Return the posterior less its prior at ``… x q x d`` points."""
@@ -100,6 +105,11 @@ class SumOfProcesses:
         """Batch shape of the sum."""
         shapes = [term.process.batch_shape for term in self.terms] + [term.factor.shape[:-1] for term in self.terms]
         return broadcast_shapes(*shapes)
+
+    def detached(self) -> SumOfProcesses:
+        """Return the sum outside the graph of its parameters."""
+        terms = [Term(term.process.detached(), term.inputs, term.factor.detach()) for term in self.terms]
+        return SumOfProcesses(tuple(terms))
 
     def prior(self, X: Tensor, Y: Tensor) -> Tensor:
         """Return the prior covariance of the sum."""
