@@ -439,6 +439,38 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     def _data_parts(self) -> tuple[Any, ...]:
         return self._stored_inputs, self._stored_targets, self._stored_originals
 
+    # --- outputs -----------------------------------------------------------------------------------------------------------
+
+    def subset_output(self, idcs: list[int]) -> Self:
+        """Return the model of some outputs: the same posterior of these, entry for entry, over the same dictionary."""
+        count, training, shape = self._num_outputs, self.training, getattr(self, "_aug_batch_shape", torch.Size())
+        if not hasattr(self, "_subset_batch_dict") or idcs == list(range(count)) or self._is_untrained:
+            return super().subset_output(idcs)
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):  # as of the kernel of a calibrated model
+            own = name.startswith(("covar_module.", "data_noise_factor")) and tensor.shape[: len(shape)] == shape
+            if own and name not in self._subset_batch_dict:
+                self._subset_batch_dict[name] = len(shape) - 1 - tensor.dim()
+        cache, index = self.eval().cache(), torch.tensor(idcs, device=self.train_targets.device)
+
+        def pick(tensor: Tensor, trailing: int) -> Tensor:
+            dim = tensor.dim() - trailing - 1
+            if dim < 0:  # the same of all outputs
+                return tensor
+            tensor = tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index)
+            return tensor.squeeze(dim) if len(idcs) == 1 else tensor
+
+        subset: Self = super().subset_output(idcs)
+        if self._stored_originals is not None:
+            subset.__dict__["_stored_originals"] = pick(joined(self._stored_originals), 2)
+        if not cache.holds_all(self.train_targets.shape[-1]):
+            subset.rule = replace(self.rule, rows=cache.rows, points=cache.points)
+        stamp, form = Stamp(*subset.made_from()), cache.representation.viewed(pick)
+        subset.prediction_strategy = PosteriorCache(form, stamp, cache.rows, cache.points, cache.unexplained)
+        if training:
+            self.train()
+            subset.train()
+        return subset
+
     # --- learning ----------------------------------------------------------------------------------------------------------
 
     @property

@@ -199,9 +199,16 @@ class Representation:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Representation:
         """Return a copy with ``function`` applied to every tensor."""
-        extension = None if self.extension is None else Extension(*map(function, self.extension))
-        at_dictionary = None if self.at_dictionary is None else self.at_dictionary.map(function)
-        base = (function(self.points), function(self.alpha), function(self.root))
+        return self.viewed(lambda tensor, _: function(tensor))
+
+    def viewed(self, view: Callable[[Tensor, int], Tensor]) -> Representation:
+        """Return a copy with ``view(tensor, trailing dimensions)`` of every tensor."""
+        extension, at_dictionary = self.extension, self.at_dictionary
+        if extension is not None:
+            extension = Extension(*(view(tensor, trailing) for tensor, trailing in zip(extension, (2, 2, 2, 1), strict=True)))
+        if at_dictionary is not None:
+            at_dictionary = PosteriorAtDictionary(view(at_dictionary.triangles, 2), view(at_dictionary.scale, 0))
+        base = (view(self.points, 2), view(self.alpha, 1), view(self.root, 2))
         return Representation(*base, extension, self.triangular, at_dictionary, Recent(self.recent.sizes))
 
     def project(self, kernel: PriorKernel, X: Tensor) -> Projection:
@@ -300,6 +307,6 @@ def dtc_representation(state: dtc.DTC, points: Tensor, sizes: ProductSizes | Non
     alpha = form.alpha.to(points).clone()  # a view would hold all columns in memory
     at_dictionary = None
     if form.triangular and not form.columns.requires_grad:
-        at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky).map(lambda part: part.to(points))
+        at_dictionary = PosteriorAtDictionary.of(state.factor.matrix, state.gram_cholesky, like=points)
     options = {"triangular": form.triangular, "at_dictionary": at_dictionary, "recent": Recent(sizes)}
     return Representation(_expanded(points, form.root.shape[:-2]), alpha, form.root.to(points), **options)  # type: ignore[arg-type]

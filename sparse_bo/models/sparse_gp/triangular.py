@@ -211,15 +211,12 @@ class PosteriorAtDictionary:
     """``batch_shape``: ``s``."""
 
     @classmethod
-    def of(cls, prior_root: Tensor, gram_root: Tensor) -> PosteriorAtDictionary:
-        """Return the posterior of lower triangular ``L`` and ``L_B`` (``batch_shape x m x m``), without gradients. O(m²)."""
+    def of(cls, prior_root: Tensor, gram_root: Tensor, *, like: Tensor) -> PosteriorAtDictionary:
+        """Return the posterior of lower ``L`` and ``L_B`` (``batch_shape x m x m``), without gradients, as ``like``. O(m²)."""
         triangles = torch.nn.functional.pad(prior_root.detach(), (0, 1))
         triangles[..., 1:] += gram_root.detach().mT  # where one triangle has entries the other has zeros
+        triangles = triangles.to(like)
         return cls(triangles, triangles.new_ones(triangles.shape[:-2]))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> PosteriorAtDictionary:
-        """Return a copy with ``function`` applied to its tensors."""
-        return replace(self, triangles=function(self.triangles), scale=function(self.scale))
 
     def scaled(self, factors: Tensor) -> PosteriorAtDictionary:
         """Return the posterior of values times ``factors`` (``batch_shape``), noise included; the triangles are shared."""
