@@ -64,18 +64,21 @@ class PointCovariance:
 class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base class ships no types
     """A dense operator whose matrix is computed when it is needed: means alone cost O(m) a point, variances O(m²).
 
-    Args:
-        source: The points' covariance, or a matrix.
+    Operators that are made of it are dense.
     """
 
-    def __init__(self, source: Tensor | PointCovariance) -> None:
+    def __new__(cls, source: Tensor | PointCovariance) -> Any:
+        """Return a plain operator of a matrix: linear_operator makes new operators by their class."""
+        return DenseLinearOperator(source) if isinstance(source, Tensor) else super().__new__(cls)
+
+    def __init__(self, source: PointCovariance) -> None:
         self.source = source
         super().__init__(source)
 
     @property
     def tensor(self) -> Tensor:
         """The matrix, ``batch_shape x q x q``."""
-        return self.source.dense if isinstance(self.source, PointCovariance) else self.source
+        return self.source.dense
 
     @tensor.setter
     def tensor(self, value: Any) -> None:
@@ -89,36 +92,28 @@ class DeferredCovariance(DenseLinearOperator):  # type: ignore[misc]  # the base
     def _args(self, value: Any) -> None:
         """Ignore the assignment of the base class's constructor."""
 
-    def _check_args(self, source: Any) -> str | None:
-        return None if isinstance(source, PointCovariance) else super()._check_args(source)
+    def _check_args(self, source: PointCovariance) -> None:
+        return None
 
     def scaled(self, factors: Tensor) -> DeferredCovariance:
         """Return the covariance of the values times ``factors`` (``… x q``)."""
-        if isinstance(self.source, PointCovariance):
-            return DeferredCovariance(self.source.scaled(factors))
-        return DeferredCovariance(factors.unsqueeze(-1) * self.source * factors.unsqueeze(-2))
+        return DeferredCovariance(self.source.scaled(factors))
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the matrix."""
-        return self._known.dtype
+        return self.source.prior.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the matrix."""
-        return self._known.device
-
-    @property
-    def _known(self) -> Tensor:
-        return self.source.projection.K if isinstance(self.source, PointCovariance) else self.source
+        return self.source.prior.device
 
     def _size(self) -> torch.Size:
         return self.source.shape
 
     def _diagonal(self) -> Tensor:
-        if isinstance(self.source, PointCovariance) and "dense" not in vars(self.source):
-            return self.source.diagonal
-        return self.tensor.diagonal(dim1=-2, dim2=-1)
+        return self.tensor.diagonal(dim1=-2, dim2=-1) if "dense" in vars(self.source) else self.source.diagonal
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle is the matrix, without the model."""
