@@ -34,7 +34,8 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo.models import JointSettings, SparseGP
-from sparse_bo.models.sparse_gp.joint_root import JointRoot, partition, preferred, root_of
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, root_of
+from sparse_bo.models.sparse_gp.pivots import partition, preferred
 from sparse_bo.models.sparse_gp.posterior import begins_with, constant_rows, shared_rows
 from tests.builders import unit_box
 from tests.models.sparse_problems import D, N, data, dense_log_prob, joint_sizes, make_sparse, pair, points

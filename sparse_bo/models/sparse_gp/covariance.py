@@ -28,16 +28,9 @@ from torch import Tensor
 
 from sparse_bo.errors import MemoryWarning
 from sparse_bo.linalg.chunking import broadcast_shapes, row_slices
-from sparse_bo.models.sparse_gp.joint_root import (
-    JointRoot,
-    View,
-    check_lower,
-    partition,
-    remainder_floor,
-    root_of,
-    solved_rows,
-)
-from sparse_bo.models.sparse_gp.process import AnyProcess, Base, Columns, between, shared_product, total
+from sparse_bo.models.sparse_gp.joint_root import JointRoot, View, check_lower, remainder_floor, solved_rows
+from sparse_bo.models.sparse_gp.pivots import Columns, joint_root, partition
+from sparse_bo.models.sparse_gp.process import AnyProcess, Base, between, shared_product, total
 
 ALL = slice(None)
 
@@ -276,30 +269,16 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         return root.scaled(scale)
 
     def _root_of_rows(self) -> tuple[JointRoot, Columns]:
-        """Return the root of all rows and the pivots' columns. O(q m r + q p (r + p) + q b (r + b))."""
+        """Return the root of all rows, without view, and the pivots' columns."""
         with torch.no_grad():
             mean = self.mean.unsqueeze(-2) if self.mean.dim() == 1 else self.mean
-            order, p, size = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
-        top, rest = order[:p], order[p:]
-        columns = self._columns(top)
-        pivots = root_of(self._output_sum(self._between(top, top, columns, columns)))
-        root = JointRoot(pivots, order=order, floor=self._floor(top, pivots, columns))
-        explained, blocks = [], []
-        for group in row_slices(len(rest), chunk=max(self.settings.chunk // size, 1) * size):
-            here = self._columns(rest[group])
-            A = solved_rows(pivots, self._output_sum(self._between(rest[group], top, here, columns)))  # … x group x p
-            explained.append(A)
-            for part in row_slices(A.shape[-2], chunk=size):
-                rows, own, known = rest[group][part], tuple(column[..., part, :] for column in here), A[..., part, :]
-                remainder = self._output_sum(self._between(rows, rows, own, own)) - known @ known.mT
-                blocks.append(_filled(root.root_of_rest(remainder), size))
-        if blocks:
-            others = torch.cat(explained, dim=-2), torch.stack(blocks, dim=-3)
-            root = JointRoot(pivots, *others, order=order, floor=root.floor)
-        return root, columns
+            chosen = partition(self.X, mean, prior=self.process.prior, settings=self.settings)
 
-    def _output_sum(self, block: Tensor) -> Tensor:
-        return block.sum(dim=-3) if self.summed else block
+        def entries(rows: Tensor, others: Tensor, left: Columns, right: Columns) -> Tensor:
+            block = self._between(rows, others, left, right)
+            return block.sum(dim=-3) if self.summed else block
+
+        return joint_root(chosen, self._columns, entries, floor=self._floor, chunk=self.settings.chunk)
 
     def _floor(self, rows: Tensor, root: Tensor, columns: Columns) -> float:
         """Return the floor of variances that ``rows``, with this root and these columns, leave of others."""
@@ -403,11 +382,7 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
     def to_dense(self) -> Tensor:
         """Return the covariance as a tensor, ``batch_shape x q x q``. O(q² r).
 
-        Raises:
-            UnsupportedError: For more than ``JointSettings.largest_dense`` rows.
-
-        Warns:
-            MemoryWarning: For more than ``JointSettings.dense`` rows.
+        ``MemoryWarning`` for more than ``JointSettings.dense`` rows, ``UnsupportedError`` for more than ``largest_dense``.
         """
         q = self.shape[-1]
         if q > self.settings.largest_dense:
@@ -424,12 +399,3 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
                 stacklevel=2,
             )
         return self._block(ALL, ALL)
-
-
-def _filled(block: Tensor, size: int) -> Tensor:
-    """Fill a block up to ``size`` by an identity."""
-    missing = size - block.shape[-1]
-    if not missing:
-        return block
-    padded = torch.nn.functional.pad(block, (0, missing, 0, missing))
-    return padded + torch.diag_embed(torch.cat([block.new_zeros(block.shape[-1]), block.new_ones(missing)]))

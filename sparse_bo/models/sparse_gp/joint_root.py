@@ -7,9 +7,6 @@ Notation: ``P`` pivots (p rows), ``O`` the others (o rows) in blocks of at most 
 The covariance of ``f`` is ``C`` on every variance, between a pivot and any row, and within a block; between blocks it is the
 part that pivots explain, ``A_i A_jᵀ`` (PITC with pivots for inducing points: Quiñonero-Candela and Rasmussen 2005). With all
 rows pivots it is the Cholesky factor. Row ``i`` of the samples is driven by base sample ``i``, so rows may be appended below.
-
-Half of the pivots are the rows that some monotone preference over the outputs (of either sign) puts first; half are random.
-The others go into blocks of neighbours in the geometry of the kernel, where most of the unexplained correlation is.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -29,10 +26,7 @@ from torch import Tensor
 
 from sparse_bo.linalg.cholesky import safe_cholesky
 from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, unfold_rows
-from sparse_bo.linalg.reductions import largest
 
-Prior: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""The prior covariance of two sets of points."""
 View: TypeAlias = Callable[[Tensor, int], Tensor]
 """A change of batch dimensions: takes a tensor and the number of its trailing dimensions."""
 
@@ -308,91 +302,3 @@ def _in_blocks(function: Callable[[Tensor, Tensor], Tensor], blocks: Tensor, row
     padded = torch.nn.functional.pad(rows, (0, 0, 0, count * size - o))
     padded = padded.reshape(*rows.shape[:-2], count, size, rows.shape[-1])
     return function(blocks, padded).flatten(-3, -2)[..., :o, :]
-
-
-class Partition(NamedTuple):
-    """Rows in the order pivots, then blocks."""
-
-    order: Tensor
-    """``q`` rows."""
-    pivots: int
-    """Number of pivots."""
-    block: int
-    """Rows per block; the last block may be shorter."""
-
-
-def partition(X: Tensor, mean: Tensor, *, prior: Prior, settings: JointSettings) -> Partition:
-    """Choose pivots and blocks. O(q), and the same for the same arguments.
-
-    Args:
-        X: ``… x q x d``, transformed; the batch shares the partition of its first element.
-        mean: ``… x m x q`` posterior means of ``m`` outputs (``m`` = 1 if the model has one).
-        prior: The prior covariance of two sets of points, ``batch_shape x q x q'``.
-        settings: Sizes.
-    """
-    q, batch = mean.shape[-1], mean.shape[:-1].numel()
-    most = max(settings.factor_bytes // (batch * q * mean.element_size()), 16)
-    pivots = min(q, settings.pivots, most)
-    if pivots == q:
-        return Partition(torch.arange(q, device=mean.device), q, 1)
-    block = min(q - pivots, settings.block, most)
-    generator = torch.Generator().manual_seed(0)  # private: the choice is no part of the user's randomness
-    outputs = mean.detach().reshape(-1, *mean.shape[-2:])[0]
-    first = preferred(outputs, pivots // 2, generator=generator)
-    free = torch.ones(q, dtype=torch.bool, device=mean.device)
-    free[first] = False
-    rest = free.nonzero().squeeze(-1)
-    drawn = torch.randperm(len(rest), generator=generator, device="cpu").to(rest.device)[: pivots - len(first)]
-    free[rest[drawn]] = False
-    chosen, others = (~free).nonzero().squeeze(-1), free.nonzero().squeeze(-1)
-    points = X.detach().reshape(-1, *X.shape[-2:])[0]
-    neighbours = others[_tree_order(_geometry(prior, points[others], generator), block)]
-    return Partition(torch.cat([chosen, neighbours]), pivots, block)
-
-
-def preferred(outputs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-    """Return at most ``count`` rows that Chebyshev preferences of random weights and signs put first.
-
-    Of ``m x q`` posterior means; the generator is the source of the weights (``m`` > 1).
-    """
-    m, q = outputs.shape
-    lowest = outputs.amin(dim=-1, keepdim=True)
-    spread = (outputs.amax(dim=-1, keepdim=True) - lowest).clamp_min(torch.finfo(outputs.dtype).tiny)
-    unit = (outputs - lowest) / spread
-    if m == 1:
-        scores = torch.cat([unit, 1 - unit])
-    else:
-        several = 64  # preferences
-        signs = torch.randint(2, (several, m, 1), generator=generator, device="cpu").to(outputs) * 2 - 1
-        signs[: several // 4] = 1  # most users maximise all outputs
-        weights = -torch.rand(several, m, 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs).log()
-        good = torch.where(signs > 0, unit, 1 - unit)  # 1 is best, 0 worst
-        scores = -((1 - good) / weights.clamp_min(1e-12)).amax(dim=-2)
-    each = min(max(count // len(scores), 1), q)
-    rows: Tensor = torch.unique(largest(scores, each))
-    return rows[:count]
-
-
-def _geometry(prior: Prior, X: Tensor, generator: torch.Generator) -> Tensor:
-    """Return 32 kernel columns, ``q x g``, in which neighbours are close."""
-    at = torch.randperm(len(X), generator=generator, device="cpu")[:32].to(X.device)
-    with torch.no_grad():
-        columns = prior(X, X[at])
-    return columns.reshape(-1, *columns.shape[-2:]).movedim(0, -1).reshape(len(X), -1)
-
-
-def _tree_order(features: Tensor, size: int) -> Tensor:
-    """Order rows so that consecutive ones are close: halve along the widest direction until ``size`` is reached."""
-    done, pending = [], [torch.arange(len(features), device=features.device)]
-    while pending:
-        rows = pending.pop()
-        if len(rows) <= size:
-            done.append(rows)
-            continue
-        part = features[rows]
-        centred = part - part.mean(dim=0)
-        along = centred @ torch.linalg.eigh(centred.mT @ centred).eigenvectors[:, -1]
-        half = size * max(round(len(rows) / (2 * size)), 1)  # whole blocks, so that consecutive cuts are nodes of the tree
-        order = rows[along.argsort(stable=True)]
-        pending += [order[half:], order[:half]]
-    return torch.cat(done)

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from sparse_bo.linalg.chunking import broadcast_shapes, fold_rows, row_slices, unfold_rows
 from sparse_bo.models.sparse_gp.joint_root import JointRoot, JointSettings
+from sparse_bo.models.sparse_gp.pivots import Columns
 from sparse_bo.models.sparse_gp.prior import PriorKernel, frozen, kernel_diagonal, kernel_matrix
 from sparse_bo.models.sparse_gp.representation import Projection, Representation
 from sparse_bo.models.sparse_gp.triangular import times_root_transpose
-
-Columns: TypeAlias = tuple[Tensor, ...]
-"""``h`` and, after conditioning, ``g`` of some points, ``batch_shape x q x r`` each."""
 
 
 @dataclass(frozen=True, eq=False)

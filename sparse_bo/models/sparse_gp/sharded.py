@@ -47,7 +47,7 @@ from sparse_bo.models.sparse_gp.leverage_sampling import (
 from sparse_bo.models.sparse_gp.prior import kernel_matrix
 from sparse_bo.models.sparse_gp.representation import dtc_representation, exact_representation
 from sparse_bo.models.sparse_gp.row_sums import SUMS, Rows, dictionary_factor, fit_dtc, row_sums
-from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp, joined
+from sparse_bo.models.sparse_gp.state import PosteriorCache, Stamp
 from sparse_bo.models.sparse_gp.training import TrainingPrior
 from sparse_bo.sharding import Group, Processes
 
@@ -114,11 +114,13 @@ class ShardedSparseGP(SparseGP):
         with group.shielded(MEETING):
             _check_options(options, outcome_transform, input_transform)
             validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
+        dictionary = options.get("dictionary")
+        points = dictionary.detach().double().cpu().numpy().tobytes() if isinstance(dictionary, Tensor) else None
         own = {
             "max_dictionary": options.get("max_dictionary"),
             "fit": options.get("fit"),
             "seed": options.get("seed", 0),
-            "dictionary": _digest(options.get("dictionary")),
+            "dictionary": None if points is None else hashlib.blake2b(points, digest_size=6).hexdigest(),
             "kind of noise": "learned" if train_Yvar is None else "known",
         }
         _check_ranks(group, train_X, train_Y, own)
@@ -138,9 +140,7 @@ class ShardedSparseGP(SparseGP):
 
     def local_data(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's inputs (as the mode has them), targets and noise variances."""
-        assert self._stored_inputs is not None
-        assert self._stored_targets is not None
-        X, targets = joined(self._stored_inputs), joined(self._stored_targets)
+        X, targets = self.training_data()
         return X, targets, self.noise_at(X, targets.shape)
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
@@ -168,13 +168,9 @@ class ShardedSparseGP(SparseGP):
     def dictionary_of_all(self, X: Tensor, noise: Tensor, size: int) -> Tensor:
         """Choose at most ``size`` rows by leverages, as one process with all rows would. O(n_r p²).
 
-        The rule of :func:`sparse_bo.models.sparse_gp.leverage_sampling.default_rows`. Every rank computes the leverages of its
-        own rows from a shared pilot, and runs the exponential races with the numbers of its rows; the winners of all ranks
-        meet. Rows that repeat are not merged before, but a point enters once. Every rank draws the numbers that one process
-        draws.
-
-        ``X`` are this rank's inputs, transformed, with ``n_r`` noise variances (y²). Returns ``m x d`` points in the user's
-        units, the same on every rank.
+        Every rank computes the leverages of its own rows (``X``, transformed) from a shared pilot, and runs the exponential
+        races with the numbers of its rows, drawn as one process draws them; the winners of all ranks meet. Rows that repeat are
+        not merged before, but a point enters once. Returns ``m x d`` points in the user's units, the same on every rank.
         """
         rows, kernel, generator, settings = self.rows, self.prior_kernel, self.learner.generator(), self.settings.dictionary
         n, group, raw = rows.total, rows.group, self.original_inputs()
@@ -358,9 +354,6 @@ def _standardize(rows: Rows, Y: Tensor) -> Standardize:
     return transform
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------------
-
-
 def _check_options(
     options: Mapping[str, Any], outcome: OutcomeTransform | _DefaultType | None, inputs: InputTransform | None
 ) -> None:
@@ -380,14 +373,6 @@ def _check_options(
         raise UnsupportedError(
             f"{type(inputs).__name__} learns from one rank's data; give it what it would learn, as in Normalize(d, bounds=...)"
         )
-
-
-def _digest(dictionary: Any) -> str:
-    """Return a short fingerprint of a dictionary."""
-    if dictionary is None:
-        return "chosen"
-    data = dictionary.detach().double().cpu().contiguous().numpy().tobytes()
-    return f"{tuple(dictionary.shape)} {hashlib.blake2b(data, digest_size=6).hexdigest()}"
 
 
 def _check_ranks(group: Group, X: Tensor, Y: Tensor, options: dict[str, Any]) -> None:
