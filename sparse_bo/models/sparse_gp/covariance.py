@@ -83,6 +83,10 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         constant: JointCovariance = super().detach()
         return constant._with(process=self.process.detached())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> JointCovariance:
+        """Return the covariance outside the graph, whose nodes have no copies."""
+        return self.detach()
+
     # --- other covariances of the same process -----------------------------------------------------------------------------
 
     def _with(self, **changes: Any) -> JointCovariance:
@@ -113,6 +117,10 @@ class JointCovariance(LinearOperator):  # type: ignore[misc]  # the base class s
         if self.scale is not None:
             variances = variances / self.scale.square()
         return self._with(noise=variances if self.noise is None else self.noise + variances)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        """Add variances: one, or one for each row."""
+        return self + DiagLinearOperator(diag.expand(self.shape[:-1]))
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if self.summed or self.view is not None or bool((other < 0).any()):
