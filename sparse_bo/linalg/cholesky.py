@@ -52,13 +52,10 @@ def _went_well(factor: Tensor, info: Tensor) -> bool:
 
 
 def safe_cholesky(A: Tensor) -> JitteredCholesky:
-    """Factorise a positive semi-definite matrix, adding as little jitter as it takes.
+    """Factorise a positive semi-definite matrix (``batch_shape x n x n``), adding as little jitter as it takes. O(n³).
 
-    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the
-    scale follows dtype, size and units. O(n³).
-
-    Args:
-        A: ``batch_shape x n x n`` symmetric, positive semi-definite up to round-off.
+    Tries no jitter first, then ``10, 10³, 10⁵, …`` times the round-off of the matrix itself (:func:`round_off`), so the scale
+    follows dtype, size and units.
 
     Raises:
         ValueError: If ``A`` has NaN or infinite entries, or is not positive semi-definite even with the largest jitter.

@@ -154,9 +154,9 @@ def cross_covariance(kernel: PriorKernel, X: Tensor, Y: Tensor) -> Tensor:
 
 
 def frozen(kernel: PriorKernel, function: Callable[[Tensor], Tensor]) -> PriorKernel:
-    """Return a copy of a prior covariance with ``function`` applied to its parameters; a later change does not reach it.
+    """Return a copy of a prior covariance with ``function`` (``clone`` or ``detach``) applied to its parameters.
 
-    Without gradients that reach the original, ``function`` is ``detach``; ``clone`` makes nodes of its graph.
+    A later change of the original does not reach it.
     """
     if not isinstance(kernel, ForwardKernel):
         return copied(kernel, [(parameter, function(parameter)) for parameter in kernel.parameters()])
