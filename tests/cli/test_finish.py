@@ -153,6 +153,7 @@ def largest(X):
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [[], ["--quiet"]], ids=["printing", "quiet"])
 def test_a_reader_who_leaves_costs_no_results(order, tmp_path):
     """As ``run | head -1``: the other end of the pipe is closed before the first line."""
@@ -168,6 +169,7 @@ def test_a_reader_who_leaves_costs_no_results(order, tmp_path):
     assert len(History.load(tmp_path / FILES[0]).indices) == 30
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "command", [RUN, ["compare", *RUN[1:9]], ["settings", "bbkb"], ["plan", "--grid", "9x9", "--budget", "9"]]

@@ -80,6 +80,7 @@ USES = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("use", USES)
 def test_the_default_dtype_changes_no_value(use, dtype, small):

@@ -22,6 +22,7 @@ ROWS = torch.tensor([2, 11, 25])
 Q = 6
 
 
+@pytest.mark.slow
 class Contract(LinearOperatorTestCase):
     seed = 0
     options: ClassVar[dict] = {}
