@@ -64,6 +64,7 @@ def test_pilots_without_time_for_a_second_batch_still_say_something():
     assert made.dictionary_size >= 1
 
 
+@pytest.mark.slow
 def test_longer_and_larger_runs_take_more():
     policy = BBKB(covar_module=rbf_kernel(), regularization=0.05)  # one that learns may find a smaller model with more data
     short, long = (quick(kernel=None, policy=policy, budget=budget) for budget in (20, 600))
@@ -75,6 +76,7 @@ def test_longer_and_larger_runs_take_more():
     assert many.seconds_per_sweep > 20 * few.seconds_per_sweep
 
 
+@pytest.mark.slow
 def test_what_a_run_keeps_of_its_evaluations_is_part_of_the_forecast(generator):
     """Python's memory between two points of a run, its batches as large in the second half as in the first."""
     X = torch.rand(200, 1, generator=generator, dtype=torch.float64)
@@ -100,6 +102,7 @@ def test_what_a_run_keeps_of_its_evaluations_is_part_of_the_forecast(generator):
     assert made.memory["history"] == pytest.approx(115 * 600 + 1100 * made.batches, abs=1100)
 
 
+@pytest.mark.slow
 def test_rougher_kernels_have_larger_dictionaries():
     assert quick(kernel=rbf_kernel(0.1)).dictionary_size > 1.5 * quick(kernel=rbf_kernel(1.0)).dictionary_size
 
@@ -133,6 +136,7 @@ def test_tiles_shrink_before_the_dictionary_does():
     assert tight.fits
 
 
+@pytest.mark.slow
 def test_the_dictionary_is_capped_where_tiles_are_not_enough(monkeypatch, dense):
     assert dense.dictionary_size > 64
     monkeypatch.setattr("sparse_bo.planning.costs.memory", lambda *, m, **others: {"model": 1000 * m})
