@@ -36,6 +36,8 @@ bench = Bench()
 NUMBER = 3.0
 '''
 
+pytestmark = pytest.mark.usefixtures("undrawn_figures")
+
 
 def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
