@@ -33,9 +33,8 @@ def described_problem(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :func:`problem_of`, as a journal stores them, from the options of ``run`` or ``compare``."""
 
     def given(*names: str) -> str:
-        return ", ".join(
-            f"--{name.replace('_', '-')}" for name in names if not (options.get(name) is None or options[name] is False)
-        )
+        there = [name for name in names if options.get(name) is not None and options[name] is not False]  # 0 is a number
+        return ", ".join(f"--{name.replace('_', '-')}" for name in there)
 
     scaling, noise_sd = options["scaling"], options["noise_sd"]
     if options["standardize"]:

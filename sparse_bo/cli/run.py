@@ -187,7 +187,7 @@ def _resume(options: Namespace, group: Group, *, same_problem: Mapping[str, Any]
                 f"expected --budget of at least the {loop.asked:,} evaluations in {storage}, got {budget:,}; it counts all "
                 "of them: raise it"
             )
-    more = max((budget or notes["budget"]) - loop.asked, 0)
+    more = max((notes["budget"] if budget is None else budget) - loop.asked, 0)
     outcome = launch(loop, problem, more, workers, storage=storage, quiet=quiet, traceback=options.traceback)
     finish(outcome, loop, problem, out, storage=storage, quiet=quiet, writes=group.leads)
 

@@ -73,15 +73,7 @@ def timed_rows(a: int, *, m: int, memory_bytes: int, device: torch.device) -> in
 
 
 def measure(arms: ArmSet, policy: UCBPolicy, *, m: int, distinct: int, generator: torch.Generator) -> Costs:
-    """Time a resparsification and a batch over two numbers of arms.
-
-    Args:
-        arms: The set, or a sample of it.
-        policy: With kernel and regularization.
-        m: Dictionary size.
-        distinct: Number of distinct arms pulled.
-        generator: CPU generator.
-    """
+    """Time a resparsification and a batch over two numbers of arms; ``m`` dictionary points, ``distinct`` arms pulled."""
     most = timed_rows(arms.shape[0], m=m, memory_bytes=policy.sweep_budget(arms.device), device=arms.device)
     fewer = max(most // 8, 1)
     few, many = (_operations(arms, policy, rows, m, distinct, generator) for rows in (fewer, most))
@@ -148,21 +140,21 @@ def memory(
     loaded: bool,
     blocks: int = TEMPORARIES,
 ) -> dict[str, int]:
-    """Return the peak memory of a run by purpose, in bytes.
+    """Return the peak memory of a run by purpose, in bytes; the history is in host memory, and counted on the CPU only.
 
     Args:
         a: Number of arms.
         d: Number of inputs.
         m: Size of the largest dictionary.
         n: Number of distinct arms pulled.
-        budget: Number of evaluations. Their history is in host memory, and counted on the CPU only.
+        budget: Number of evaluations.
         batches: Number of batches.
-        columns: Number of distinct arms that were ever in a dictionary; 0 if their kernel columns are not cached.
+        columns: Distinct arms that were ever in a dictionary; 0 if their kernel columns are not cached.
         memory_bytes: Budget of a sweep, and of cached kernel columns.
         streamed: Whether the arms are processed tile by tile.
         device: Device of the sweeps.
         loaded: Whether the arms are in memory already; then they do not count.
-        blocks: Number of kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
+        blocks: Kernel-sized blocks of a sweep (:func:`sparse_bo.arms.sweep.block_count`).
     """
     on_cpu = device.type == "cpu"
     least, rows = (2**22, 1024) if on_cpu else (DEVICE_TILE_BYTES, DEVICE_TILE_ROWS)
@@ -201,15 +193,7 @@ def available_bytes(device: torch.device, *, control_group: str | Path = "/sys/f
 
 
 def check_room(needed: int, name: str) -> None:
-    """Check that so many bytes are free in the machine's memory.
-
-    Args:
-        needed: Bytes.
-        name: Name of their use, for the message.
-
-    Raises:
-        MemoryError: If they are not.
-    """
+    """Raise a ``MemoryError`` unless so many bytes are free in the machine's memory for the use ``name``."""
     free = available_bytes(torch.device("cpu"))
     if needed > free:
         raise MemoryError(f"{name} needs {bytes_text(needed)}, and {bytes_text(free)} are free; choose fewer")

@@ -71,16 +71,8 @@ def run_pilots(
     A pilot runs the whole budget if its share of the time suffices. Otherwise batches and dictionary are extrapolated from its
     last three quarters: the geometric mean of a line in log T (smooth kernels) and a power law (rough ones). Growth with the
     number of arms comes from the same draws restricted to a quarter of the arms, so that differences between draws cancel.
-    The forecast is the geometric mean over draws, since its error is a ratio.
-
-    Args:
-        sample: Draws ``p x d`` arms.
-        policy: With kernel and regularization.
-        arms: Number of arms of the run.
-        budget: Evaluations of the run.
-        seconds: Approximate time of all pilots together.
-        seconds_per_pick: Measured seconds of a pick, subtracted from the pilots' time.
-        generator: CPU generator.
+    The forecast is the geometric mean over draws, since its error is a ratio. All pilots together take about ``seconds``;
+    ``seconds_per_pick`` are subtracted from their time. ``sample`` draws ``p x d`` arms.
     """
     # Arms of a pilot; a second one on a quarter of them gives the growth with the number of arms.
     X = sample(min(2048, arms))

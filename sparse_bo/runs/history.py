@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,9 +256,11 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     """Yield a path beside ``path`` to write to; it takes that one's place when the block ends, and goes if the block raises.
 
     Raises:
-        OSError: If the file cannot be replaced.
+        OSError: If the file cannot be replaced, or is a folder, pipe or device.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # a device would be gone for every program
+        raise FileExistsError(errno.EEXIST, "a folder, pipe or device is there", str(path))
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial

@@ -1,5 +1,6 @@
 """Spaces of named parameters and pages of runs on the command line."""
 
+import os
 import re
 import sqlite3
 import sys
@@ -126,3 +127,7 @@ def test_a_page_that_cannot_be_written_is_said(folder):
     done = invoke("report", "run.journal", "--html", "run.journal")
     assert (done.exit_code, "is the journal itself" in done.output) == (2, True)
     assert (folder / "run.journal").read_bytes() == before
+    os.mkfifo(folder / "pipe.html")
+    done = invoke("report", "run.journal", "--html", "pipe.html")
+    assert (done.exit_code, "could not write pipe.html: a folder, pipe or device is there" in done.output) == (1, True)
+    assert (folder / "pipe.html").is_fifo()

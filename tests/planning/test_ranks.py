@@ -1,9 +1,11 @@
 """What ranks tell each other, on paper."""
 
 import pytest
+import torch
 
 from sparse_bo.planning import plan
 from sparse_bo.planning.plans import Network, messages_per_batch
+from tests.builders import rbf_kernel
 
 
 def test_one_rank_sends_nothing():
@@ -31,3 +33,13 @@ def test_a_plan_over_ranks_is_that_of_one_ranks_share():
     assert f"{made.messages.collectives} collectives" in made.lines()["messages"]
     with pytest.raises(ValueError, match="ranks"):
         plan(1_000, 3, budget=50, ranks=0)
+
+
+def test_the_pilots_of_ranks_are_on_the_arms_that_are_given():
+    """Not on uniform ones in the unit cube: these arms are nearly one point, and need few in the dictionary."""
+    X = 0.5 + 1e-6 * torch.rand(4_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, two = (plan(X, budget=60, kernel=rbf_kernel(0.2), pilot_seconds=100.0, ranks=ranks) for ranks in (1, 2))
+    uniform = plan(4_000, 2, budget=60, kernel=rbf_kernel(0.2), pilot_seconds=100.0)
+    assert one.dictionary_size == two.dictionary_size < uniform.dictionary_size / 2
+    assert two.memory["arms"] == 8 * 2 * 2_000  # each rank loads its own
+    assert one.memory["arms"] == 0  # they are in memory
