@@ -141,8 +141,8 @@ class _Picker:
         leverage, lowest, best = contenders.extremes.tolist()
         if any(map(math.isnan, (leverage, lowest, best))):
             raise ValueError(
-                "expected finite posterior means and variances, got NaN: results, or their squares, leave the range of "
-                "numbers; divide the objective by its largest value"
+                "expected finite posterior means and variances, got NaN: results or their squares leave the range of numbers; "
+                "divide the objective by its largest value"
             )
         self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
         self.exact = contenders.exact
