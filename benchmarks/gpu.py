@@ -40,7 +40,6 @@ from sparse_bo.arms import (
     fit_arms,
     pick_batch,
 )
-from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.moments import PRECISIONS
 from sparse_bo.dictionary import Dictionary, RecursiveRLSSampler
 from sparse_bo.dictionary.base import candidates_of
@@ -194,7 +193,7 @@ def picks(bench: Bench, a: int, m: int, q: int, name: str) -> Iterator[Line]:
     pick = partial(pick_batch, posterior, width=2.0, stop_rule=StopRule("global", math.inf), max_q=q)
     took, batch = bench.seconds(pick), pick()
     what = f"pick, {len(batch.indices):,} in a batch, a={a:,} m={m} {name}"
-    blocks = math.ceil(batch.rechecked / BLOCK)
+    blocks = math.ceil(batch.rechecked / posterior.prior.sizes.block)
     value = 1e6 * took / len(batch.indices)
     yield {"what": what, "value": value, "unit": "µs", "rechecked": batch.rechecked, "blocks": blocks}
 

@@ -25,11 +25,6 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.linalg.chunking import chunk_rows, row_slices
 from sparse_bo.sharding import Alone, Group
 
-BLOCK = 64
-"""Arms in a block: a pick costs O(b²), a new block O(b r² + r³)."""
-LOCAL_STEP = 128
-"""Picks between two checks of the local ratios (the batch is then cut back to the exact pick)."""
-
 
 @dataclass(frozen=True, eq=False)
 class BatchPicks:
@@ -141,7 +136,7 @@ class _Picker:
         refuse: Refusal | None,
     ) -> None:
         self.posterior, self.width, self.stop_rule, self.refuse = posterior, width, stop_rule, refuse
-        self.spent, self.rechecked = 0.0, 0
+        self.spent, self.rechecked, self.sizes = 0.0, 0, posterior.prior.sizes
         contenders = posterior.contenders_at_start(width=width, stop_rule=stop_rule)
         leverage, lowest, best = contenders.extremes.tolist()
         if any(map(math.isnan, (leverage, lowest, best))):
@@ -170,7 +165,7 @@ class _Picker:
         self, conditioner: Conditioner, max_q: int, ratios: LocalRatios | None, max_rechecked: int | None = None
     ) -> BatchPicks:
         picks: list[Tensor] = []
-        left, refresh = max_q, BLOCK
+        left, refresh = max_q, self.sizes.block
         while left > 0:
             at, floor = self._highest()
             indices = self._arms(at)
@@ -189,7 +184,7 @@ class _Picker:
                     break
                 self._refresh(conditioner, refresh)
                 continue
-            refresh = BLOCK
+            refresh = self.sizes.block
             self.spent = picked.spent
             found = [np.asarray(picked.positions), *np.unique(picked.positions, return_counts=True)]
             packed = torch.from_numpy(np.concatenate(found)).to(indices.device)  # in one transfer
@@ -218,9 +213,9 @@ class _Picker:
 
         Arms are asked about when their turn would come, ever more at a time: the cost is that of the arms refused.
         """
-        size = BLOCK
+        size = self.sizes.block
         while True:
-            at, floor = highest(self.scores, BLOCK)
+            at, floor = highest(self.scores, self.sizes.block)
             if self.unasked is None:
                 return at, floor
             if not bool(self.unasked[at].any()):
@@ -258,7 +253,7 @@ class _Picker:
             floor=floor,
             unit=self.unit,
             low=self.low,
-            max_picks=min(left, LOCAL_STEP) if self.stop_rule.kind == "local" else left,
+            max_picks=min(left, self.sizes.local_step) if self.stop_rule.kind == "local" else left,
         )
         self._lower(at, picked.scores)
         return picked

@@ -25,11 +25,6 @@ from sparse_bo.dictionary.base import candidates_of
 from sparse_bo.domains.sharded import first_here, group_of
 from sparse_bo.gp.observations import Observations, add_observations, no_observations
 
-SWEEP_SHARE = 8
-"""A stretch ends where bounds of more than a/8 arms would have to be refreshed one by one: a new sweep is cheaper then."""
-LONGEST_STRETCH = 512
-"""Picks between two sweeps at most: conditioning on p picks costs O(p²) per refreshed arm."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Resampling:
@@ -98,8 +93,8 @@ def design(prior: ArmPrior, q: int, *, resampling: Resampling, generator: torch.
             width=1.0,
             stop_rule=stop_rule,
             in_batch="process",
-            max_q=min(left, LONGEST_STRETCH, room or left),
-            max_rechecked=arms.shape[0] // SWEEP_SHARE,
+            max_q=min(left, prior.sizes.longest_stretch, room or left),
+            max_rechecked=int(arms.shape[0] / prior.sizes.sweep_share),
         )
         picks.append(batch.indices)
         left -= len(batch.indices)

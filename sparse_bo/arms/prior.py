@@ -18,13 +18,29 @@ from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 
 CONTENDER_BYTES = 128
 """Memory of a contender at the peak, while twice as many are compacted and sorted (measured over 10⁷ arms)."""
-TILE_ROWS = 2**16
-"""Arms fetched at a time, at least; the products take a part of them."""
 
 
 def capacity(memory_bytes: int) -> int:
     """Return the number of contenders within the budget, from 64 to 2²⁰ (more would slow down the picks)."""
     return min(max(memory_bytes // CONTENDER_BYTES, 64), 2**20)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the pieces of passes and batches: they change the cost, and no result."""
+
+    tile_rows: int = 2**16
+    """Arms of a streamed set that are fetched at a time, at least; the products take a part of them."""
+    contenders: int | None = None
+    """Arms of a streamed set kept for the picks at most; ``None``: as many as fit the memory budget."""
+    block: int = 64
+    """Arms in a block of a batch: a pick costs O(b²), a new block O(b r² + r³)."""
+    local_step: int = 128
+    """Picks between two checks of the local ratios (the batch is then cut back to the exact pick)."""
+    sweep_share: float = 8.0
+    """A stretch of a design ends where bounds of more than a/8 arms would be refreshed one by one: a new sweep is cheaper."""
+    longest_stretch: int = 512
+    """Picks of a design between two sweeps at most: conditioning on p picks costs O(p²) per refreshed arm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +66,12 @@ class ArmPrior:
     prepared: bool = True
     """Whether the kernel's inputs are prepared once for all arms in memory: their last bits depend on which arms are there, so
     not for a rank's part of them."""
-    tile_rows: int = TILE_ROWS
-    """Of a streamed set, arms fetched at a time, at least."""
-    contenders: int | None = None
-    """Of a streamed set, arms kept for the picks at most; ``None``: as many as fit the budget."""
+    sizes: Sizes = Sizes()
 
     @property
     def capacity(self) -> int:
         """Arms of a streamed set that are kept for the picks, at most."""
-        return capacity(self.memory_bytes) if self.contenders is None else self.contenders
+        return capacity(self.memory_bytes) if self.sizes.contenders is None else self.sizes.contenders
 
     @property
     def in_memory(self) -> Tensor:

@@ -14,9 +14,8 @@ import psutil
 import torch
 
 from sparse_bo.arms import ArmPosterior, ArmPrior, KernelColumns, arm_posterior, fit_arms, pick_batch
-from sparse_bo.arms.batch import BLOCK
 from sparse_bo.arms.picks import greedy_picks
-from sparse_bo.arms.prior import CONTENDER_BYTES, TILE_ROWS, capacity
+from sparse_bo.arms.prior import CONTENDER_BYTES, Sizes, capacity
 from sparse_bo.arms.sweep import DEVICE_TILE_BYTES, DEVICE_TILE_ROWS
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains.lazy import ArmSet, LazyArms, PartOfArms
@@ -55,8 +54,9 @@ def seconds_of(operation: Callable[[], object], *, device: torch.device, repeats
 
 def seconds_per_pick() -> float:
     """Return the seconds of one pick inside a block, measured."""
-    root = torch.randn(BLOCK, BLOCK, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float64)
-    covariance, zeros, picks = (root @ root.T / BLOCK).numpy(), np.zeros(BLOCK), 500
+    block = Sizes().block
+    root = torch.randn(block, block, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float64)
+    covariance, zeros, picks = (root @ root.T / block).numpy(), np.zeros(block), 500
 
     def pick() -> None:
         bounds = {"width": 1.0, "spent": 0.0, "allowance": 1.0, "floor": -1.0, "unit": 1e-12, "low": 1e-12}
@@ -165,7 +165,7 @@ def memory(
         rest["history"] = 115 * budget + 1100 * batches
     if streamed:
         contenders = CONTENDER_BYTES * min(capacity(memory_bytes), a)
-        return {"tiles": tile + 4 * 8 * min(a, TILE_ROWS) * (d + 4), "contenders": contenders, **rest}
+        return {"tiles": tile + 4 * 8 * min(a, Sizes().tile_rows) * (d + 4), "contenders": contenders, **rest}
     # Ten numbers per arm: prior variance, moments of the old and the new posterior, scores, temporaries.
     items = {"arms": 0 if loaded else 8 * a * d, "vectors": 8 * 10 * a, "tiles": tile, **rest}
     if columns and 8 * m * a <= memory_bytes:

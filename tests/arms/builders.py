@@ -26,9 +26,10 @@ def make_prior(
     prior_mean: float = 0.0,
     sweep_dtype: torch.dtype = torch.float64,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **more: Any,
 ) -> ArmPrior:
     covariance = covariance_function(kernel or rbf_kernel(scale=1.0), like=arms)
-    return ArmPrior(arms, covariance, prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms))
+    return ArmPrior(arms, covariance, prior_mean, noise, sweep_dtype, memory_bytes, repeated_rows(arms), **more)
 
 
 def arm_dictionary(arms: Tensor, indices: Tensor) -> Dictionary:

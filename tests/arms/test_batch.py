@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
-import sparse_bo.arms.batch
 from sparse_bo.arms import StopRule, pick_batch
+from sparse_bo.arms.prior import Sizes
 from tests.arms.builders import Problem, all_pulled, make_prior, random_problem
 from tests.arms.low_precision import SETTINGS, set_products
 from tests.builders import rbf_kernel
@@ -53,7 +53,7 @@ def _expected(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("kind", RULES)
-def test_picks_are_those_of_full_recomputation(kind, in_batch, device, monkeypatch):
+def test_picks_are_those_of_full_recomputation(kind, in_batch, device):
     sizes = set()
     for seed in range(12):
         p = _problem(seed, device=device)
@@ -62,8 +62,7 @@ def test_picks_are_those_of_full_recomputation(kind, in_batch, device, monkeypat
             continue
         sizes.add(len(expected.picks))
         for block in (2, 3, 8, 64):
-            monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", block)
-            got = _picks(p, kind, in_batch, threshold=_threshold(seed))
+            got = _picks(p.with_prior(sizes=Sizes(block=block)), kind, in_batch, threshold=_threshold(seed))
             assert got == expected.picks, f"{seed=} {block=}"
     assert len(sizes) >= (1 if kind == "single" else 4), "the problems should give batches of many sizes"
 
@@ -123,19 +122,17 @@ def test_results_needed_are_enough_whichever_come(kind):
 
 
 @pytest.mark.parametrize("in_batch", UPDATES)
-def test_local_batches_longer_than_a_step_are_cut_at_the_right_pick(in_batch, monkeypatch):
-    monkeypatch.setattr(sparse_bo.arms.batch, "LOCAL_STEP", 4)
+def test_local_batches_longer_than_a_step_are_cut_at_the_right_pick(in_batch):
     for seed in range(6):
-        p = _problem(seed, noise=2.0, external=False, m=9)
+        p = _problem(seed, noise=2.0, external=False, m=9).with_prior(sizes=Sizes(local_step=4))
         expected = _expected(p, "local", in_batch, threshold=1.8)
         if expected.gap >= DECISIVE:
             assert _picks(p, "local", in_batch, threshold=1.8) == expected.picks, seed
 
 
 @pytest.mark.parametrize("in_batch", UPDATES)
-def test_a_long_batch_over_many_blocks(in_batch, monkeypatch):
-    monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", 8)
-    p = random_problem(5, a=40, m=20, pulls=4, noise=1.0, kernel=rbf_kernel(0.15, scale=1.0))
+def test_a_long_batch_over_many_blocks(in_batch):
+    p = random_problem(5, a=40, m=20, pulls=4, noise=1.0, kernel=rbf_kernel(0.15, scale=1.0), sizes=Sizes(block=8))
     expected = _expected(p, "global", in_batch, threshold=60.0, width=6.0, max_q=90)
     assert len(set(expected.picks)) > 8
     assert len(expected.picks) >= 40
@@ -333,11 +330,11 @@ def _scaled(kernel: torch.nn.Module, c: float) -> Any:
     return scaled
 
 
-def test_rechecked_counts_arms_recomputed(monkeypatch):
+def test_rechecked_counts_arms_recomputed():
     p = _problem(1)
     single = pick_batch(p.posterior(), width=0.8, stop_rule=StopRule("single"), max_q=9)
     assert single.rechecked == 0
-    monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", 8)
+    p = p.with_prior(sizes=Sizes(block=8))
     batch = pick_batch(p.posterior(), width=0.8, stop_rule=StopRule("global", 2.0), max_q=9)
     assert batch.rechecked >= 8
 
@@ -376,9 +373,8 @@ def test_distinct_arms_that_the_kernel_cannot_tell_apart_do_not_hang(kernel, in_
 
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize(("a", "block"), [(10, 2), (200, 64)])
-def test_ties_go_to_the_lowest_index_across_blocks(a, block, in_batch, monkeypatch):
-    monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", block)
-    p = random_problem(0, arms=torch.full((a, 2), 0.3, dtype=torch.float64), pulls=3, m=1)
+def test_ties_go_to_the_lowest_index_across_blocks(a, block, in_batch):
+    p = random_problem(0, arms=torch.full((a, 2), 0.3, dtype=torch.float64), pulls=3, m=1, sizes=Sizes(block=block))
     assert set(_picks(p, "global", in_batch, threshold=5.0)) == {0}
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import sparse_bo.arms.batch
 import sparse_bo.arms.design
 from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design, Resampling, design
+from sparse_bo.arms.prior import Sizes
 from sparse_bo.dictionary import AllSampler, FirstSampler, LeverageSampler, RecursiveRLSSampler, Sampler
 from tests.arms.builders import cross, make_prior
 from tests.builders import arms, matern_kernel, rbf_kernel
@@ -30,7 +31,7 @@ def _design(prior: ArmPrior, q: int, sampler: Sampler, *, ratio_threshold: float
     "kernel", [rbf_kernel(0.3, scale=1.0), rbf_kernel(1.5, scale=1.0), matern_kernel()], ids=["short", "long", "matern"]
 )
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
-def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device, monkeypatch):
+def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device):
     compared = 0
     for seed in range(3):
         prior = make_prior(arms(70, seed=seed).to(device), kernel=kernel, noise=noise)
@@ -39,20 +40,20 @@ def test_exact_picks_are_those_of_full_recomputation(kernel, noise, device, monk
             continue
         compared += 1
         for block in (4, 64):
-            monkeypatch.setattr(sparse_bo.arms.batch, "BLOCK", block)
-            assert _design(prior, 50, AllSampler()).indices.tolist() == expected, f"{seed=} {block=}"
+            assert _design(replace(prior, sizes=Sizes(block=block)), 50, AllSampler()).indices.tolist() == expected, (
+                f"{seed=} {block=}"
+            )
     assert compared >= 2
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
-def test_sparse_picks_are_those_of_full_recomputation(threshold, monkeypatch):
+def test_sparse_picks_are_those_of_full_recomputation(threshold):
     """A deterministic dictionary that soon no longer holds every pick; no stretch is cut short by the cost of refreshing."""
-    monkeypatch.setattr(sparse_bo.arms.design, "SWEEP_SHARE", 1e-9)
     compared = 0
     for seed in range(6):
         noise = [0.05, 0.5][seed % 2]
-        prior = make_prior(arms(60, seed=seed), kernel=matern_kernel(), noise=noise)
+        prior = make_prior(arms(60, seed=seed), kernel=matern_kernel(), noise=noise, sizes=Sizes(sweep_share=1e-9))
         K = cross(prior, prior.arms, prior.arms)
         expected, gap = sparse_design(K, noise, 50, size=8, threshold=threshold)
         if gap < DECISIVE:
@@ -65,15 +66,14 @@ def test_sparse_picks_are_those_of_full_recomputation(threshold, monkeypatch):
     assert compared >= 4
 
 
-def test_exact_picks_do_not_depend_on_how_they_are_computed(monkeypatch):
+def test_exact_picks_do_not_depend_on_how_they_are_computed():
     prior = make_prior(arms(400, seed=3), kernel=matern_kernel(), noise=0.05)
     reference = _design(prior, 300, AllSampler())
     assert len(reference.indices) == 300
     assert reference.observations.n < 300, "some arms should be worth repeating"
     for share, longest in ((1e-9, 10_000), (1_000, 10_000), (8, 3)):
-        monkeypatch.setattr(sparse_bo.arms.design, "SWEEP_SHARE", share)
-        monkeypatch.setattr(sparse_bo.arms.design, "LONGEST_STRETCH", longest)
-        assert torch.equal(_design(prior, 300, AllSampler()).indices, reference.indices), (share, longest)
+        cut = replace(prior, sizes=Sizes(sweep_share=share, longest_stretch=longest))
+        assert torch.equal(_design(cut, 300, AllSampler()).indices, reference.indices), (share, longest)
 
 
 def test_a_sampler_that_keeps_everything_gives_the_exact_design():

@@ -10,6 +10,7 @@ from gpytorch.kernels import LinearKernel
 from sparse_bo import BBKB, BKB, AskTell, MemmapArms, ProductGrid
 from sparse_bo.arms import ArmPosterior, ContenderPosterior, KernelColumns, StopRule, arm_posterior, batch, fit_arms, pick_batch
 from sparse_bo.arms.conditioning import Conditioner, contenders_after
+from sparse_bo.arms.prior import Sizes
 from sparse_bo.domains.lazy import LazyArms
 from tests.arms.builders import Problem, random_problem
 from tests.arms.low_precision import SETTINGS, set_products
@@ -95,7 +96,7 @@ def test_picks_are_those_of_the_arms_in_memory(kind, in_batch, capacity, device)
     for seed in range(6):
         p = _problem(seed, device)
         expected = _pick(p.posterior(), kind, 3.0, in_batch)
-        few = streamed(p, memory_bytes=40 * 9 * 40, contenders=capacity, tile_rows=13)
+        few = streamed(p, memory_bytes=40 * 9 * 40, sizes=Sizes(contenders=capacity, tile_rows=13))
         assert _pick(_swept(few, kind, 3.0), kind, 3.0, in_batch) == expected, seed
         lengths.add(len(expected))
     assert kind == "single" or len(lengths) >= 3
@@ -108,7 +109,7 @@ def test_low_precision_streams_pick_alike(precision, capacity, monkeypatch):
     for seed in range(6):
         p = _problem(seed)
         expected = _pick(p.posterior(), "global", 3.0, "fixed")
-        low = _swept(streamed(p, sweep_dtype=torch.float32, contenders=capacity), "global", 3.0)
+        low = _swept(streamed(p, sweep_dtype=torch.float32, sizes=Sizes(contenders=capacity)), "global", 3.0)
         assert _pick(low, "global", 3.0, "fixed") == expected, seed
 
 
@@ -132,7 +133,7 @@ def test_a_refill_is_needed_and_used(monkeypatch):
 
     monkeypatch.setattr(batch, "contenders_after", counted)
     p = _problem(1)
-    assert _pick(_swept(streamed(p, contenders=2), "global", 6.0), "global", 6.0, "fixed") == _pick(
+    assert _pick(_swept(streamed(p, sizes=Sizes(contenders=2)), "global", 6.0), "global", 6.0, "fixed") == _pick(
         p.posterior(), "global", 6.0, "fixed"
     )
     assert calls
