@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
 from sparse_bo.domains.sharded import in_memory
-from sparse_bo.policies.states import State
+from sparse_bo.policies.states import State, with_failures
 from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
@@ -127,10 +127,10 @@ class Mechanism(ABC, Generic[S]):
     def fail(self, state: S, picks: Tensor) -> S:
         """Return the state after failed evaluations at ``picks``, q ≥ 1, and after :meth:`tell` of the same update.
 
-        Default: the state itself, so the same picks are possible again. The policies of this package avoid inputs that fail
-        again (:mod:`sparse_bo.policies.failures`).
+        Default: a state with ``failures`` counts them (:mod:`sparse_bo.policies.failures`); any other stays as it is, so the
+        same picks are possible again.
         """
-        return state
+        return with_failures(state, picks)
 
     def freeze(self, state: S) -> Frozen | None:
         """Return a snapshot for :meth:`thaw`, without the domain; ``None``: no snapshots, runs are replayed."""

@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.dictionary import Sampler
 from sparse_bo.gp.priors import Prior
 from sparse_bo.linalg.chunking import default_memory_bytes
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
@@ -89,6 +90,12 @@ class ConfidenceSettings:
         elif self.rkhs_norm is not None:
             check_positive("rkhs_norm", self.rkhs_norm)
         check_probability("failure_probability", self.failure_probability)
+
+
+def check_sampler(dictionary: object) -> None:
+    """Raise ``TypeError`` unless ``dictionary`` is a sampler or ``None``."""
+    if dictionary is not None and not isinstance(dictionary, Sampler):
+        raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
 
 
 def unknown_norm(width: str, *, otherwise: str) -> str:

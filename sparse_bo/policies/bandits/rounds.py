@@ -23,11 +23,11 @@ from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
 from sparse_bo.policies.persistence import KEPT, kept
 from sparse_bo.policies.protocol import Mechanism
-from sparse_bo.policies.states import StateWithFailures, Stopwatch, with_failures
+from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.calibration import StandardisedErrors
 
-U = TypeVar("U", bound=StateWithFailures)
+U = TypeVar("U", bound=State)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,10 +78,6 @@ class UCBMechanism(Mechanism[U], ABC):
     warm_start_size: int = 512
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
-
-    def fail(self, state: U, picks: Tensor) -> U:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
 
     def _next_prior(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,16 +15,8 @@ from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_po
 from sparse_bo.policies.failures import forgiven, spared
 from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
-from sparse_bo.policies.states import Stopwatch, with_failures
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
-
-
-class ArmChoice(Protocol):
-    """Choice of the next arms from the observations."""
-
-    def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q`` arms, given the ``pending`` ones."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,12 +26,12 @@ class ArmsWithoutModel(Mechanism[BanditState]):
     Attributes:
         domain: The arms, float64.
         batch_size: Arms per batch.
-        choose: Choice of arms.
+        choose: Choice of arms, with the arguments of :func:`.unseen_arms`.
     """
 
     domain: Arms
     batch_size: int
-    choose: ArmChoice
+    choose: Callable[..., Tensor]
 
     def init(self) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
@@ -57,10 +49,6 @@ class ArmsWithoutModel(Mechanism[BanditState]):
             observations = add_observations(state.observations, self.domain.points, picks, y)
         failures = forgiven(state.failures, picks)
         return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures)
-
-    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
 
     def freeze(self, state: BanditState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms)."""
@@ -96,10 +84,6 @@ class RandomPoints(Mechanism[BoxState]):
     def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
         """Record the observations."""
         return replace(told(state, picks, y), seconds={})
-
-    def fail(self, state: BoxState, picks: Tensor) -> BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
 
     def freeze(self, state: BoxState) -> Frozen:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
@@ -159,15 +143,12 @@ class RandomSearch:
         batch_size: Evaluations per batch.
     """
 
+    name = "random"
+
     batch_size: int = 1
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
-
-    @property
-    def name(self) -> str:
-        """``"random"``."""
-        return "random"
 
     def on(self, domain: Domain) -> ArmsWithoutModel | RandomPoints:
         """See :meth:`sparse_bo.policies.Policy.on`."""
@@ -190,6 +171,8 @@ class EpsilonGreedy:
         batch_size: Arms per batch, drawn independently.
     """
 
+    name = "epsilon-greedy"
+
     epsilon: float = 0.1
     decay: float = 0.0
     batch_size: int = 1
@@ -197,11 +180,6 @@ class EpsilonGreedy:
     def __post_init__(self) -> None:
         check_exploration(self.epsilon, self.decay)
         check_count("batch_size", self.batch_size)
-
-    @property
-    def name(self) -> str:
-        """``"epsilon-greedy"``."""
-        return "epsilon-greedy"
 
     def on(self, domain: Domain) -> ArmsWithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
