@@ -78,7 +78,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         if self.sweep_dtype != torch.float64:
             raise ValueError(f"expected sweep_dtype=torch.float64 on a box, got {self.sweep_dtype}; it is for sweeps over arms")
         return BoxUCB(
-            box=domain,
+            domain=domain,
             parts=self.parts,
             given=self.given,
             design_size=self._design_size(domain),

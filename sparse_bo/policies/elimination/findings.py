@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,9 +17,27 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
 from sparse_bo.gp.observations import Observations
-from sparse_bo.policies.elimination.settings import norm_of
 from sparse_bo.sharding import Group
-from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
+from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds, SBPEOnBox, SBPETheory
+
+
+def theory_of(width: BatchWidth) -> SBPETheory | None:
+    """Return the theory's width, which has a norm F; ``None`` for others."""
+    theory = width.theory if isinstance(width, SBPEOnBox) else width
+    return theory if isinstance(theory, SBPETheory) else None
+
+
+def norm_of(width: BatchWidth) -> float | None:
+    """Return the norm F of a width; ``None`` without one."""
+    theory = theory_of(width)
+    return None if theory is None else theory.rkhs_norm
+
+
+def with_norm(width: BatchWidth, rkhs_norm: float) -> BatchWidth:
+    """Return the width with another norm F; a width without one unchanged."""
+    if isinstance(width, SBPEOnBox):
+        return replace(width, theory=replace(width.theory, rkhs_norm=rkhs_norm))
+    return replace(width, rkhs_norm=rkhs_norm) if isinstance(width, SBPETheory) else width
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +86,10 @@ class BatchCandidates:
         # A user in float32 evaluates the planned point rounded to float32.
         return torch.where(distances <= 1e-6 * (known.abs().max() + 1.0), among[found], -1)
 
-    def row(self, place: int) -> int | None:
-        """Return the arm of this rank's candidate number ``place``; ``None`` on a box."""
-        return None if self.rows is None else int(self.rows[place])
-
     def label(self, place: int) -> str:
         """Return this rank's candidate number ``place`` as text for a message."""
         if self.rows is not None:
-            return f"of arm {self.row(place)}"
+            return f"of arm {int(self.rows[place])}"
         return "at x = [" + ", ".join(f"{v:.4g}" for v in self.members[place].tolist()) + "]"
 
 
@@ -195,3 +209,19 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
     best = float(lower.max()) if len(lower) else -math.inf
     best = finding.candidates.group.largest("the largest of all candidates", [best])[0]
     return (upper if X is None else interval(finding, width, X).upper) >= best
+
+
+def survivors_of(findings: Sequence[Finding], width: BatchWidth) -> Tensor:
+    """Return the survivors of all batches: arms (ascending; of this rank), or points of the last batch on a box. Collective.
+
+    Args:
+        findings: From the first batch on, over all arms; at least one has results.
+        width: Width of the bounds.
+    """
+    complete = with_results(findings)
+    if complete[-1].candidates.rows is None:
+        return complete[-1].members[surviving(complete[-1], width)]
+    rows = findings[0].members
+    for finding in complete:
+        rows = rows[~torch.isin(rows, finding.members[~surviving(finding, width)])]
+    return rows

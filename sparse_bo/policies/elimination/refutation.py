@@ -23,8 +23,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparse_bo.gp.diagnostics import binomial_tail
-from sparse_bo.policies.elimination.findings import Finding, Marginals, intersection, marginals_at, with_results
-from sparse_bo.policies.elimination.settings import EliminationSettings, norm_of, theory_of, with_norm
+from sparse_bo.policies.elimination.findings import (
+    Finding,
+    Marginals,
+    intersection,
+    marginals_at,
+    norm_of,
+    theory_of,
+    with_norm,
+    with_results,
+)
+from sparse_bo.policies.elimination.settings import EliminationSettings
 from sparse_bo.widths import BatchWidth, ConstantWidth, RefutableWidth
 from sparse_bo.widths.norms import norm_estimate
 
