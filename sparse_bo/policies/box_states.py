@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 from botorch.models.model import Model
@@ -79,6 +79,12 @@ class BoxState:
         """Successful evaluations so far."""
         return len(self.y)
 
+    def with_results(self, X: Tensor, y: Tensor) -> Self:
+        """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
+        failures = forgiven(self.failures, X)
+        X, y = torch.cat([self.X, X]), torch.cat([self.y, y])
+        return replace(self, X=X, y=y, round=self.round + 1, failures=failures)
+
     def without_results(self) -> Self:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
@@ -131,19 +137,10 @@ class BoxState:
         )
 
 
-B = TypeVar("B", bound=BoxState)
-
-
 def initial_box_state(box: Box) -> BoxState:
     """Return the state of a box without data."""
     box = box.double()
     return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
-
-
-def told(state: B, X: Tensor, y: Tensor) -> B:
-    """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
-    failures = forgiven(state.failures, X)
-    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1, failures=failures)
 
 
 def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator) -> Tensor:

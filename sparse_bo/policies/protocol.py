@@ -172,7 +172,7 @@ def as_arms(domain: Domain, *, policy: str) -> Arms:
 
 
 def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
-    """Return the arms of a policy that needs a finite arm set in memory; a lazy set is loaded if it fits.
+    """Return the arms of a policy that needs a finite arm set of one process in memory; a lazy set is loaded if it fits.
 
     Raises:
         TypeError: If the domain is a box.
@@ -187,25 +187,17 @@ def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
 
 
 def loaded_arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor | ShardedArms:
-    """Return the arms of a policy that stores numbers for each of them: in memory, or in shards in memory.
-
-    Raises:
-        TypeError: If the domain is a box.
-        ValueError: If a lazy set, or the largest shard, does not fit into ``memory_bytes``.
-    """
+    """Return the arms of a policy that stores numbers for each of them: as :func:`arms_of`, or in shards in memory."""
     arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
+    if (isinstance(arms, ShardedArms) and arms.in_memory) or not isinstance(arms, LazyArms):
+        return arms
+    count, more = (f"{arms.shape[0]:,} arms", "use BBKB or BKB, which stream them, or pass a tensor")
     if isinstance(arms, ShardedArms):
-        if not arms.in_memory:
-            raise ValueError(
-                f"policy {policy!r} needs its arms in memory, but {arms.largest_part:,} arms of one rank do not fit into "
-                f"{memory_bytes:,} bytes; raise memory_bytes, use more ranks, or BBKB or BKB, which stream them"
-            )
-    elif isinstance(arms, LazyArms):
-        raise ValueError(
-            f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
-            "raise memory_bytes, use BBKB or BKB, which stream them, or pass a tensor"
-        )
-    return arms
+        count, more = f"{arms.largest_part:,} arms of one rank", "use more ranks, or BBKB or BKB, which stream them"
+    raise ValueError(
+        f"policy {policy!r} needs its arms in memory, but {count} do not fit into {memory_bytes:,} bytes; raise memory_bytes, "
+        f"{more}"
+    )
 
 
 def box_of(domain: Domain, *, policy: str) -> Box:

@@ -26,7 +26,7 @@ from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
+from sparse_bo.gp.observations import Observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import persistence
@@ -39,7 +39,6 @@ from sparse_bo.policies.bandits.state import (
     thaw_evaluated,
     unseen_arms,
 )
-from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
 
@@ -152,9 +151,8 @@ class ArmUCB(UCBMechanism[BanditState]):
         """
         before, watch = state.fitted, Stopwatch()
         with watch.phase("observe"):
-            observations = add_observations(state.observations, self.arms, picks, y)
-        failures = forgiven(state.failures, picks)
-        after = replace(state, observations=observations, round=state.round + 1, failures=failures)
+            after = state.with_results(picks, y)
+            observations = after.observations
         if before is None and observations.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         prior, learned_at = self._next_prior(before, observations, watch, generator=generator, correlation=correlation)

@@ -26,7 +26,7 @@ from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal
 from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism, UCBNumbers
-from sparse_bo.policies.box_states import BoxState, design_points, told
+from sparse_bo.policies.box_states import BoxState, design_points
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.widths import botorch_beta
@@ -240,7 +240,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
         before, watch = state.fitted, Stopwatch()
-        after = told(state, picks, y)
+        after = state.with_results(picks, y)
         if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         observations = merge_observations(after.X, after.y)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.linalg.reductions import group_sums
-from sparse_bo.policies.box_states import BoxState, initial_box_state, told
+from sparse_bo.policies.box_states import BoxState, initial_box_state
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
@@ -175,7 +175,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
                 "half-widths of the box outside; tell only points that were asked"
             )
         inner = self.inner.tell(state.inner, inside, y, generator=generator)
-        return replace(told(state, picks, y), inner=inner, seconds=inner.seconds)
+        return replace(state.with_results(picks, y), inner=inner, seconds=inner.seconds)
 
     def fail(self, state: EmbeddedState, picks: Tensor) -> EmbeddedState:
         """Let the inner policy know of the low-dimensional points."""

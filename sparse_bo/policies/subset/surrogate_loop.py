@@ -26,7 +26,7 @@ from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
-from sparse_bo.policies.box_states import design_points, initial_box_state, told
+from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
@@ -178,7 +178,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         """Observe, choose the subset, and fit. Draws for the subset, then once for BoTorch's seed."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            state = told(state, picks, y)
+            state = state.with_results(picks, y)
         if len(state.y) < self.settings.initial_design:
             return replace(state, seconds=watch.seconds)
         with watch.phase("sample"):
