@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.policies.states import State, with_failures
 from sparse_bo.validation import check_count
@@ -160,6 +160,12 @@ def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
     return min(max_q, max(1, missing - out))
 
 
+ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}
+"""Policies over arms by the name of a policy on boxes."""
+ON_BOXES = {"s-gp-ts-arms": "SGPTS", "qff-ts-arms": "QFFTS", "expected-improvement": "TrustRegion"}
+"""Policies on boxes by the name of a policy over arms."""
+
+
 def as_arms(domain: Domain, *, policy: str) -> Arms:
     """Return the domain of a policy that needs a finite arm set, in memory or not.
 
@@ -167,7 +173,12 @@ def as_arms(domain: Domain, *, policy: str) -> Arms:
         TypeError: If the domain is a box.
     """
     if not isinstance(domain, Arms):
-        raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
+        got, other = "a box", "pass arms= (for example points drawn from the box)"
+        if isinstance(domain, SpaceBox):
+            got, other = "a space with too many combinations for arms, a box", "leave policy= out"
+        raise TypeError(
+            f"policy {policy!r} chooses among arms, got {got}; use {ON_BOXES.get(policy, 'TrustRegion or BBKB')}, or {other}"
+        )
     return domain
 
 
@@ -207,5 +218,10 @@ def box_of(domain: Domain, *, policy: str) -> Box:
         TypeError: If the domain is an arm set.
     """
     if not isinstance(domain, Box):
-        raise TypeError(f"policy {policy!r} searches a box, got an arm set; pass bounds= (2 x d) instead of arms=")
+        got, other = "an arm set", "pass bounds= (2 x d) instead of arms="
+        if isinstance(domain, SpaceArms):
+            got, other = f"an arm set, the {domain.count:,} feasible combinations of a space", "leave policy= out"
+        raise TypeError(
+            f"policy {policy!r} searches a box, got {got}; use {ON_ARMS.get(policy, 'ExpectedImprovement or BBKB')}, or {other}"
+        )
     return domain
