@@ -131,7 +131,7 @@ class BoxState:
             best_mean=mean,
             best_sd=sd,
             best_observed_x=self.X[lucky],
-            best_observed_mean=float(self.y[same].mean()),
+            best_observed_mean=float((self.y[same] / same.sum()).sum()),  # a sum first may overflow
             best_observed_count=int(same.sum()),
             width=self.width,
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Candidates, Dictionary, candidates_of
 from sparse_bo.domains import Box
-from sparse_bo.gp.observations import Observations, merge_observations
+from sparse_bo.gp.observations import Observations, in_range, merge_observations
 from sparse_bo.gp.priors import KnownPrior, crash_floor, warn_if_uncentred
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
@@ -243,11 +243,11 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         after = state.with_results(picks, y)
         if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        observations = merge_observations(after.X, after.y)
+        observations = merge_observations(after.X, in_range(after.y))
         warn_if_uncentred(self.given, observations, before=state.pulls)
         prior, learned_at = self._next_prior(before, observations, watch, generator=generator)
         noise, covariance = prior.regularization, covariance_function(prior.covar_module, like=after.X)
-        fit = partial(BoxModel, prior=prior, units=self._units(prior), X=after.X, y=after.y)
+        fit = partial(BoxModel, prior=prior, units=self._units(prior), X=after.X, y=in_range(after.y))
         with watch.phase("sample"):
             candidates = self._candidates(before, fit, observations, generator)
             dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
@@ -285,7 +285,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
             persistence.thaw_dictionary(frozen, state.X),
             persistence.thaw_prior(frozen, given=self.given.covar_module),
         )
-        model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=state.y, dictionary=dictionary)
+        model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=in_range(state.y), dictionary=dictionary)
         return replace(state, fitted=FittedBox(posterior=model, prior=prior, **persistence.thaw_fields(FittedBox, frozen)))
 
     def _units(self, prior: KnownPrior) -> Units:

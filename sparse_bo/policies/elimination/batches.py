@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior
 from sparse_bo.arms.design import Design
-from sparse_bo.gp.observations import Observations, add_observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations, in_range, no_observations
 from sparse_bo.policies.elimination.findings import BatchCandidates
 
 
@@ -46,7 +46,9 @@ class PlannedBatch:
     def observations(self) -> Observations:
         """Results so far; indices are positions among the candidates."""
         points = self.candidates.points
-        return add_observations(no_observations(points), points, self.design.indices[self.observed], self.y[self.observed])
+        return add_observations(
+            no_observations(points), points, self.design.indices[self.observed], in_range(self.y[self.observed])
+        )
 
     def matched(self, picks: Tensor, taken: Tensor) -> list[int]:
         """Return the position of each pick in the plan, −1 if not planned: the first that is neither ``taken`` nor matched."""

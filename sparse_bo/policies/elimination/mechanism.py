@@ -28,6 +28,7 @@ from sparse_bo.policies.elimination.regression import certified_ratio
 from sparse_bo.policies.elimination.settings import EliminationSettings
 from sparse_bo.policies.elimination.state import EliminationState, freeze_elimination, thaw_elimination
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
+from sparse_bo.policies.settings import LEAST, MOST
 from sparse_bo.policies.states import Stopwatch
 from sparse_bo.widths import BatchConfidence, BatchWidth, SBPEOnBox
 
@@ -109,6 +110,11 @@ class Elimination(Mechanism[EliminationState], ABC):
             with watch.phase("learn"):
                 if after.pulls >= self.design_size:
                     prior = learn_prior(self.settings.given, after.observations, self.domain.hull(), generator=generator)
+                    if not LEAST <= prior.regularization <= MOST:
+                        raise ValueError(
+                            f"expected values whose noise has a variance from {LEAST:g} to {MOST:g}, got "
+                            f"{prior.regularization:.3g}; scale the objective"
+                        )
                     after = replace(after, prior=prior)
         return replace(after, seconds=watch.seconds)
 

@@ -11,6 +11,7 @@ from botorch.posteriors import Posterior
 from torch import Tensor
 
 from sparse_bo.domains import Box
+from sparse_bo.gp.observations import in_range
 from sparse_bo.models.gradient_subset import Gradient, gradient_subset
 from sparse_bo.policies.box_states import BoxState
 from sparse_bo.policies.persistence import KEPT
@@ -116,7 +117,7 @@ class Buffer:
         return gradient_subset(
             state.surrogate,
             state.box.to_unit(state.X),
-            state.y,
+            in_range(state.y),
             size=size,
             initial=self.initial,
             newest=newest,

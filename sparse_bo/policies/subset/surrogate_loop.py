@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.errors import NumericalWarning
+from sparse_bo.gp.observations import in_range
 from sparse_bo.models import fit_to_rows
 from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
 from sparse_bo.policies.box_states import design_points, initial_box_state
@@ -228,7 +229,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
     def _unfitted(self, state: SurrogateState, subset: Tensor) -> Any:
         """Return a new model of the rows that it is conditioned on."""
         known = self._known(state, subset)
-        model = self.make(self.box.to_unit(state.X[known]), state.y[known].unsqueeze(-1))
+        model = self.make(self.box.to_unit(state.X[known]), in_range(state.y[known]).unsqueeze(-1))
         if not isinstance(model, Model):
             raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
         return model
@@ -271,7 +272,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def _width(self, model: Any, state: SurrogateState, subset: Tensor) -> float:
         """Return the number of posterior standard deviations in the default acquisition function."""
-        width, X, y = self.settings.width, self.box.to_unit(state.X), state.y
+        width, X, y = self.settings.width, self.box.to_unit(state.X), in_range(state.y)
         if not isinstance(width, SurrogateWidth):
             return width
         known = self._known(state, subset)
@@ -281,7 +282,7 @@ class SurrogateLoop(Mechanism[SurrogateState]):
 
     def _proposed(self, state: SurrogateState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q x d`` points of the unit cube, to rounding, given pending ones; BoTorch draws from its generators."""
-        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y)
+        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), in_range(state.y))
         if self.draws is not None:
             draws = self.draws(fitted)
             return torch.cat([self._maximised(next(draws), q=1) for _ in range(q)])

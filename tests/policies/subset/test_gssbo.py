@@ -246,6 +246,21 @@ def test_pending_points_count_towards_the_batch_and_are_avoided(generator):
     assert search.ask(search.init(), max_q=9, pending=loop.state.X[:4], generator=generator) == Wait(4)
 
 
+def test_pending_points_reach_the_acquisition_function(generator):
+    made = []
+
+    def improvement(model, X, y):
+        made.append(qLogExpectedImprovement(model, best_f=float(y.max())))
+        return made[-1]
+
+    policy = GSSBO(**SMALL, batch_size=2, acquisition=improvement, fitter=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 4)
+    pending = torch.tensor([[1.0, 25.0]], dtype=torch.float64)
+    policy.on(loop.state.box).ask(loop.state, max_q=1, pending=pending, generator=generator)
+    assert made[-1].X_pending.tolist() == [[0.5, 0.75]]
+
+
 def test_analytic_acquisition_functions_refuse_pending_points(generator):
     policy = BoTorchUCB(
         **SMALL, batch_size=2, acquisition=lambda m, X, y: LogExpectedImprovement(m, best_f=0.0), fitter=keep_parameters
