@@ -49,6 +49,7 @@ def asked(loop, sizes, *, fail=()):
     return torch.cat(points)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_points_asked_one_by_one_are_those_asked_at_once(policy):
     whole = AskTell(bounds=unit_box(3), policy=policy, seed=5).ask(16).X
@@ -64,6 +65,7 @@ def test_four_points_asked_singly_lie_in_four_quarters_of_every_input():
 
 
 @pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_failures_do_not_restart_the_sequence(policy):
     whole = AskTell(bounds=unit_box(3), policy=policy, seed=5).ask(16).X
@@ -74,6 +76,16 @@ def test_failures_do_not_restart_the_sequence(policy):
     assert len(torch.unique(points, dim=0)) == 10
 
 
+@pytest.mark.filterwarnings("ignore::sparse_bo.errors.FailureWarning")
+@pytest.mark.parametrize("policy", [SBPE(**BATCHES), BPE(**BATCHES)], ids=lambda policy: policy.name)
+def test_elimination_goes_on_after_a_failed_point_with_new_ones(policy):
+    whole = AskTell(bounds=unit_box(3), policy=policy, seed=5).ask(16).X
+    loop = AskTell(bounds=unit_box(3), policy=policy, seed=5)
+    loop.tell(loop.ask(4).tickets, [1.0, math.nan, 2.0, 3.0])
+    assert torch.equal(loop.ask(20).X[:12], whole[4:])
+
+
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_resumed_run_continues_the_sequence(policy, tmp_path):
     whole = AskTell(bounds=unit_box(3), policy=policy, seed=5).ask(16).X

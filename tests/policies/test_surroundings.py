@@ -8,7 +8,6 @@ from sparse_bo.domains import Float, Int
 from sparse_bo.policies import QFFTS, SGPTS, ExpectedImprovement, QFFTSArms, SGPTSArms
 from tests.builders import arms, unit_box
 from tests.journal import every_policy as every
-from tests.sampling import sampled
 
 IDS = [f"{domain}: {name}" for domain, name in every.RUNS]
 
@@ -20,7 +19,8 @@ def picks(domain, name, policy):
     return loop.history.indices if domain == "arms" else loop.history.points
 
 
-@pytest.mark.parametrize(("domain", "name"), sampled(every.RUNS, every=3, ids=IDS))
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize(("domain", "name"), every.RUNS, ids=IDS)
 def test_the_default_dtype_changes_no_pick(domain, name, monkeypatch):
     """Nor does half precision, in which BoTorch alone ends in infinities."""
     every.shorten_searches(monkeypatch)
