@@ -36,13 +36,9 @@ class BoxState:
     """Failures; ``None`` before the first."""
 
     def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
-        """Return a function that marks points (``n x d``, in the user's units) near failures, to avoid.
+        """Return a function that marks points (``n x d``) near failures, to avoid; ``None`` without failures.
 
-        Args:
-            kernel: Kernel of the distance; ``None``: a Gaussian one of fixed width.
-
-        Returns:
-            ``None`` if nothing has failed.
+        The distance is that of ``kernel``; ``None``: of a Gaussian one of fixed width.
         """
         failures = self.failures
         if failures is None or not len(failures.where):
@@ -157,16 +153,9 @@ def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.
 def spared_points(
     points: Tensor, draw: Callable[..., Tensor], state: BoxState, *, pending: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return ``q x d`` points of which those near failures are replaced; once there are failures, near pending points, too.
+    """Return ``q x d`` points; those near failures, then also near ``pending`` ones, are replaced by ``draw(n, generator=)``.
 
     Draws nothing without failures. O(q (failures + successes) d) for each of at most 16 draws.
-
-    Args:
-        points: ``q x d``, q at least 1.
-        draw: From a number of points, and ``generator=``, to points (``n x d``) to replace some with.
-        state: The state, with the failures.
-        pending: Pending points (``p x d``).
-        generator: CPU generator.
     """
     refuse = state.refusal()
     if refuse is None:

@@ -146,14 +146,7 @@ class Mechanism(ABC, Generic[S]):
 
 
 def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
-    """Return the number of picks that an initial design of ``size`` results asks for next.
-
-    Args:
-        size: Results before the first model.
-        pulls: Successful evaluations so far.
-        out: Number of pending evaluations.
-        max_q: Largest number of picks.
-    """
+    """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
     missing = size - pulls
     if missing <= out and out:
         return Wait(max(missing, 1))

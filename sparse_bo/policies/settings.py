@@ -99,12 +99,7 @@ def check_sampler(dictionary: object) -> None:
 
 
 def unknown_norm(width: str, *, otherwise: str) -> str:
-    """Return the message for a width that needs a norm bound where there is none.
-
-    Args:
-        width: Its name.
-        otherwise: What to use in its place where no norm is known.
-    """
+    """Return the message for a width that needs a norm bound where there is none, with another width to use."""
     return (
         f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective minus the prior mean), got None. Pass "
         "a number that you know to hold; or rkhs_norm='estimate' to have one estimated from the results (with which no theorem "

@@ -141,13 +141,7 @@ class ArmUCB(UCBMechanism[BanditState]):
     ) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler.
 
-        Args:
-            state: The state after the last update.
-            picks: ``q`` arms.
-            y: ``q`` observations.
-            generator: CPU generator.
-            correlation: Correlations in the arms' hull as the unit cube, from another policy: a learning of this update learns
-                mean, scale and noise alone.
+        ``correlation`` is another policy's, in the hull as the unit cube: a learning then learns mean, scale and noise alone.
         """
         before, watch = state.fitted, Stopwatch()
         with watch.phase("observe"):

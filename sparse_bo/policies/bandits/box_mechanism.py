@@ -113,10 +113,7 @@ def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Diction
 
 
 def plain(value: float, *, like: Tensor) -> Tensor:
-    """Return a number as a tensor, rounded to float32 where that holds it, as GPyTorch rounds plain numbers.
-
-    Beyond float32 (10³⁸, 10⁻³⁸) the number stays as it is.
-    """
+    """Return a number as a tensor, rounded to float32 where that holds it (10⁻³⁸ to 10³⁸), as GPyTorch rounds plain numbers."""
     exact = like.new_tensor(value, dtype=torch.float64)
     rounded = exact.float().double()
     holds = bool(rounded.isfinite()) and (value == 0.0 or abs(value) >= torch.finfo(torch.float32).tiny)

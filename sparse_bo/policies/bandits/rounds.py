@@ -148,17 +148,7 @@ class UCBMechanism(Mechanism[U], ABC):
     ) -> UCBNumbers:
         """Return the numbers of the next round.
 
-        Args:
-            before: Those of the last round.
-            y: ``q`` newest observations.
-            leverages: ``q``, of their inputs at the start of the batch.
-            means: ``q`` posterior means there; ``None`` before the first model.
-            pulls: Evaluations so far.
-            prior: Of the next round.
-            learned_at: Pulls when it was learned.
-            effective_dimension: Of the new posterior.
-            kappa_squared: Largest prior variance (y²).
-            form: Computes the quadratic form of the observations, for widths with an estimated norm.
+        ``leverages`` and ``means`` (``None`` before the first model) are of the newest inputs, at the start of their batch.
         """
         errors = StandardisedErrors()
         if before is not None and means is not None:

@@ -48,16 +48,10 @@ class BanditState:
     """Failures; ``None`` before the first."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
-        """Return a function that marks arms to avoid: failed ones that back off, and arms among failures.
+        """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
 
-        An arm whose last evaluation succeeded is never refused. The distance is that of the model's kernel, and without a
-        model (in a random design, for example) that in the arms' hull, as on a box.
-
-        Args:
-            pending: Pending arms (``q``); after the first failure, arms without a success are not evaluated twice at a time.
-
-        Returns:
-            ``None`` if nothing has failed.
+        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are. The
+        distance is that of the model's kernel, and without a model that in the arms' hull, as on a box.
         """
         failures = self.failures
         if failures is None:

@@ -62,12 +62,7 @@ class WithoutModel(Mechanism[Any]):
 
 
 def check_exploration(epsilon: float, decay: float) -> None:
-    """Check ε and its decay.
-
-    Raises:
-        TypeError: If one is not a number.
-        ValueError: If ``decay`` is negative, or ``epsilon`` is outside [0, 1] (without decay) or negative (with decay).
-    """
+    """Raise unless ε and its decay are numbers in their ranges: ε in [0, 1] without decay, else at least 0."""
     if check_number("decay", decay) < 0.0:
         raise ValueError(f"expected decay >= 0, got {decay!r}")
     if decay == 0.0:
@@ -81,16 +76,8 @@ def with_exploration(
 ) -> Tensor:
     """Return ``q`` arms: the t-th evaluation a random one with probability ``min(1, epsilon · t^−decay)``, else ``best``.
 
+    t goes on after the state's pulls and the ``out`` pending evaluations. Auer et al. 2002 (Fig. 3) have ``decay=1``.
     Draws one uniform number per arm of the batch, then the random arms.
-
-    Args:
-        state: State; t continues after its pulls and the ``out`` pending evaluations.
-        best: Scalar, an arm.
-        epsilon: ε, at least 0.
-        decay: At least 0; 0: ε for good; 1: the schedule of Auer et al. 2002 (Fig. 3, ``ε_t = min(1, cK/(d²t))``).
-        q: Arms to return.
-        out: Number of pending evaluations.
-        generator: CPU generator.
     """
     t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
     explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)

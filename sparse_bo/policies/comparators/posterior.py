@@ -74,11 +74,7 @@ class PosteriorPolicy(PriorSettings, SweepSettings, ABC):
         """Return ``q`` arms from the posterior of a state, while ``out`` evaluations are pending."""
 
     def check(self, arms: ArmSet) -> None:
-        """Check the settings against the arms (``a x d``).
-
-        Raises:
-            ValueError: If one does not fit them.
-        """
+        """Raise ``ValueError`` if a setting does not fit the arms (``a x d``)."""
 
     @property
     def model(self) -> BKB:

@@ -72,12 +72,7 @@ class BatchCandidates:
         return self.rows_of_all[positions].squeeze(-1).long()
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
-        """Return the position of each pick, −1 for others. O(q log among), on a box O(q · among · d).
-
-        Args:
-            picks: ``q ≥ 1`` picks.
-            among: Positions to search, ascending, at least one.
-        """
+        """Return the position of each pick ``among`` some (ascending), −1 for others. O(q log among), on boxes O(q among d)."""
         known = self.at(among)
         if self.rows is not None:
             found = torch.searchsorted(known, picks).clamp(max=len(known) - 1)
@@ -177,15 +172,9 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
 
 
 def intersection(prior: ArmPrior, variances: Tensor, seen: Iterable[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
-    """Return the intersection of the intervals of the prior and some batches at ``n`` points.
+    """Return the intersection of the intervals of the prior and some batches at points with prior ``variances``, ``n`` each.
 
     Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths with a norm F.
-
-    Args:
-        prior: Prior of the objective.
-        variances: ``n``, ``k(x, x)`` of the points.
-        seen: Batches with their posteriors there.
-        width: Width of the bounds.
     """
     norm = norm_of(width)
     spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
@@ -214,9 +203,7 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
 def survivors_of(findings: Sequence[Finding], width: BatchWidth) -> Tensor:
     """Return the survivors of all batches: arms (ascending; of this rank), or points of the last batch on a box. Collective.
 
-    Args:
-        findings: From the first batch on, over all arms; at least one has results.
-        width: Width of the bounds.
+    ``findings`` start with the first batch, over all arms; at least one has results.
     """
     complete = with_results(findings)
     if complete[-1].candidates.rows is None:

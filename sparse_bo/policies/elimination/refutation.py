@@ -227,16 +227,9 @@ class Judgement(NamedTuple):
 def judgement(
     findings: Sequence[Finding], width: BatchWidth, settings: EliminationSettings, *, doublings: int, stopped: bool
 ) -> Judgement:
-    """Test the bounds on all results; if the settings allow, double F until they agree.
+    """Test the bounds on all results; if the settings allow, double F until they agree. ``stopped``: elimination has ended.
 
     Noise above the assumed one does not enlarge F; the warning names it.
-
-    Args:
-        findings: Findings of the complete batches; the newest has results.
-        width: Width of the bounds so far.
-        settings: Failure probability, noise, and reactions.
-        doublings: Doublings of F so far.
-        stopped: Whether earlier batches refuted the bounds, which ended elimination.
     """
     seen, delta = with_results(findings), settings.failure_probability
     if isinstance(width, ConstantWidth):

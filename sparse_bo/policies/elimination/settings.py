@@ -39,12 +39,7 @@ def batch_schedule(horizon: int) -> tuple[int, ...]:
 
 
 def checked_schedule(schedule: Sequence[int] | None, horizon: int) -> tuple[int, ...]:
-    """Return a user's batch sizes after checks, or :func:`batch_schedule` for ``None``.
-
-    Raises:
-        TypeError: If a size is not an integer.
-        ValueError: If there are none, one is less than 1, or their sum exceeds the horizon.
-    """
+    """Return a user's batch sizes after checks, or :func:`batch_schedule` for ``None``."""
     if schedule is None:
         return batch_schedule(horizon)
     sizes = tuple(schedule)

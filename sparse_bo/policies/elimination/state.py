@@ -266,14 +266,7 @@ def freeze_elimination(state: EliminationState) -> Frozen:
 def thaw_elimination(
     empty: EliminationState, frozen: Frozen, *, given: Kernel | None, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
 ) -> EliminationState:
-    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch.
-
-    Args:
-        empty: The policy's state without data.
-        frozen: Arrays on any device.
-        given: The policy's kernel; ``None``: the frozen one.
-        prior_over: From a known prior and points (``c x d``) to the prior over them.
-    """
+    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
     frozen = persistence.on_device(frozen, empty.domain.device)
     state = replace(empty, **persistence.thaw_fields(EliminationState, frozen))
     if state.norm is not None:

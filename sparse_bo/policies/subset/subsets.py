@@ -97,13 +97,7 @@ class Buffer:
     perturbation: float = 0.0
 
     def rows(self, state: SurrogateState, *, newest: int, generator: torch.Generator) -> Tensor:
-        """Return rows of ``state.X``, ascending.
-
-        Args:
-            state: All data, the newest batch included, and the last model.
-            newest: Size of the newest batch, the last rows.
-            generator: CPU generator.
-        """
+        """Return rows of ``state.X``, ascending; the last ``newest`` ones are the newest batch."""
         n, size = len(state.y), self.size if self.slowdown is None else state.buffer
         everything = torch.arange(n, device=state.y.device)
         if size is None or n <= size:

@@ -101,13 +101,7 @@ class SurrogateSettings:
                 raise TypeError(f"expected {name} to be a function or None, got {type(part).__name__}")
 
     def loop(self, domain: Domain, make: MakeModel, **parts: Any) -> SurrogateLoop:
-        """Return the loop of these settings on a box, with other parts than its defaults.
-
-        Args:
-            domain: The box.
-            make: Makes the default model.
-            **parts: Other fields of :class:`SurrogateLoop`.
-        """
+        """Return the loop of these settings on a box: ``make`` makes the default model, ``parts`` are other fields."""
         box = box_of(domain, policy=self.name).double()
         return SurrogateLoop(box=box, settings=self, make=self.surrogate or make, **parts)
 
