@@ -18,7 +18,6 @@ from sparse_bo.arms import (
     arm_posterior,
     fit_arms,
     pick_batch,
-    prior_variances,
 )
 from sparse_bo.arms.contenders import Refusal
 from sparse_bo.dictionary import Candidates, candidates_of
@@ -167,7 +166,7 @@ class ArmUCB(UCBMechanism[BanditState]):
         numbers = self._numbers(
             before,
             y,
-            leverages=surrogate.prior_variance[picks] / noise if last is None else last.leverages_at(picks),
+            leverages=surrogate.variances_at(picks) / noise if last is None else last.leverages_at(picks),
             means=None if last is None else last.means_at(picks),
             pulls=observations.pulls,
             prior=prior,
@@ -215,7 +214,6 @@ class ArmUCB(UCBMechanism[BanditState]):
         return ArmPrior(
             arms=arms,
             covariance=covariance,
-            prior_variance=prior_variances(covariance, arms),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
             repeats=repeated_rows(arms) if current is None and not isinstance(arms, LazyArms) else repeats,

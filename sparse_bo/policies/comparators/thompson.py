@@ -15,10 +15,9 @@ from botorch.models.model import Model
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.sampling.pathwise.features import gen_kernel_features
 from botorch.utils.transforms import t_batch_mode_transform
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from sparse_bo.arms import posterior_here
 from sparse_bo.dictionary import Sampler
 from sparse_bo.domains import ArmSet, Domain
 from sparse_bo.domains.sharded import alone, first_here, group_of
@@ -26,6 +25,7 @@ from sparse_bo.errors import NumericalWarning
 from sparse_bo.gp.dtc import decoupled_weights
 from sparse_bo.kernels import covariance_function, gaussian_parameters
 from sparse_bo.kernels.quadrature import fourier_features, quadrature_error, quadrature_frequencies, sample_weights
+from sparse_bo.kernels.structure import part_outside
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.comparators.posterior import PosteriorPolicy
 from sparse_bo.policies.failures import Refusal
@@ -54,7 +54,7 @@ class _Best:
 
     def __init__(self, state: BanditState, q: int) -> None:
         assert state.posterior is not None
-        self.here, self.arms = posterior_here(state.posterior), state.arms
+        self.here, self.arms = state.posterior.here, state.arms
         self.group, device = group_of(self.arms), self.arms.device
         self.first = first_here(self.arms)
         prior = self.here.prior
@@ -131,8 +131,9 @@ class SGPTSArms(PosteriorPolicy):
             with seeded(torch.Generator(), device=arms.device):
                 gen_kernel_features(kernel, num_inputs=arms.shape[1], num_outputs=2)
         except NotImplementedError as error:
+            other = part_outside(kernel, (ScaleKernel, RBFKernel, MaternKernel))
             raise ValueError(
-                f"expected a kernel with random Fourier features for S-GP-TS, got {type(kernel).__name__}; "
+                f"expected a kernel with random Fourier features for S-GP-TS, got {type(other).__name__}; "
                 "use RBFKernel or MaternKernel, or a ScaleKernel of one"
             ) from error
 
@@ -205,7 +206,7 @@ class QFFTSArms(PosteriorPolicy):
             y = (observed.means - surrogate.prior_mean) * roots
             normal = torch.randn(q, Z.shape[1], generator=generator, device="cpu", dtype=Z.dtype).to(Z.device)
             w = sample_weights(Z, y, noise=surrogate.regularization, normal=normal)
-            here = best.here.prior.in_memory[0]
+            here = best.here.prior.in_memory
             return best.of(lambda part, _: features(here[part]) @ w.mT)
 
     def _missed(self, kernel: Kernel, arms: ArmSet) -> str | None:

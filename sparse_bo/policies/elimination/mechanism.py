@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from sparse_bo.arms import ArmPrior, posterior_over_part, prior_variances
+from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import design
 from sparse_bo.domains import Arms, ArmSet, Box, ShardedArms
 from sparse_bo.domains.sharded import first_here
@@ -248,7 +248,6 @@ class Elimination(Mechanism[EliminationState], ABC):
         return ArmPrior(
             arms=points,
             covariance=covariance,
-            prior_variance=prior_variances(covariance, points),
             prior_mean=prior.prior_mean,
             regularization=prior.regularization,
             repeats=repeated_rows(points) if isinstance(points, Tensor) else None,
