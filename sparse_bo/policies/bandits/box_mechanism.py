@@ -188,7 +188,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         if self.parts.stop_rule.kind == "local":
             raise ValueError("stop_rule='local' looks at every arm; on a box use stop_rule='global' or 'gp-bucb'")
         if self.parts.stop_rule.kind == "repeat":
-            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use stop_rule='global' or 'gp-bucb'")
+            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use BBKB(stop_rule='global') or GPBUCB()")
         if self.given.covar_module is not None:
             covariance_function(self.given.covar_module, like=self.domain.bounds)
 
