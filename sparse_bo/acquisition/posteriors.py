@@ -7,7 +7,7 @@ Cholesky factor of ``C(F, F) + noise``:
     variance(x) = C(x, x) − ‖L⁻¹ C(F, x)‖²
 
 *Process conditioning* takes the posterior covariance itself for ``C``; the *fixed-dictionary update* (BKB, BBKB) only the part
-of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``k − zᵀz`` of a picked point stays (algorithms §1).
+of it that the dictionary explains, ``λ zᵀV⁻¹z'``, so that the residual ``k − zᵀz`` of a picked point stays.
 """
 
 from __future__ import annotations

@@ -144,6 +144,11 @@ class _Picker:
         self.spent, self.rechecked = 0.0, 0
         contenders = posterior.contenders_at_start(width=width, stop_rule=stop_rule)
         leverage, lowest, best = contenders.extremes.tolist()
+        if any(map(math.isnan, (leverage, lowest, best))):
+            raise ValueError(
+                "expected finite posterior means and variances, got NaN: results or their squares leave the range of numbers; "
+                "divide the objective by its largest value"
+            )
         self.low, self.unit = resolution(leverage), resolution(max(abs(lowest), abs(best)))
         self.exact = contenders.exact
         self.unasked: Tensor | None = None  # arms of which it is not known yet whether they are refused

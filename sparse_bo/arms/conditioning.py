@@ -1,4 +1,4 @@
-"""An arm posterior conditioned on picks whose results are pending (algorithms §1), by either in-batch update.
+"""An arm posterior conditioned on picks whose results are pending, by either in-batch update.
 
 Everything is in *leverage units* (covariance / λ, noise 1 per pick). With ``P`` the picks, ``c`` their counts and ``C`` the
 reducible covariance at the batch start, ``L Lᵀ = I + √c C(P, P) √c`` and the gains ``v(x) = L⁻¹ √c C(P, x)`` leave

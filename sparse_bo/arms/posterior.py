@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sparse_bo.arms.contenders import STEP, Contenders, Part, Scan, gathered, scan, without_repeats
-from sparse_bo.arms.moments import Evaluator, evaluator
+from sparse_bo.arms.moments import ArmMoments, Evaluator, evaluator
 from sparse_bo.arms.prior import ArmPrior
 from sparse_bo.arms.stopping import StopRule
 from sparse_bo.arms.sweep import KernelColumns, StoredColumns, kernel_chunks, sweep, sweep_rows
@@ -197,16 +197,17 @@ def fit_arms(
 
         def fitted(prior: ArmPrior, columns: KernelColumns) -> tuple[InMemoryPosterior, KernelColumns]:
             stored, columns = _stored(prior, dictionary, columns)
-            return _swept(_fit(prior, observations, dictionary, stored), stored), columns
+            return _fit(prior, observations, dictionary, stored, sweeps=True).here, columns
 
         return _within_memory(prior, columns, fitted)
-    fit = _fit(prior, observations, dictionary, None)
+    fit = _fit(prior, observations, dictionary, None, sweeps=False)
     if not isinstance(arms, ShardedArms) or not arms.in_memory:
         return fit, columns
 
     def swept(prior: ArmPrior, columns: KernelColumns) -> tuple[InMemoryPosterior, KernelColumns]:
         stored, columns = _stored(prior.here, dictionary, columns)
-        return _swept(replace(fit, prior=prior.here), stored), columns
+        found = sweep(prior.here, dictionary, stored, fit.evaluate)
+        return _over_arms(replace(fit, prior=prior.here), found, stored), columns
 
     with arms.group.shielded(STEP):
         local, columns = _within_memory(prior, columns, swept)
@@ -239,7 +240,9 @@ def _stored(prior: ArmPrior, dictionary: Dictionary, columns: KernelColumns) -> 
     return columns.of(chosen), columns
 
 
-def _fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary, stored: StoredColumns | None) -> ArmFit:
+def _fit(
+    prior: ArmPrior, observations: Observations, dictionary: Dictionary, stored: StoredColumns | None, *, sweeps: bool
+) -> ArmFit:
     if stored is not None and dictionary.indices is not None:
         K_DD, K_DX = stored.some(dictionary.indices), stored.some(observations.rows)
     else:
@@ -251,19 +254,22 @@ def _fit(prior: ArmPrior, observations: Observations, dictionary: Dictionary, st
     if len(residuals):  # scaled down where they, divided by λ and added up, would leave the range of numbers
         residuals = torch.nan_to_num(residuals)
         residuals = residuals * (2.0**900 * min(noise, 1.0) / residuals.abs().max()).clamp_max(1.0)
-    residuals = residuals * scale
-    state = dtc.fit(factor, factor.features(K_DX), counts * scale, residuals, prior_mean=prior.prior_mean)
-    form = dtc.one_product(state)
-    evaluate, exact = (
-        evaluator(state, form, precision=precision, kappa_squared=prior.kappa_squared, noise=noise)
-        for precision in (prior.sweep_dtype, torch.float64)
-    )
-    observed = exact(K_DX, prior.covariance.diagonal(observations.X)).variances / noise
-    return ArmFit(prior, dictionary, state, form, evaluate, exact, observed, float((observed * counts).sum()))
+    state = dtc.fit(factor, factor.features(K_DX), counts * scale, residuals * scale, prior_mean=prior.prior_mean)
+    form, low = dtc.one_product(state), prior.sweep_dtype
+    exact = evaluator(state, form, precision=torch.float64, kappa_squared=prior.kappa_squared, noise=noise)
+    evaluate = exact
+    if low != torch.float64:
+        evaluate = evaluator(state, form, precision=low, kappa_squared=prior.kappa_squared, noise=noise)
+    found = sweep(prior, dictionary, stored, evaluate) if sweeps else None
+    if found is not None and found.errors is None:
+        observed = found.variances[observations.rows]
+    else:
+        observed = exact(K_DX, prior.covariance.diagonal(observations.X)).variances / noise
+    fit = ArmFit(prior, dictionary, state, form, evaluate, exact, observed, float((observed * counts).sum()))
+    return fit if found is None else _over_arms(fit, found, stored)
 
 
-def _swept(fit: ArmFit, stored: StoredColumns | None) -> InMemoryPosterior:
-    found = sweep(fit.prior, fit.dictionary, stored, fit.evaluate)
+def _over_arms(fit: ArmFit, found: ArmMoments, stored: StoredColumns | None) -> InMemoryPosterior:
     return InMemoryPosterior(
         **vars(fit), means=found.means, leverages=found.variances, leverage_errors=found.errors, stored=stored
     )

@@ -39,7 +39,7 @@ def certify(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     generator: torch.Generator,
 ) -> Certificate:
-    """Certify a DTC posterior (algorithms §2), without building the ``n x n`` kernel matrix.
+    """Certify a DTC posterior without building the ``n x n`` kernel matrix.
 
     Cost of :func:`sparse_bo.dictionary.residual_bound`: O(n m²), then O(n² d + n m) per step.
 

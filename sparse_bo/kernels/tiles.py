@@ -57,7 +57,7 @@ class Others:
     def right(self) -> Tensor:
         """``d + 2 x n + 1``: right factor of :class:`Expansion`; an extra column avoids slow products with one column."""
         n, d = self.Y.shape
-        right = self.Y.new_zeros(d + 2, n + 1)
+        right = self.Y.new_empty(d + 2, n + 1)
         centred = torch.sub(self.Y.T, self.centre.unsqueeze(-1), out=right[:d, :n])
         right[d] = 1.0
         torch.mv(centred.square().T, self.leaf.weights.expand(d), out=right[d + 1, :n])

@@ -21,10 +21,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("largest", [1e290, 1e308, 1.7e308])
-def test_picks_are_those_of_results_scaled_down(largest):
+def test_picks_are_those_of_results_scaled_down(largest, device):
     rule = StopRule("global", 3.0)
     for seed in range(5):
-        p = random_problem(seed, a=60, pulls=20, noise=0.01)
+        p = random_problem(seed, a=60, pulls=20, noise=0.01, device=device)
         y = p.y / p.y.abs().max()
         indices = []
         for unit in (1e280, largest):
@@ -32,6 +32,13 @@ def test_picks_are_those_of_results_scaled_down(largest):
             assert bool(posterior.means.isfinite().all())
             indices.append(pick_batch(posterior, width=2.0, stop_rule=rule, max_q=1).indices.tolist())
         assert indices[0] == indices[1], seed
+
+
+def test_a_posterior_that_is_not_finite_is_said_to_be():
+    posterior = random_problem(1).posterior()
+    posterior = replace(posterior, means=posterior.means * torch.nan)
+    with pytest.raises(ValueError, match="divide the objective by its largest value"):
+        pick_batch(posterior, width=2.0, stop_rule=StopRule("single"), max_q=1)
 
 
 def run(policy, results, unit, **settings):

@@ -89,6 +89,7 @@ MESSAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.split()[2])
 @pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError], ids=lambda error: error.__name__)
 def test_memory_of_other_allocators_counts_as_well(message, error):

@@ -71,6 +71,7 @@ def _problem(seed: int, device: torch.device | str = "cpu", **changes: object) -
     return random_problem(seed, device=device, kernel=rbf_kernel(0.3, scale=1.0), **{**settings, **changes})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 4.0])
 def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold):
@@ -85,6 +86,7 @@ def test_the_contenders_hold_every_arm_that_the_oracle_picks(in_batch, threshold
     assert min(sizes) < 100, "the pruning should leave most arms out somewhere"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["global", "gp-bucb", "single"])
 @pytest.mark.parametrize("in_batch", UPDATES)
 @pytest.mark.parametrize("capacity", [1, 3, 20, 1000])
@@ -233,6 +235,7 @@ def _run(arms: object, policy: object, budget: int) -> AskTell:
     return loop
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "policy",
     [
