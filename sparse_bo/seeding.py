@@ -20,8 +20,8 @@ def seeded(generator: torch.Generator, *, device: torch.device) -> Iterator[None
     BoTorch's ``optimize_acqf``, its samplers and its restarts of a fit draw from the global generators and take no other.
     Inside the block the CPU's is seeded by one integer drawn from ``generator``; where the block computes on another device,
     what is asked of that device's generator is drawn on the CPU and moved: the numbers are those of the CPU. Where it computes
-    on the CPU, the default device is the CPU, whatever ``torch.set_default_device`` said. Afterwards, also after an exception,
-    all are put back.
+    on the CPU, the default device is the CPU, whatever ``torch.set_default_device`` said. The default dtype is float32: BoTorch
+    and GPyTorch round initial values and constraints to it. Afterwards, also after an exception, all are put back.
 
     Args:
         generator: CPU generator; one draw.
@@ -42,6 +42,9 @@ def seeded(generator: torch.Generator, *, device: torch.device) -> Iterator[None
             stack.enter_context(_DrawsOnTheCPU())
         elif torch.get_default_device().type != "cpu":  # of the user; priors' parameters would be made there
             stack.enter_context(device)
+        if (dtype := torch.get_default_dtype()) != torch.float32:
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
         torch.default_generator.manual_seed(seed)
         yield
 

@@ -286,7 +286,7 @@ def learn_prior(
     Warns:
         NumericalWarning: If learning failed; says what the run goes on with.
     """
-    data = _standardized(observations, bounds, most, generator)
+    data = _standardized(observations.clamped(), bounds, most, generator)
     known = _known(given, data)
     if correlation is not None and known.correlation is None:
         family = "matern52" if correlation.additive else correlation.family

@@ -1,8 +1,9 @@
-"""Observations merged by input: distinct inputs with counts, sums, and the scatter of repeats."""
+"""Observations merged by input: distinct inputs with counts, means, and the scatter of repeats."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,11 +21,10 @@ class Observations:
     """``n x d`` distinct inputs."""
     counts: Tensor
     """``n`` observations of each input."""
-    sums: Tensor
-    """``n`` sums of the observations (y)."""
+    deviations: Tensor
+    """``n`` sums of ``y − anchor`` (y), each within ±10¹⁴⁰."""
     anchors: Tensor
-    """``n`` first observation of each input (y): what :attr:`squares` are measured from, so that data far from zero do not
-    cancel."""
+    """``n`` first observation of each input (y): sums of deviations from it neither cancel far from zero nor overflow."""
     squares: Tensor
     """``n`` sums of ``(y − anchor)²`` (y²)."""
     first_pull: Tensor
@@ -53,18 +53,41 @@ class Observations:
     @property
     def means(self) -> Tensor:
         """``n`` mean observation of each input (y)."""
-        return self.sums / self.counts
+        return self.anchors + self.deviations / self.counts
+
+    @property
+    def sums(self) -> Tensor:
+        """``n`` sums of the observations (y)."""
+        return self.counts * self.anchors + self.deviations
 
     @property
     def scatter(self) -> Tensor:
         """``n`` sums of ``(y − mean)²`` of the repeats of each input (y²), at least 0."""
-        deviations = self.sums - self.counts * self.anchors
-        return (self.squares - deviations.square() / self.counts).clamp_min(0.0)
+        return (self.squares - self.deviations.square() / self.counts).clamp_min(0.0)
+
+    def clamped(self, floor: float = -math.inf) -> Observations:
+        """Return the observations for a model: means brought to at least ``floor`` and into :func:`in_range`, same scatter."""
+        means = in_range(self.means).clamp_min(floor)
+        other = means != self.means
+        if not bool(other.any()):
+            return self
+        return replace(
+            self,
+            deviations=self.deviations.masked_fill(other, 0.0),
+            anchors=torch.where(other, means, self.anchors),
+            squares=torch.where(other, self.scatter, self.squares),
+        )
 
     @property
     def pulls(self) -> int:
         """Number of observations in all (reads the device)."""
         return int(self.counts.sum())
+
+
+def in_range(y: Tensor) -> Tensor:
+    """Return values brought into ±10¹⁴⁰ (float32: ±10¹⁷): their squares, and sums of these, are numbers."""
+    limit = 1e140 if y.dtype == torch.float64 else 1e17
+    return y.clamp(-limit, limit)
 
 
 def no_observations(arms: ArmSet) -> Observations:
@@ -84,12 +107,14 @@ def merge_observations(X: Tensor, y: Tensor) -> Observations:
     distinct, group = torch.unique(X, dim=0, return_inverse=True)
     first = _first(group, torch.arange(len(y), device=y.device), distinct.shape[0])
     anchors = y[first]
-    terms = torch.stack([torch.ones_like(y), y, (y - anchors[group]).square()])
-    counts, sums, squares = group_sums(terms, group, groups=len(distinct))
+    away = in_range(y - anchors[group])
+    counts, deviations, squares = group_sums(
+        torch.stack([torch.ones_like(y), away, away.square()]), group, groups=len(distinct)
+    )
     return Observations(
         distinct,
         counts,
-        sums,
+        deviations,
         anchors,
         squares,
         first,
@@ -117,14 +142,15 @@ def add_observations(observations: Observations, arms: ArmSet, indices: Tensor, 
     now = torch.arange(len(y) + observations.n, device=y.device)  # the old inputs stand before the new pulls
     anchors = torch.cat([observations.anchors, y])[_first(group, now, distinct.shape[0])]
     when = torch.cat([observations.first_pull, now[: len(y)] + observations.pulls])
-    old = torch.stack([observations.counts, observations.sums, observations.squares])
-    new = torch.stack([torch.ones_like(y), y, (y - anchors[group[observations.n :]]).square()])
-    counts, sums, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
+    away = in_range(y - anchors[group[observations.n :]])
+    old = torch.stack([observations.counts, observations.deviations, observations.squares])
+    new = torch.stack([torch.ones_like(y), away, away.square()])
+    counts, deviations, squares = group_sums(torch.cat([old, new], dim=-1), group, groups=len(distinct))
     cache_rows(arms, distinct)
     return Observations(
         arms[distinct],
         counts,
-        sums,
+        deviations,
         anchors,
         squares,
         _first(group, when, distinct.shape[0]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -129,8 +128,5 @@ def crash_floor(values: Tensor) -> float:
 
 def without_crashes(observations: Observations, given: Prior) -> Observations:
     """Return observations for a fit: with a learned kernel, means below :func:`crash_floor` are raised to it."""
-    floor = -math.inf if given.covar_module is not None else crash_floor(observations.means)
-    low = observations.means < floor
-    if not bool(low.any()):
-        return observations
-    return replace(observations, sums=torch.where(low, observations.counts * floor, observations.sums))
+    inside = observations.clamped()
+    return inside if given.covar_module is not None else inside.clamped(crash_floor(inside.means))

@@ -3,12 +3,11 @@
 from sparse_bo.policies.bandits.policy import BBKB, BKB, GPBUCB, GPUCB, MiniMETA
 from sparse_bo.policies.bandits.state import BanditState
 from sparse_bo.policies.box_states import BoxState
-from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
 from sparse_bo.policies.comparators.baselines import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.comparators.box_thompson import QFFTS, SGPTS
 from sparse_bo.policies.comparators.embedded_search import REMBO, HeSBO
-from sparse_bo.policies.comparators.posterior_policy import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.posterior import PosteriorEpsilonGreedy
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB, SparseUCB, VecchiaUCB
+from sparse_bo.policies.comparators.thompson import QFFTS, SGPTS, QFFTSArms, SGPTSArms
 from sparse_bo.policies.elimination.policy import BPE, SBPE
 from sparse_bo.policies.elimination.regression import RegressionDesign, max_variance_design
 from sparse_bo.policies.elimination.settings import batch_schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 from botorch.models.model import Model
@@ -36,13 +36,9 @@ class BoxState:
     """Failures; ``None`` before the first."""
 
     def refusal(self, kernel: CovarianceFunction | None = None) -> Refusal | None:
-        """Return a function that marks points (``n x d``, in the user's units) near failures, to avoid.
+        """Return a function that marks points (``n x d``) near failures, to avoid; ``None`` without failures.
 
-        Args:
-            kernel: Kernel of the distance; ``None``: a Gaussian one of fixed width.
-
-        Returns:
-            ``None`` if nothing has failed.
+        The distance is that of ``kernel``; ``None``: of a Gaussian one of fixed width.
         """
         failures = self.failures
         if failures is None or not len(failures.where):
@@ -78,6 +74,12 @@ class BoxState:
     def pulls(self) -> int:
         """Successful evaluations so far."""
         return len(self.y)
+
+    def with_results(self, X: Tensor, y: Tensor) -> Self:
+        """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
+        failures = forgiven(self.failures, X)
+        X, y = torch.cat([self.X, X]), torch.cat([self.y, y])
+        return replace(self, X=X, y=y, round=self.round + 1, failures=failures)
 
     def without_results(self) -> Self:
         """See :meth:`State.without_results`."""
@@ -125,25 +127,16 @@ class BoxState:
             best_mean=mean,
             best_sd=sd,
             best_observed_x=self.X[lucky],
-            best_observed_mean=float(self.y[same].mean()),
+            best_observed_mean=float((self.y[same] / same.sum()).sum()),  # a sum first may overflow
             best_observed_count=int(same.sum()),
             width=self.width,
         )
-
-
-B = TypeVar("B", bound=BoxState)
 
 
 def initial_box_state(box: Box) -> BoxState:
     """Return the state of a box without data."""
     box = box.double()
     return BoxState(box, box.bounds[:0], box.bounds.new_empty(0))
-
-
-def told(state: B, X: Tensor, y: Tensor) -> B:
-    """Return the state with ``y`` (``q``) at ``X`` (``q x d``) appended, one round later; the model stays. O(n d)."""
-    failures = forgiven(state.failures, X)
-    return replace(state, X=torch.cat([state.X, X]), y=torch.cat([state.y, y]), round=state.round + 1, failures=failures)
 
 
 def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.Generator) -> Tensor:
@@ -160,16 +153,9 @@ def design_points(q: int, state: BoxState, *, pending: Tensor, generator: torch.
 def spared_points(
     points: Tensor, draw: Callable[..., Tensor], state: BoxState, *, pending: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return ``q x d`` points of which those near failures are replaced; once there are failures, near pending points, too.
+    """Return ``q x d`` points; those near failures, then also near ``pending`` ones, are replaced by ``draw(n, generator=)``.
 
     Draws nothing without failures. O(q (failures + successes) d) for each of at most 16 draws.
-
-    Args:
-        points: ``q x d``, q at least 1.
-        draw: From a number of points, and ``generator=``, to points (``n x d``) to replace some with.
-        state: The state, with the failures.
-        pending: Pending points (``p x d``).
-        generator: CPU generator.
     """
     refuse = state.refusal()
     if refuse is None:

@@ -59,12 +59,7 @@ class Failures:
         return Failures(self.where[kept], self.strikes[kept], self.last[kept], self.total)
 
     def backing_off(self, pulls: int, *, proven: Tensor | None = None) -> Tensor:
-        """Return which of the ``n`` are avoided after ``pulls`` successes.
-
-        Args:
-            pulls: Successes so far.
-            proven: ``n`` booleans: which have succeeded before; ``None``: none.
-        """
+        """Return which of the ``n`` are avoided after ``pulls`` successes; ``proven`` ones (booleans) have succeeded before."""
         exponent = 3 * self.strikes - 1
         if proven is not None:
             exponent = torch.where(proven, self.strikes + 1, exponent)
@@ -79,13 +74,7 @@ class Failures:
 
 
 def failed(before: Failures | None, picks: Tensor, *, pulls: int) -> Failures:
-    """Return the failures after one update. O((n + q) log(n + q)).
-
-    Args:
-        before: Failures so far, ``None`` without any.
-        picks: ``q ≥ 1`` arms or ``q x d`` points that failed, repeats allowed.
-        pulls: Successes so far, those of this update included.
-    """
+    """Return the failures after one update with failures at ``picks`` and, its own included, ``pulls`` successes so far."""
     if before is None:
         none = torch.zeros(0, dtype=torch.int64, device=picks.device)
         before = Failures(picks[:0], none, none, 0)
@@ -105,14 +94,7 @@ def forgiven(failures: Failures | None, picks: Tensor) -> Failures | None:
 
 
 def refused(failures: Failures, *, pulls: int, succeeded: Tensor, correlation: Correlation) -> Refusal:
-    """Return a function that marks points of a box to avoid.
-
-    Args:
-        failures: Points where evaluations failed.
-        pulls: Successes so far.
-        succeeded: ``s x d`` points with a success.
-        correlation: Of points.
-    """
+    """Return a function that marks points of a box near failures, given ``s x d`` points with a success."""
     wrong = failures.where[failures.speaking(pulls)]
     again = failures.where[failures.backing_off(pulls)]
 
@@ -189,14 +171,7 @@ def box_correlation(bounds: Tensor) -> Correlation:
 
 
 def spared(draws: Tensor, refuse: Refusal | None, *, count: int, generator: torch.Generator) -> Tensor:
-    """Return random arms (``q``) with refused ones drawn again, up to 16 times. Draws only if there are any.
-
-    Args:
-        draws: ``q`` arms.
-        refuse: Function that marks arms to avoid; ``None``: none.
-        count: Number of arms.
-        generator: CPU generator.
-    """
+    """Return random arms (``q`` of ``count``) with refused ones drawn again, up to 16 times. Draws only if there are any."""
     if refuse is None:
         return draws
     for _ in range(16):

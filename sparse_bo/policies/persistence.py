@@ -133,11 +133,7 @@ def freeze_prior(prior: KnownPrior | Prior) -> dict[str, Any]:
 
 
 def thaw_prior(frozen: Mapping[str, Any], *, given: Kernel | None) -> KnownPrior:
-    """Return a prior: the inverse of :func:`freeze_prior`.
-
-    Args:
-        frozen: Holds the description of a kernel.
-        given: The policy's kernel, used in its place; ``None``: the kernel is rebuilt from its description.
+    """Return a prior with the policy's kernel, or (``None``) the rebuilt one: the inverse of :func:`freeze_prior`.
 
     Raises:
         ValueError: If the kernel must be rebuilt and cannot be.

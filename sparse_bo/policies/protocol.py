@@ -10,9 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms
+from sparse_bo.domains import Arms, Box, Domain, LazyArms, ShardedArms, SpaceArms, SpaceBox
 from sparse_bo.domains.sharded import in_memory
-from sparse_bo.policies.states import State
+from sparse_bo.policies.states import State, with_failures
 from sparse_bo.validation import check_count
 
 S = TypeVar("S", bound=State)
@@ -127,10 +127,10 @@ class Mechanism(ABC, Generic[S]):
     def fail(self, state: S, picks: Tensor) -> S:
         """Return the state after failed evaluations at ``picks``, q ≥ 1, and after :meth:`tell` of the same update.
 
-        Default: the state itself, so the same picks are possible again. The policies of this package avoid inputs that fail
-        again (:mod:`sparse_bo.policies.failures`).
+        Default: a state with ``failures`` counts them (:mod:`sparse_bo.policies.failures`); any other stays as it is, so the
+        same picks are possible again.
         """
-        return state
+        return with_failures(state, picks)
 
     def freeze(self, state: S) -> Frozen | None:
         """Return a snapshot for :meth:`thaw`, without the domain; ``None``: no snapshots, runs are replayed."""
@@ -146,18 +146,17 @@ class Mechanism(ABC, Generic[S]):
 
 
 def design_batch(size: int, *, pulls: int, out: int, max_q: int) -> int | Wait:
-    """Return the number of picks that an initial design of ``size`` results asks for next.
-
-    Args:
-        size: Results before the first model.
-        pulls: Successful evaluations so far.
-        out: Number of pending evaluations.
-        max_q: Largest number of picks.
-    """
+    """Return the number of picks that an initial design of ``size`` results asks for next, with ``out`` evaluations pending."""
     missing = size - pulls
     if missing <= out and out:
         return Wait(max(missing, 1))
     return min(max_q, max(1, missing - out))
+
+
+ON_ARMS = {"trust-region": "ExpectedImprovement", "s-gp-ts": "SGPTSArms", "qff-ts": "QFFTSArms"}
+"""Policies over arms by the name of a policy on boxes."""
+ON_BOXES = {"s-gp-ts-arms": "SGPTS", "qff-ts-arms": "QFFTS", "expected-improvement": "TrustRegion"}
+"""Policies on boxes by the name of a policy over arms."""
 
 
 def as_arms(domain: Domain, *, policy: str) -> Arms:
@@ -167,12 +166,17 @@ def as_arms(domain: Domain, *, policy: str) -> Arms:
         TypeError: If the domain is a box.
     """
     if not isinstance(domain, Arms):
-        raise TypeError(f"policy {policy!r} chooses among arms, got a box; pass arms= (for example points drawn from the box)")
+        got, other = "a box", "pass arms= (for example points drawn from the box)"
+        if isinstance(domain, SpaceBox):
+            got, other = "a space with too many combinations for arms, a box", "leave policy= out"
+        raise TypeError(
+            f"policy {policy!r} chooses among arms, got {got}; use {ON_BOXES.get(policy, 'TrustRegion or BBKB')}, or {other}"
+        )
     return domain
 
 
 def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
-    """Return the arms of a policy that needs a finite arm set in memory; a lazy set is loaded if it fits.
+    """Return the arms of a policy that needs a finite arm set of one process in memory; a lazy set is loaded if it fits.
 
     Raises:
         TypeError: If the domain is a box.
@@ -187,25 +191,17 @@ def arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor:
 
 
 def loaded_arms_of(domain: Domain, *, policy: str, memory_bytes: int) -> Tensor | ShardedArms:
-    """Return the arms of a policy that stores numbers for each of them: in memory, or in shards in memory.
-
-    Raises:
-        TypeError: If the domain is a box.
-        ValueError: If a lazy set, or the largest shard, does not fit into ``memory_bytes``.
-    """
+    """Return the arms of a policy that stores numbers for each of them: as :func:`arms_of`, or in shards in memory."""
     arms = in_memory(as_arms(domain, policy=policy).points, memory_bytes=memory_bytes)
+    if (isinstance(arms, ShardedArms) and arms.in_memory) or not isinstance(arms, LazyArms):
+        return arms
+    count, more = (f"{arms.shape[0]:,} arms", "use BBKB or BKB, which stream them, or pass a tensor")
     if isinstance(arms, ShardedArms):
-        if not arms.in_memory:
-            raise ValueError(
-                f"policy {policy!r} needs its arms in memory, but {arms.largest_part:,} arms of one rank do not fit into "
-                f"{memory_bytes:,} bytes; raise memory_bytes, use more ranks, or BBKB or BKB, which stream them"
-            )
-    elif isinstance(arms, LazyArms):
-        raise ValueError(
-            f"policy {policy!r} needs its arms in memory, but {arms.shape[0]:,} arms do not fit into {memory_bytes:,} bytes; "
-            "raise memory_bytes, use BBKB or BKB, which stream them, or pass a tensor"
-        )
-    return arms
+        count, more = f"{arms.largest_part:,} arms of one rank", "use more ranks, or BBKB or BKB, which stream them"
+    raise ValueError(
+        f"policy {policy!r} needs its arms in memory, but {count} do not fit into {memory_bytes:,} bytes; raise memory_bytes, "
+        f"{more}"
+    )
 
 
 def box_of(domain: Domain, *, policy: str) -> Box:
@@ -215,5 +211,10 @@ def box_of(domain: Domain, *, policy: str) -> Box:
         TypeError: If the domain is an arm set.
     """
     if not isinstance(domain, Box):
-        raise TypeError(f"policy {policy!r} searches a box, got an arm set; pass bounds= (2 x d) instead of arms=")
+        got, other = "an arm set", "pass bounds= (2 x d) instead of arms="
+        if isinstance(domain, SpaceArms):
+            got, other = f"an arm set, the {domain.count:,} feasible combinations of a space", "leave policy= out"
+        raise TypeError(
+            f"policy {policy!r} searches a box, got {got}; use {ON_ARMS.get(policy, 'ExpectedImprovement or BBKB')}, or {other}"
+        )
     return domain

@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from sparse_bo.arms.moments import PRECISIONS
+from sparse_bo.dictionary import Sampler
 from sparse_bo.gp.priors import Prior
 from sparse_bo.linalg.chunking import default_memory_bytes
 from sparse_bo.validation import check_choice, check_count, check_number, check_positive, check_probability
@@ -91,13 +92,14 @@ class ConfidenceSettings:
         check_probability("failure_probability", self.failure_probability)
 
 
-def unknown_norm(width: str, *, otherwise: str) -> str:
-    """Return the message for a width that needs a norm bound where there is none.
+def check_sampler(dictionary: object) -> None:
+    """Raise ``TypeError`` unless ``dictionary`` is a sampler or ``None``."""
+    if dictionary is not None and not isinstance(dictionary, Sampler):
+        raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
 
-    Args:
-        width: Its name.
-        otherwise: What to use in its place where no norm is known.
-    """
+
+def unknown_norm(width: str, *, otherwise: str) -> str:
+    """Return the message for a width that needs a norm bound where there is none, with another width to use."""
     return (
         f"width={width!r} needs rkhs_norm= (F, a bound on the RKHS norm of the objective minus the prior mean), got None. Pass "
         "a number that you know to hold; or rkhs_norm='estimate' to have one estimated from the results (with which no theorem "

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from sparse_bo.policies.failures import Failures, failed
+from sparse_bo.policies.failures import failed
 
 Phase = Literal["objective", "observe", "learn", "sample", "fit", "sweep", "pick"]
 """Evaluations; merging observations; hyper-parameters; the dictionary; the posterior (with its sweep, arms in memory);
@@ -120,20 +120,11 @@ class State(Protocol):
         ...
 
 
-class StateWithFailures(State, Protocol):
-    """A state with failures, a data class."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def failures(self) -> Failures | None:
-        """Failures so far."""
-        ...
+S = TypeVar("S", bound=State)
 
 
-E = TypeVar("E", bound=StateWithFailures)
-
-
-def with_failures(state: E, picks: Tensor) -> E:
-    """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed."""
-    return replace(state, failures=failed(state.failures, picks, pulls=state.pulls))
+def with_failures(state: S, picks: Tensor) -> S:
+    """Return the state after evaluations at ``picks`` (``q`` arms or ``q x d`` points) have failed, if it counts failures."""
+    if not hasattr(state, "failures"):
+        return state
+    return replace(state, failures=failed(state.failures, picks, pulls=state.pulls))  # type: ignore[type-var]  # a dataclass

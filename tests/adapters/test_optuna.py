@@ -18,7 +18,7 @@ from optuna.trial import TrialState, create_trial
 from sparse_bo import BBKB, TrustRegion
 from sparse_bo.adapters import SparseBOSampler
 from sparse_bo.policies import RandomSearch
-from sparse_bo.policies.comparators.baselines import RandomPoints
+from sparse_bo.policies.comparators.baselines import WithoutModel
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -168,7 +168,7 @@ def test_a_resumed_study_is_read_by_a_new_sampler_and_nothing_is_written(opened)
 def test_a_sampler_that_was_interrupted_loses_no_trial(monkeypatch):
     sampler = chance()
     made = study(sampler, line, 5)
-    observe, told = RandomPoints.observe, []
+    observe, told = WithoutModel.observe, []
 
     def interrupted(self, state, picks, y, *, generator):
         told.append(len(y))
@@ -176,7 +176,7 @@ def test_a_sampler_that_was_interrupted_loses_no_trial(monkeypatch):
             raise KeyboardInterrupt
         return observe(self, state, picks, y, generator=generator)
 
-    monkeypatch.setattr(RandomPoints, "observe", interrupted)
+    monkeypatch.setattr(WithoutModel, "observe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.optimize(line, n_trials=1)
     made.optimize(line, n_trials=1)

@@ -10,7 +10,7 @@ import pytest
 from sparse_bo.cli.presets import make_policy
 from sparse_bo.policies import BoTorchUCB, Policy
 from sparse_bo.policies.bandits import box_mechanism as box_ucb
-from sparse_bo.policies.subset import proposers
+from sparse_bo.policies.subset import surrogate_loop
 
 KERNEL = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "width": 2.0}
 POSTERIOR = {"kernel": "rbf", "lengthscale": 0.4, "regularization": 0.05, "batch_size": 2}
@@ -71,4 +71,4 @@ def shorten_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"options": {"maxiter": 4}}
     quick = functools.partial(box_ucb.optimize_batch, num_restarts=1, raw_samples=8, **short)
     monkeypatch.setattr(box_ucb, "optimize_batch", quick)
-    monkeypatch.setattr(proposers, "optimize_acqf", functools.partial(proposers.optimize_acqf, **short))
+    monkeypatch.setattr(surrogate_loop, "optimize_acqf", functools.partial(surrogate_loop.optimize_acqf, **short))

@@ -1,5 +1,7 @@
 """The likelihood that exact GPs are learned by, beside BoTorch's own through automatic differentiation."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -19,22 +21,15 @@ from linear_operator.utils.errors import NotPSDError
 from sparse_bo import SparseGP
 from sparse_bo.models import LearningSettings
 from sparse_bo.models.exact_likelihood import exact_loss
-from sparse_bo.policies.subset.surrogate_models import (
-    gaussian_gp,
-    gaussian_gp_without_priors,
-    matern_gp,
-    matern_gp_without_priors,
-    sparse_matern_gp,
-    sparse_matern_gp_without_priors,
-)
+from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 
 MAKERS = (
-    matern_gp,
-    gaussian_gp,
-    matern_gp_without_priors,
-    gaussian_gp_without_priors,
-    sparse_matern_gp,
-    sparse_matern_gp_without_priors,
+    *(
+        partial(exact_gp, learning=learning, gaussian=gaussian)
+        for learning in ("map", "likelihood")
+        for gaussian in (False, True)
+    ),
+    *(partial(sparse_gp, learning=learning) for learning in ("map", "likelihood")),
 )
 
 
@@ -92,7 +87,7 @@ def test_one_lengthscale_for_all_inputs():
 
 
 def test_what_cannot_be_factorised_is_botorchs_error():
-    ours = exact_loss(likelihood(matern_gp(*data())))
+    ours = exact_loss(likelihood(exact_gp(*data())))
     with pytest.raises(NotPSDError):
         ours(np.full_like(ours.state, np.nan))
 
@@ -163,12 +158,12 @@ OTHERS = {
     "input transform": lambda X, Y: SingleTaskGP(X, Y, input_transform=Normalize(3)),
     "two outputs": lambda X, Y: SingleTaskGP(X, torch.cat([Y, -Y], dim=-1)),
     "batch": lambda X, Y: SingleTaskGP(X.expand(2, -1, -1), Y.expand(2, -1, -1)),
-    "single precision": lambda X, Y: matern_gp(X.float(), Y.float()),
+    "single precision": lambda X, Y: exact_gp(X.float(), Y.float()),
     "own class": lambda X, Y: OwnGP(X, Y),
-    "a parameter held fast": lambda X, Y: fixed(matern_gp(X, Y)),
-    "patched": lambda X, Y: patched(matern_gp(X, Y)),
-    "patched likelihood": lambda X, Y: with_patched_likelihood(matern_gp(X, Y)),
-    "something added to the loss": lambda X, Y: penalised(matern_gp(X, Y)),
+    "a parameter held fast": lambda X, Y: fixed(exact_gp(X, Y)),
+    "patched": lambda X, Y: patched(exact_gp(X, Y)),
+    "patched likelihood": lambda X, Y: with_patched_likelihood(exact_gp(X, Y)),
+    "something added to the loss": lambda X, Y: penalised(exact_gp(X, Y)),
     "mean between bounds": bounded_mean,
     "prior of each input": with_prior_of_each_input,
     "searched coarse to fine": lambda X, Y: SparseGP(*data(LearningSettings().coarse_from)),
@@ -183,5 +178,5 @@ def test_anything_else_is_left_to_botorch(name):
 
 
 def test_another_objective_is_left_to_botorch():
-    model = matern_gp(*data())
+    model = exact_gp(*data())
     assert exact_loss(LeaveOneOutPseudoLikelihood(model.likelihood, model)) is None

@@ -11,8 +11,8 @@ from sparse_bo import BBKB, BKB, AskTell, ProductGrid
 from sparse_bo.arms import contenders
 from sparse_bo.dictionary import LeverageSampler
 from sparse_bo.domains import ShardedArms
-from sparse_bo.policies.comparators.arm_thompson import QFFTSArms, SGPTSArms
-from sparse_bo.policies.comparators.posterior_policy import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.posterior import PosteriorEpsilonGreedy
+from sparse_bo.policies.comparators.thompson import QFFTSArms, SGPTSArms
 from sparse_bo.sharding import Counted, rehearse
 from tests.sharding.builders import bbkb, kernel, objective, picks_of, sbpe, scattered, split
 

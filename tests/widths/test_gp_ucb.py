@@ -9,8 +9,7 @@ from sparse_bo import GSSBO, AskTell
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.policies import BoTorchUCB
 from sparse_bo.policies.persistence import describe, rebuild
-from sparse_bo.policies.subset.surrogate_loop import subset_errors
-from sparse_bo.policies.subset.surrogate_models import matern_gp
+from sparse_bo.policies.subset.surrogate_models import exact_gp, subset_errors
 from sparse_bo.widths import (
     GSSBOTheory,
     SrinivasCompact,
@@ -71,7 +70,7 @@ def test_a_negative_width_is_zero_and_said():
 def test_what_a_subset_may_miss_against_dense_algebra(device):
     X = torch.rand(14, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
     y, known = (7.0 * X.sin().sum(-1) + 3.0), torch.tensor([0, 3, 5, 9, 13], device=device)
-    model = matern_gp(X, y.unsqueeze(-1))
+    model = exact_gp(X, y.unsqueeze(-1))
     model.likelihood.noise = 0.05
     model.eval()
     K = model.covar_module(X).to_dense().detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,10 @@ from sparse_bo.domains import Arms, ArmSet, LazyArms
 from sparse_bo.domains.sharded import is_streamed
 from sparse_bo.gp.diagnostics import quadratic_form
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.gp.observations import Observations, add_observations, repeated_rows
+from sparse_bo.gp.observations import Observations, repeated_rows
 from sparse_bo.gp.priors import KnownPrior, warn_if_uncentred, without_crashes
 from sparse_bo.kernels import covariance_function
+from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism
 from sparse_bo.policies.bandits.state import (
     BanditState,
@@ -36,19 +38,8 @@ from sparse_bo.policies.bandits.state import (
     thaw_evaluated,
     unseen_arms,
 )
-from sparse_bo.policies.failures import forgiven
-from sparse_bo.policies.persistence import (
-    freeze_dictionary,
-    freeze_fields,
-    freeze_prior,
-    on_device,
-    thaw_dictionary,
-    thaw_fields,
-    thaw_prior,
-)
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Stopwatch
-from sparse_bo.widths.calibration import StandardisedErrors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,25 +140,15 @@ class ArmUCB(UCBMechanism[BanditState]):
     ) -> BanditState:
         """Observe, learn if it is time, resparsify, refit and sweep. Draws for the learning, then for the sampler.
 
-        Args:
-            state: The state after the last update.
-            picks: ``q`` arms.
-            y: ``q`` observations.
-            generator: CPU generator.
-            correlation: Correlations in the arms' hull as the unit cube, from another policy: a learning of this update learns
-                mean, scale and noise alone.
+        ``correlation`` is another policy's, in the hull as the unit cube: a learning then learns mean, scale and noise alone.
         """
         before, watch = state.fitted, Stopwatch()
         with watch.phase("observe"):
-            observations = add_observations(state.observations, self.arms, picks, y)
-        failures = forgiven(state.failures, picks)
-        after = replace(state, observations=observations, round=state.round + 1, failures=failures)
+            after = state.with_results(picks, y)
+            observations = after.observations
         if before is None and observations.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        previous, learned_at = (None, 0) if before is None else (before.prior, before.pulls_at_learning)
-        prior, learned_at = self._next_prior(
-            previous, learned_at, observations, self.domain.hull(), watch, generator=generator, correlation=correlation
-        )
+        prior, learned_at = self._next_prior(before, observations, watch, generator=generator, correlation=correlation)
         if before is not None and prior is before.prior:
             surrogate, columns = before.posterior.prior, before.columns
         else:
@@ -181,16 +162,12 @@ class ArmUCB(UCBMechanism[BanditState]):
             dictionary = self.parts.sampler.sample(candidates, generator=generator)
         with watch.phase("fit"):
             fit, columns = fit_arms(surrogate, observations, dictionary, columns)
-        if before is None:
-            leverages, errors = surrogate.variances_at(picks) / surrogate.regularization, StandardisedErrors()
-        else:
-            leverages, means = before.posterior.leverages_at(picks), before.posterior.means_at(picks)
-            errors = before.errors.after(y, means=means, leverages=leverages, regularization=before.prior.regularization)
-        noise, seen = prior.regularization, observations
+        noise, seen, last = prior.regularization, observations, None if before is None else before.posterior
         numbers = self._numbers(
             before,
-            leverages=leverages,
-            errors=errors,
+            y,
+            leverages=surrogate.variances_at(picks) / noise if last is None else last.leverages_at(picks),
+            means=None if last is None else last.means_at(picks),
             pulls=observations.pulls,
             prior=prior,
             learned_at=learned_at,
@@ -210,21 +187,20 @@ class ArmUCB(UCBMechanism[BanditState]):
         empty = replace(self.init(), round=like.round, failures=like.failures)
         return self.tell(empty, picks, y, generator=generator, correlation=correlation)
 
-    def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms + m), nothing of the size of the arms."""
-        frozen, fitted = freeze_evaluated(state), state.fitted
-        if fitted is None:
-            return frozen
-        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(fitted.prior)
+    def _evaluations(self, state: BanditState) -> dict[str, Any]:
+        return freeze_evaluated(state)
 
     def thaw(self, frozen: Frozen) -> BanditState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The posterior is fitted and swept again, O(n m² + a m (d + r))."""
-        frozen = on_device(frozen, self.domain.device)
+        frozen = persistence.on_device(frozen, self.domain.device)
         state = thaw_evaluated(self.arms, frozen)
         if "probabilities" not in frozen:
             return state
-        prior, numbers = thaw_prior(frozen, given=self.given.covar_module), thaw_fields(FittedArms, frozen)
-        surrogate, dictionary = self._over_arms(prior, None), thaw_dictionary(frozen, self.arms)
+        prior, numbers = (
+            persistence.thaw_prior(frozen, given=self.given.covar_module),
+            persistence.thaw_fields(FittedArms, frozen),
+        )
+        surrogate, dictionary = self._over_arms(prior, None), persistence.thaw_dictionary(frozen, self.arms)
         observations = without_crashes(state.observations, self.given)
         fit, columns = fit_arms(surrogate, observations, dictionary, KernelColumns(self.memory_bytes))
         posterior = arm_posterior(fit, width=numbers["width"], stop_rule=self.parts.stop_rule)

@@ -6,7 +6,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -17,28 +17,19 @@ from torch import Tensor
 from sparse_bo.acquisition import optimize_batch
 from sparse_bo.dictionary import Candidates, Dictionary, candidates_of
 from sparse_bo.domains import Box
-from sparse_bo.gp.observations import Observations, merge_observations
+from sparse_bo.gp.observations import Observations, in_range, merge_observations
 from sparse_bo.gp.priors import KnownPrior, crash_floor, warn_if_uncentred
 from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import row_slices
 from sparse_bo.linalg.reductions import running_sums
 from sparse_bo.models import SparseGP
 from sparse_bo.models.sparse_gp.prior import kernel_diagonal
+from sparse_bo.policies import persistence
 from sparse_bo.policies.bandits.rounds import UCBMechanism, UCBNumbers
-from sparse_bo.policies.box_states import BoxState, design_points, told
-from sparse_bo.policies.persistence import (
-    freeze_dictionary,
-    freeze_fields,
-    freeze_prior,
-    on_device,
-    thaw_dictionary,
-    thaw_fields,
-    thaw_prior,
-)
+from sparse_bo.policies.box_states import BoxState, design_points
 from sparse_bo.policies.protocol import Frozen, Proposal, Wait, design_batch
 from sparse_bo.policies.states import Report, Stopwatch
 from sparse_bo.widths import botorch_beta
-from sparse_bo.widths.calibration import StandardisedErrors
 from sparse_bo.widths.norms import observed_form
 
 
@@ -122,10 +113,7 @@ def sparse_model(prior: KnownPrior, X: Tensor, y: Tensor, *, dictionary: Diction
 
 
 def plain(value: float, *, like: Tensor) -> Tensor:
-    """Return a number as a tensor, rounded to float32 where that holds it, as GPyTorch rounds plain numbers.
-
-    Beyond float32 (10³⁸, 10⁻³⁸) the number stays as it is.
-    """
+    """Return a number as a tensor, rounded to float32 where that holds it (10⁻³⁸ to 10³⁸), as GPyTorch rounds plain numbers."""
     exact = like.new_tensor(value, dtype=torch.float64)
     rounded = exact.float().double()
     holds = bool(rounded.isfinite()) and (value == 0.0 or abs(value) >= torch.finfo(torch.float32).tiny)
@@ -190,26 +178,23 @@ class BoxUCBState(BoxState):
 class BoxUCB(UCBMechanism[BoxUCBState]):
     """An upper-confidence policy on a box.
 
-    Attributes:
-        box: In float64.
-
     Raises:
         ValueError: If the stop rule works on arms alone, or the kernel does not fit the box.
     """
 
-    box: Box
+    domain: Box
 
     def __post_init__(self) -> None:
         if self.parts.stop_rule.kind == "local":
             raise ValueError("stop_rule='local' looks at every arm; on a box use stop_rule='global' or 'gp-bucb'")
         if self.parts.stop_rule.kind == "repeat":
-            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use stop_rule='global' or 'gp-bucb'")
+            raise ValueError("stop_rule='repeat' (mini-META) repeats an arm; on a box use BBKB(stop_rule='global') or GPBUCB()")
         if self.given.covar_module is not None:
-            covariance_function(self.given.covar_module, like=self.box.bounds)
+            covariance_function(self.given.covar_module, like=self.domain.bounds)
 
     def init(self) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return BoxUCBState(self.box, self.box.no_picks, self.box.bounds.new_empty(0))
+        return BoxUCBState(self.domain, self.domain.no_picks, self.domain.bounds.new_empty(0))
 
     def ask(self, state: BoxUCBState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
         """Return quasi-random points until the initial design is complete, then the picks of a batch.
@@ -228,7 +213,7 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         kernel = covariance_function(fitted.prior.covar_module, like=state.X)
         X, _ = optimize_batch(
             fitted.posterior.model,
-            self.box.bounds,
+            self.domain.bounds,
             ratio_threshold=rule.ratio_threshold,
             max_q=min(max_q, room),
             stop_rule=rule.kind,  # type: ignore[arg-type]  # "local" and "repeat" are refused above
@@ -252,31 +237,27 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
     def tell(self, state: BoxUCBState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxUCBState:
         """Observe, learn if it is time, resparsify and refit. Draws for the learning, then for the sampler."""
         before, watch = state.fitted, Stopwatch()
-        after = told(state, picks, y)
+        after = state.with_results(picks, y)
         if before is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        observations = merge_observations(after.X, after.y)
+        observations = merge_observations(after.X, in_range(after.y))
         warn_if_uncentred(self.given, observations, before=state.pulls)
-        previous, learned_at = (None, 0) if before is None else (before.prior, before.pulls_at_learning)
-        prior, learned_at = self._next_prior(previous, learned_at, observations, self.box.hull(), watch, generator=generator)
+        prior, learned_at = self._next_prior(before, observations, watch, generator=generator)
         noise, covariance = prior.regularization, covariance_function(prior.covar_module, like=after.X)
-        fit = partial(BoxModel, prior=prior, units=self._units(prior), X=after.X, y=after.y)
+        fit = partial(BoxModel, prior=prior, units=self._units(prior), X=after.X, y=in_range(after.y))
         with watch.phase("sample"):
             candidates = self._candidates(before, fit, observations, generator)
             dictionary = _in_data(self.parts.sampler.sample(candidates, generator=generator), observations)
         with watch.phase("fit"):
             model = fit(dictionary=dictionary)
             effective_dimension = float(model.known(after.X)[0].sum())
-        if before is None:
-            leverages, errors = covariance.diagonal(picks) / noise, StandardisedErrors()
-        else:
-            leverages, means = before.posterior.known(picks)
-            errors = before.errors.after(y, means=means, leverages=leverages, regularization=before.prior.regularization)
-        seen = torch.cat([self.box.bounds, after.X])
+        known = (covariance.diagonal(picks) / noise, None) if before is None else before.posterior.known(picks)
+        seen = torch.cat([self.domain.bounds, after.X])
         numbers = self._numbers(
             before,
-            leverages=leverages,
-            errors=errors,
+            y,
+            leverages=known[0],
+            means=known[1],
             pulls=after.pulls,
             prior=prior,
             learned_at=learned_at,
@@ -288,22 +269,21 @@ class BoxUCB(UCBMechanism[BoxUCBState]):
         )
         return replace(after, fitted=FittedBox(posterior=model, **vars(numbers)), seconds=watch.seconds)
 
-    def freeze(self, state: BoxUCBState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), without the model and the box."""
-        frozen, fitted = freeze_fields(state), state.fitted
-        if fitted is None:
-            return frozen
-        return frozen | freeze_fields(fitted) | freeze_dictionary(fitted.posterior.dictionary) | freeze_prior(fitted.prior)
+    def _evaluations(self, state: BoxUCBState) -> dict[str, Any]:
+        return persistence.freeze_fields(state)
 
     def thaw(self, frozen: Frozen) -> BoxUCBState:
         """See :meth:`sparse_bo.policies.Mechanism.thaw`. The model is fitted again, O(n m² + m³)."""
-        frozen = on_device(frozen, self.box.device)
-        state = BoxUCBState(self.box, **thaw_fields(BoxUCBState, frozen))
+        frozen = persistence.on_device(frozen, self.domain.device)
+        state = BoxUCBState(self.domain, **persistence.thaw_fields(BoxUCBState, frozen))
         if "probabilities" not in frozen:
             return state
-        dictionary, prior = thaw_dictionary(frozen, state.X), thaw_prior(frozen, given=self.given.covar_module)
-        model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=state.y, dictionary=dictionary)
-        return replace(state, fitted=FittedBox(posterior=model, prior=prior, **thaw_fields(FittedBox, frozen)))
+        dictionary, prior = (
+            persistence.thaw_dictionary(frozen, state.X),
+            persistence.thaw_prior(frozen, given=self.given.covar_module),
+        )
+        model = BoxModel(prior=prior, units=self._units(prior), X=state.X, y=in_range(state.y), dictionary=dictionary)
+        return replace(state, fitted=FittedBox(posterior=model, prior=prior, **persistence.thaw_fields(FittedBox, frozen)))
 
     def _units(self, prior: KnownPrior) -> Units:
         """Return the units of the model: those of a prior with mean 0 and variance 1, if its kernel is a learned one."""

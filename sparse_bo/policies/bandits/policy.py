@@ -6,6 +6,7 @@ Over arms they are :class:`.arm_mechanism.ArmUCB`, on a box :class:`.box_mechani
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,6 +24,8 @@ from sparse_bo.policies.protocol import as_arms
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
 from sparse_bo.validation import check_choice, check_count
 from sparse_bo.widths import BBKBAuthors, BBKBTheory, BKBAuthors, BKBTheory, CalibratedWidth, ConstantWidth, Width
+
+BKB_WIDTHS: Mapping[str, Callable[..., Width]] = {"theory": BKBTheory, "authors": BKBAuthors}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +57,8 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
     max_batch_size: int = 10_000
 
     name: ClassVar[str]
+    widths: ClassVar[Mapping[str, Callable[..., Width]]] = {"theory": BBKBTheory, "authors": BBKBAuthors}
+    """Widths by name."""
 
     @property
     @abstractmethod
@@ -78,7 +83,7 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
         if self.sweep_dtype != torch.float64:
             raise ValueError(f"expected sweep_dtype=torch.float64 on a box, got {self.sweep_dtype}; it is for sweeps over arms")
         return BoxUCB(
-            box=domain,
+            domain=domain,
             parts=self.parts,
             given=self.given,
             design_size=self._design_size(domain),
@@ -99,46 +104,40 @@ class UCBPolicy(PriorSettings, ConfidenceSettings, SweepSettings, ABC):
             memory_bytes=memory_bytes,
         )
 
+    def _parts(self, sampler: Sampler, stop_rule: StopRule, in_batch: InBatch = "fixed") -> UCBParts:
+        return UCBParts(sampler=sampler, stop_rule=stop_rule, in_batch=in_batch, width=self._width())
+
+    def _width(self) -> Width:
+        """Return the width of a number or a name; a :class:`sparse_bo.widths.Width` as it is."""
+        width = self.width
+        if isinstance(width, str):
+            check_choice("width", width, ("calibrated", "theory", "authors"))
+            if width == "calibrated":
+                return CalibratedWidth()
+            if self.rkhs_norm is None:
+                raise ValueError(unknown_norm(width, otherwise="width='calibrated', or a number of standard deviations"))
+            if self.rkhs_norm == "estimate" and self.learns:
+                raise ValueError(
+                    "expected covar_module= and regularization= with rkhs_norm='estimate', got a learned prior; pass them, or "
+                    "width='calibrated'"
+                )
+            return self.widths[width](
+                rkhs_norm=self.rkhs_norm,
+                noise_variance=self.noise_variance,
+                failure_probability=self.failure_probability,
+            )
+        if isinstance(width, (int, float)) and not isinstance(width, bool):
+            return ConstantWidth(float(width))
+        if not isinstance(width, Width):
+            raise TypeError(
+                f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}"
+            )
+        return width
+
     def _design_size(self, domain: Domain) -> int:
         if self.initial_design is not None:
             return self.initial_design
         return max(10, 2 * domain.dims) if self.learns else 1
-
-
-def named_width(
-    policy: UCBPolicy, *, theory: type[BKBTheory] | type[BBKBTheory], authors: type[BKBAuthors] | type[BBKBAuthors]
-) -> Width:
-    """Return the policy's width: a :class:`sparse_bo.widths.Width`, a constant for a number, or the width of a name.
-
-    Raises:
-        ValueError: If the name is unknown, or the named width needs an ``rkhs_norm``.
-        TypeError: If ``width`` has another type.
-    """
-    width = policy.width
-    if isinstance(width, str):
-        check_choice("width", width, ("calibrated", "theory", "authors"))
-        if width == "calibrated":
-            return CalibratedWidth()
-        if policy.rkhs_norm is None:
-            raise ValueError(unknown_norm(width, otherwise="width='calibrated', or a number of standard deviations"))
-        if policy.rkhs_norm == "estimate" and policy.learns:
-            raise ValueError(
-                "expected covar_module= and regularization= with rkhs_norm='estimate', got a learned prior; pass them, or "
-                "width='calibrated'"
-            )
-        chosen = theory if width == "theory" else authors
-        return chosen(
-            rkhs_norm=policy.rkhs_norm,
-            noise_variance=policy.noise_variance,
-            failure_probability=policy.failure_probability,
-        )
-    if isinstance(width, (int, float)) and not isinstance(width, bool):
-        return ConstantWidth(float(width))
-    if not isinstance(width, Width):
-        raise TypeError(
-            f"expected width to be a number, 'calibrated', 'theory', 'authors' or a Width, got {type(width).__name__}"
-        )
-    return width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,17 +165,13 @@ class BKB(UCBPolicy):
     max_dictionary: int | None = None
 
     name = "bkb"
+    widths = BKB_WIDTHS
 
     @property
     def parts(self) -> UCBParts:
         """Leverage sampling and batches of one."""
-        return UCBParts(
-            sampler=self.dictionary
-            or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary),
-            stop_rule=StopRule("single"),
-            in_batch="fixed",
-            width=named_width(self, theory=BKBTheory, authors=BKBAuthors),
-        )
+        sampler = LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary)
+        return self._parts(self.dictionary or sampler, StopRule("single"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,13 +223,9 @@ class BBKB(UCBPolicy):
             check_choice("in_batch", self.in_batch, ("fixed", "process"))
         assert self.ratio_threshold is not None  # `__post_init__` sets it
         check_choice("stop_rule", self.stop_rule, ("global", "local", "gp-bucb", "repeat"))
-        return UCBParts(
-            sampler=self.dictionary
-            or LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary),
-            stop_rule=StopRule(self.stop_rule, self.ratio_threshold),
-            in_batch=self.in_batch or ("process" if self.stop_rule == "local" or self.learns else "fixed"),
-            width=named_width(self, theory=BBKBTheory, authors=BBKBAuthors),
-        )
+        sampler = LeverageSampler(oversampling=self.oversampling, inclusion=self.inclusion, max_size=self.max_dictionary)
+        in_batch = self.in_batch or ("process" if self.stop_rule == "local" or self.learns else "fixed")
+        return self._parts(self.dictionary or sampler, StopRule(self.stop_rule, self.ratio_threshold), in_batch)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -245,12 +236,12 @@ class GPUCB(UCBPolicy):
     """
 
     name = "gp-ucb"
+    widths = BKB_WIDTHS
 
     @property
     def parts(self) -> UCBParts:
         """All pulled arms in the dictionary, batches of one."""
-        width = named_width(self, theory=BKBTheory, authors=BKBAuthors)
-        return UCBParts(sampler=AllSampler(), stop_rule=StopRule("single"), in_batch="fixed", width=width)
+        return self._parts(AllSampler(), StopRule("single"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,9 +261,7 @@ class GPBUCB(UCBPolicy):
     @property
     def parts(self) -> UCBParts:
         """All pulled arms in the dictionary, the product rule, process conditioning."""
-        width = named_width(self, theory=BBKBTheory, authors=BBKBAuthors)
-        stop_rule = StopRule("gp-bucb", self.ratio_threshold)
-        return UCBParts(sampler=AllSampler(), stop_rule=stop_rule, in_batch="process", width=width)
+        return self._parts(AllSampler(), StopRule("gp-bucb", self.ratio_threshold), "process")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -298,5 +287,4 @@ class MiniMETA(UCBPolicy):
     @property
     def parts(self) -> UCBParts:
         """All pulled arms in the dictionary, one arm per batch."""
-        width = named_width(self, theory=BBKBTheory, authors=BBKBAuthors)
-        return UCBParts(sampler=AllSampler(), stop_rule=StopRule("repeat", self.ratio_threshold), in_batch="fixed", width=width)
+        return self._parts(AllSampler(), StopRule("repeat", self.ratio_threshold))

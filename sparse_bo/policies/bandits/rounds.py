@@ -6,28 +6,30 @@ all observations; the batch is picked by ``mean + width · √leverage`` until t
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparse_bo.arms import InBatch, StopRule
 from sparse_bo.dictionary import Candidates, Dictionary, Sampler, UniformSampler
+from sparse_bo.domains import Domain
 from sparse_bo.gp.diagnostics import QuadraticForm
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.gp.learn import learn_prior, learning_is_due
 from sparse_bo.gp.observations import Observations
 from sparse_bo.gp.priors import KnownPrior, Prior
+from sparse_bo.policies import persistence
 from sparse_bo.policies.persistence import KEPT, kept
-from sparse_bo.policies.protocol import Mechanism
-from sparse_bo.policies.states import StateWithFailures, Stopwatch, with_failures
+from sparse_bo.policies.protocol import Frozen, Mechanism
+from sparse_bo.policies.states import State, Stopwatch
 from sparse_bo.widths import Confidence, NormWidth, Width
 from sparse_bo.widths.calibration import StandardisedErrors
 
-U = TypeVar("U", bound=StateWithFailures)
+U = TypeVar("U", bound="UCBState")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +61,15 @@ class UCBNumbers:
     """Estimate of F in the width; ``None`` without one."""
 
 
+class UCBState(State, Protocol):
+    """The state of an upper-confidence policy."""
+
+    @property
+    def fitted(self) -> Any:
+        """:class:`UCBNumbers` with ``posterior``, which has a ``dictionary``; ``None`` before the first model."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UCBMechanism(Mechanism[U], ABC):
     """An upper-confidence policy on a domain.
@@ -66,6 +77,7 @@ class UCBMechanism(Mechanism[U], ABC):
     Attributes:
         parts: Sampler, stop rule, in-batch update and width.
         given: Known parts of the prior; the rest is learned (:func:`sparse_bo.gp.learn.learning_is_due`).
+        domain: In float64.
         design_size: Distinct inputs before the first score.
         max_batch_size: No batch is larger.
         warm_start_size: Initial observations on more distinct inputs start from a uniform dictionary of this size.
@@ -73,31 +85,40 @@ class UCBMechanism(Mechanism[U], ABC):
 
     parts: UCBParts
     given: Prior
+    domain: Domain
     design_size: int
     max_batch_size: int
     warm_start_size: int = 512
 
     keeps_batch_open = True  # mean and dictionary stay until the stop rule asks for results
 
-    def fail(self, state: U, picks: Tensor) -> U:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
+    def freeze(self, state: U) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(evaluated inputs + m), without posterior and domain."""
+        frozen, fitted = self._evaluations(state), state.fitted
+        if fitted is None:
+            return frozen
+        dictionary = persistence.freeze_dictionary(fitted.posterior.dictionary)
+        return frozen | persistence.freeze_fields(fitted) | dictionary | persistence.freeze_prior(fitted.prior)
+
+    @abstractmethod
+    def _evaluations(self, state: U) -> dict[str, Any]:
+        """Return a snapshot of the evaluations."""
 
     def _next_prior(
         self,
-        previous: KnownPrior | None,
-        learned_at: int,
+        before: UCBNumbers | None,
         observations: Observations,
-        hull: Tensor,
         watch: Stopwatch,
         *,
         generator: torch.Generator,
         correlation: Hyperparameters | None = None,
     ) -> tuple[KnownPrior, int]:
-        """Return the prior of the next round, ``previous`` itself if nothing is learned, and the pulls at its learning."""
+        """Return the prior of the next round, the last one itself if nothing is learned, and the pulls at its learning."""
+        previous, learned_at = (None, 0) if before is None else (before.prior, before.pulls_at_learning)
         if self.given.complete or not learning_is_due(observations, learned_at):
             return previous or self.given.known(), learned_at
         with watch.phase("learn"):
+            hull = self.domain.hull()
             learned = learn_prior(
                 self.given, observations, hull, generator=generator, previous=previous, correlation=correlation
             )
@@ -114,9 +135,10 @@ class UCBMechanism(Mechanism[U], ABC):
     def _numbers(
         self,
         before: UCBNumbers | None,
+        y: Tensor,
         *,
         leverages: Tensor,
-        errors: StandardisedErrors,
+        means: Tensor | None,
         pulls: int,
         prior: KnownPrior,
         learned_at: int,
@@ -126,17 +148,12 @@ class UCBMechanism(Mechanism[U], ABC):
     ) -> UCBNumbers:
         """Return the numbers of the next round.
 
-        Args:
-            before: Those of the last round.
-            leverages: ``q``, of the newest picks at the start of their batch.
-            errors: Errors of the predictions before the batch, its own included.
-            pulls: Evaluations so far.
-            prior: Of the next round.
-            learned_at: Pulls when it was learned.
-            effective_dimension: Of the new posterior.
-            kappa_squared: Largest prior variance (y²).
-            form: Computes the quadratic form of the observations, for widths with an estimated norm.
+        ``leverages`` and ``means`` (``None`` before the first model) are of the newest inputs, at the start of their batch.
         """
+        errors = StandardisedErrors()
+        if before is not None and means is not None:
+            noise = before.prior.regularization
+            errors = before.errors.after(y, means=means, leverages=leverages, regularization=noise)
         width = self.parts.width
         information = (0.0 if before is None else before.information) + float(width.gains(leverages).sum())
         norm = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from sparse_bo.arms import ArmPosterior, KernelColumns
 from sparse_bo.dictionary import Dictionary
 from sparse_bo.domains import Arms
 from sparse_bo.domains.lazy import ArmSet
-from sparse_bo.gp.observations import Observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations, no_observations
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies.bandits.rounds import UCBNumbers
-from sparse_bo.policies.failures import Failures, Refusal, box_correlation, doubtful, kernel_correlation, spared
+from sparse_bo.policies.failures import Failures, Refusal, box_correlation, doubtful, forgiven, kernel_correlation, spared
 from sparse_bo.policies.persistence import KEPT, freeze_fields, freeze_observations, kept, thaw_fields, thaw_observations
 from sparse_bo.policies.states import Phase, Report
 
@@ -48,16 +48,10 @@ class BanditState:
     """Failures; ``None`` before the first."""
 
     def refusal(self, pending: Tensor | None = None) -> Refusal | None:
-        """Return a function that marks arms to avoid: failed ones that back off, and arms among failures.
+        """Return a function that marks failed arms that back off, and arms among failures; ``None`` without failures.
 
-        An arm whose last evaluation succeeded is never refused. The distance is that of the model's kernel, and without a
-        model (in a random design, for example) that in the arms' hull, as on a box.
-
-        Args:
-            pending: Pending arms (``q``); after the first failure, arms without a success are not evaluated twice at a time.
-
-        Returns:
-            ``None`` if nothing has failed.
+        An arm whose last evaluation succeeded is never refused; after a failure, ``pending`` arms without a success are. The
+        distance is that of the model's kernel, and without a model that in the arms' hull, as on a box.
         """
         failures = self.failures
         if failures is None:
@@ -114,7 +108,13 @@ class BanditState:
         """Successful evaluations so far."""
         return self.observations.pulls
 
-    def without_results(self) -> BanditState:
+    def with_results(self, picks: Tensor, y: Tensor) -> Self:
+        """Return the state with ``y`` (``q``) at arms ``picks`` added, one round later; the model stays."""
+        observations = add_observations(self.observations, self.arms, picks, y)
+        failures = forgiven(self.failures, picks)
+        return replace(self, observations=observations, round=self.round + 1, failures=failures)
+
+    def without_results(self) -> Self:
         """See :meth:`State.without_results`."""
         return replace(self, round=self.round + 1, seconds={})
 

@@ -2,121 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_bo.domains import Arms, Box, Domain
-from sparse_bo.gp.observations import add_observations
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
-from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_points, told
-from sparse_bo.policies.failures import forgiven, spared
+from sparse_bo.policies.box_states import BoxState, initial_box_state, spared_points
+from sparse_bo.policies.failures import spared
 from sparse_bo.policies.persistence import freeze_fields, on_device, thaw_fields
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, as_arms
-from sparse_bo.policies.states import Stopwatch, with_failures
+from sparse_bo.policies.states import Stopwatch
 from sparse_bo.validation import check_count, check_number, check_probability
 
 
-class ArmChoice(Protocol):
-    """Choice of the next arms from the observations."""
-
-    def __call__(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
-        """Return ``q`` arms, given the ``pending`` ones."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ArmsWithoutModel(Mechanism[BanditState]):
-    """A policy over arms, in memory or streamed, without a model.
+class WithoutModel(Mechanism[Any]):
+    """A policy without a model, over arms, in memory or streamed, or on a box.
 
     Attributes:
-        domain: The arms, float64.
-        batch_size: Arms per batch.
-        choose: Choice of arms.
+        domain: In float64.
+        batch_size: Evaluations per batch.
+        choose: Choice of picks: ``(state, q, pending=, generator=) ->`` picks.
     """
 
-    domain: Arms
+    domain: Arms | Box
     batch_size: int
-    choose: ArmChoice
+    choose: Callable[..., Tensor]
 
-    def init(self) -> BanditState:
+    def init(self) -> BanditState | BoxState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_state(self.domain.points)
+        return initial_box_state(self.domain) if isinstance(self.domain, Box) else initial_state(self.domain.points)
 
-    def ask(self, state: BanditState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` arms, or ``max_q`` if that is less. Draws by ``choose``."""
-        q = min(self.batch_size, max_q)
-        return Proposal(self.choose(self.domain, state, q, pending=pending, generator=generator))
+    def ask(self, state: Any, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
+        """Return ``batch_size`` picks, or ``max_q`` if that is less. Draws by ``choose``."""
+        return Proposal(self.choose(state, min(self.batch_size, max_q), pending=pending, generator=generator))
 
-    def tell(self, state: BanditState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BanditState:
+    def tell(self, state: Any, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> Any:
         """Record the observations."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            observations = add_observations(state.observations, self.domain.points, picks, y)
-        failures = forgiven(state.failures, picks)
-        return replace(state, observations=observations, round=state.round + 1, seconds=watch.seconds, failures=failures)
+            after = state.with_results(picks, y)
+        return replace(after, seconds=watch.seconds)
 
-    def fail(self, state: BanditState, picks: Tensor) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
+    def freeze(self, state: Any) -> Frozen:
+        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms), on a box O(n d)."""
+        return freeze_fields(state) if isinstance(self.domain, Box) else freeze_evaluated(state)
 
-    def freeze(self, state: BanditState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(distinct pulled arms)."""
-        return freeze_evaluated(state)
-
-    def thaw(self, frozen: Frozen) -> BanditState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Reads the pulled arms only."""
-        return thaw_evaluated(self.domain.points, on_device(frozen, self.domain.device))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RandomPoints(Mechanism[BoxState]):
-    """Points of a box, uniformly at random.
-
-    Attributes:
-        box: In float64.
-        batch_size: Points per batch.
-    """
-
-    box: Box
-    batch_size: int
-
-    def init(self) -> BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        return initial_box_state(self.box)
-
-    def ask(self, state: BoxState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal:
-        """Return ``batch_size`` points, or ``max_q`` if that is less. Draws d numbers per point, and again near failures."""
-        q = min(self.batch_size, max_q)
-        points = self.box.uniform(q, generator=generator)
-        return Proposal(spared_points(points, self.box.uniform, state, pending=pending, generator=generator))
-
-    def tell(self, state: BoxState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> BoxState:
-        """Record the observations."""
-        return replace(told(state, picks, y), seconds={})
-
-    def fail(self, state: BoxState, picks: Tensor) -> BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
-
-    def freeze(self, state: BoxState) -> Frozen:
-        """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d)."""
-        return freeze_fields(state)
-
-    def thaw(self, frozen: Frozen) -> BoxState:
-        """See :meth:`sparse_bo.policies.Mechanism.thaw`."""
-        return BoxState(self.box, **thaw_fields(BoxState, on_device(frozen, self.box.device)))
+    def thaw(self, frozen: Frozen) -> BanditState | BoxState:
+        """See :meth:`sparse_bo.policies.Mechanism.thaw`. Of arms, reads the pulled ones only."""
+        frozen = on_device(frozen, self.domain.device)
+        if isinstance(self.domain, Box):
+            return BoxState(self.domain, **thaw_fields(BoxState, frozen))
+        return thaw_evaluated(self.domain.points, frozen)
 
 
 def check_exploration(epsilon: float, decay: float) -> None:
-    """Check ε and its decay.
-
-    Raises:
-        TypeError: If one is not a number.
-        ValueError: If ``decay`` is negative, or ``epsilon`` is outside [0, 1] (without decay) or negative (with decay).
-    """
+    """Raise unless ε and its decay are numbers in their ranges: ε in [0, 1] without decay, else at least 0."""
     if check_number("decay", decay) < 0.0:
         raise ValueError(f"expected decay >= 0, got {decay!r}")
     if decay == 0.0:
@@ -130,16 +76,8 @@ def with_exploration(
 ) -> Tensor:
     """Return ``q`` arms: the t-th evaluation a random one with probability ``min(1, epsilon · t^−decay)``, else ``best``.
 
+    t goes on after the state's pulls and the ``out`` pending evaluations. Auer et al. 2002 (Fig. 3) have ``decay=1``.
     Draws one uniform number per arm of the batch, then the random arms.
-
-    Args:
-        state: State; t continues after its pulls and the ``out`` pending evaluations.
-        best: Scalar, an arm.
-        epsilon: ε, at least 0.
-        decay: At least 0; 0: ε for good; 1: the schedule of Auer et al. 2002 (Fig. 3, ``ε_t = min(1, cK/(d²t))``).
-        q: Arms to return.
-        out: Number of pending evaluations.
-        generator: CPU generator.
     """
     t = torch.arange(1, q + 1, dtype=torch.float64, device="cpu") + (state.pulls + out)
     explore = torch.rand(q, generator=generator, device="cpu", dtype=torch.float64) < epsilon * t.pow(-decay)
@@ -159,21 +97,25 @@ class RandomSearch:
         batch_size: Evaluations per batch.
     """
 
+    name = "random"
+
     batch_size: int = 1
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
 
-    @property
-    def name(self) -> str:
-        """``"random"``."""
-        return "random"
-
-    def on(self, domain: Domain) -> ArmsWithoutModel | RandomPoints:
+    def on(self, domain: Domain) -> WithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         if isinstance(domain, Box):
-            return RandomPoints(box=domain, batch_size=self.batch_size)
-        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=unseen_arms)
+            return WithoutModel(domain=domain, batch_size=self.batch_size, choose=_uniform_points)
+        arms = as_arms(domain, policy=self.name)
+        return WithoutModel(domain=arms, batch_size=self.batch_size, choose=partial(unseen_arms, arms))
+
+
+def _uniform_points(state: BoxState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw d numbers per point, and again near failures."""
+    points = state.box.uniform(q, generator=generator)
+    return spared_points(points, state.box.uniform, state, pending=pending, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +132,8 @@ class EpsilonGreedy:
         batch_size: Arms per batch, drawn independently.
     """
 
+    name = "epsilon-greedy"
+
     epsilon: float = 0.1
     decay: float = 0.0
     batch_size: int = 1
@@ -198,14 +142,10 @@ class EpsilonGreedy:
         check_exploration(self.epsilon, self.decay)
         check_count("batch_size", self.batch_size)
 
-    @property
-    def name(self) -> str:
-        """``"epsilon-greedy"``."""
-        return "epsilon-greedy"
-
-    def on(self, domain: Domain) -> ArmsWithoutModel:
+    def on(self, domain: Domain) -> WithoutModel:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        return ArmsWithoutModel(domain=as_arms(domain, policy=self.name), batch_size=self.batch_size, choose=self._choose)
+        arms = as_arms(domain, policy=self.name)
+        return WithoutModel(domain=arms, batch_size=self.batch_size, choose=partial(self._choose, arms))
 
     def _choose(self, domain: Arms, state: BanditState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one uniform number per arm of the batch, then the random arms; without observations all arms are random."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.linalg.reductions import group_sums
-from sparse_bo.policies.box_states import BoxState, initial_box_state, told
+from sparse_bo.policies.box_states import BoxState, initial_box_state
 from sparse_bo.policies.comparators.surrogate_ucb import BoTorchUCB
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Policy, Proposal, Wait, box_of
@@ -22,23 +22,6 @@ from sparse_bo.validation import check_count
 
 TOLERANCE = 1e-5
 """How far, in half-widths of the box, a told point may lie from the subspace."""
-
-
-class Embedding(Protocol):
-    """A map from a low-dimensional box to the cube [−1, 1]^D."""
-
-    @property
-    def box(self) -> Box:
-        """The low-dimensional box."""
-        ...
-
-    def lift(self, U: Tensor) -> Tensor:
-        """Map ``q x d`` points to ``q x D``."""
-        ...
-
-    def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points (``q x d``) that are lifted to ``X`` (``q x D``), and how far each misses it (``q``)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +38,11 @@ class GaussianEmbedding:
         return Box(torch.stack([-edge, edge]))
 
     def lift(self, U: Tensor) -> Tensor:
-        """See :class:`Embedding`."""
+        """Map ``q x d`` points to ``q x D`` of the cube [−1, 1]^D."""
         return (U @ self.matrix.mT).clamp(-1.0, 1.0)
 
     def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Embedding`.
+        """Return points (``q x d``) that are lifted to ``X`` (``q x D``), and how far each misses it (``q``).
 
         Clipping hides part of ``A u``: any u whose image agrees where x is inside the cube and lies beyond it where x is on
         its boundary is a preimage. One linear program with D constraints and d + 1 unknowns per point.
@@ -100,15 +83,19 @@ class HashEmbedding:
         return Box(torch.stack([-edge, edge]))
 
     def lift(self, U: Tensor) -> Tensor:
-        """See :class:`Embedding`."""
+        """See :meth:`GaussianEmbedding.lift`."""
         return U[:, self.hashes] * self.signs
 
     def preimage(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Embedding`: the mean of the inputs that share a hash; 0 for a hash that none has."""
+        """See :meth:`GaussianEmbedding.preimage`: the mean of the inputs that share a hash; 0 for a hash that none has."""
         counts = torch.bincount(self.hashes, minlength=self.dims).clamp_min(1)
         sums = group_sums(X * self.signs, self.hashes, groups=self.dims)
         U = (sums / counts).clamp(-1.0, 1.0)
         return U, (self.lift(U) - X).abs().amax(dim=-1)
+
+
+Embedding = GaussianEmbedding | HashEmbedding
+"""A map from a low-dimensional box to the cube [−1, 1]^D."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +175,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
                 "half-widths of the box outside; tell only points that were asked"
             )
         inner = self.inner.tell(state.inner, inside, y, generator=generator)
-        return replace(told(state, picks, y), inner=inner, seconds=inner.seconds)
+        return replace(state.with_results(picks, y), inner=inner, seconds=inner.seconds)
 
     def fail(self, state: EmbeddedState, picks: Tensor) -> EmbeddedState:
         """Let the inner policy know of the low-dimensional points."""
@@ -207,7 +194,7 @@ class EmbeddedSearch(Mechanism[EmbeddedState]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EmbeddingSettings:
+class EmbeddingSettings(ABC):
     """The settings of REMBO and HeSBO.
 
     Attributes:
@@ -224,25 +211,40 @@ class EmbeddingSettings:
     target_dims: int = 10
     embedding_seed: int = 0
 
+    name: ClassVar[str]
+
     def __post_init__(self) -> None:
         check_count("target_dims", self.target_dims)
         check_count("embedding_seed", self.embedding_seed, minimum=0)
         if self.inner is not None and not isinstance(self.inner, Policy):
             raise TypeError(f"expected inner to be a policy on boxes or None, got {type(self.inner).__name__}")
 
+    @abstractmethod
+    def embedding(self, box: Box) -> Embedding:
+        """Draw the embedding into a box."""
+
+    def on(self, domain: Domain) -> EmbeddedSearch:
+        """Draw the embedding, and bind the inner policy to its low-dimensional box.
+
+        Raises:
+            TypeError: If the domain is no box, or the inner policy searches none.
+            ValueError: If ``target_dims`` exceeds the dimensions of the box.
+        """
+        box = box_of(domain, policy=self.name).double()
+        if self.target_dims > box.dims:
+            raise ValueError(
+                f"expected target_dims <= the {box.dims} dimensions of the box, got {self.target_dims}; lower target_dims"
+            )
+        embedding = self.embedding(box)
+        inner = (BoTorchUCB(warm_start=True) if self.inner is None else self.inner).on(embedding.box)
+        return EmbeddedSearch(self.name, box, embedding, inner, keeps_batch_open=inner.keeps_batch_open)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class REMBO(EmbeddingSettings):
     """Bayesian optimisation in a random Gaussian embedding (Wang et al. 2016). Settings: :class:`EmbeddingSettings`."""
 
-    @property
-    def name(self) -> str:
-        """``"rembo"``."""
-        return "rembo"
-
-    def on(self, domain: Domain) -> EmbeddedSearch:
-        """See :meth:`sparse_bo.policies.Policy.on`."""
-        return _embedded_search(self, domain, name=self.name, draw=self.embedding)
+    name = "rembo"
 
     def embedding(self, box: Box) -> GaussianEmbedding:
         """Draw ``D d`` normal numbers."""
@@ -256,14 +258,7 @@ class REMBO(EmbeddingSettings):
 class HeSBO(EmbeddingSettings):
     """Bayesian optimisation in a hashing-enhanced subspace (Nayebi et al. 2019). Settings: :class:`EmbeddingSettings`."""
 
-    @property
-    def name(self) -> str:
-        """``"hesbo"``."""
-        return "hesbo"
-
-    def on(self, domain: Domain) -> EmbeddedSearch:
-        """See :meth:`sparse_bo.policies.Policy.on`."""
-        return _embedded_search(self, domain, name=self.name, draw=self.embedding)
+    name = "hesbo"
 
     def embedding(self, box: Box) -> HashEmbedding:
         """Draw D hashes and D signs."""
@@ -271,23 +266,3 @@ class HeSBO(EmbeddingSettings):
         hashes = torch.randint(self.target_dims, (box.dims,), generator=generator, device="cpu")
         signs = torch.randint(2, (box.dims,), generator=generator, device="cpu").mul(2).sub(1)
         return HashEmbedding(hashes.to(box.bounds.device), signs.to(box.bounds), self.target_dims)
-
-
-def _embedded_search(
-    settings: EmbeddingSettings, domain: Domain, *, name: str, draw: Callable[[Box], Embedding]
-) -> EmbeddedSearch:
-    """Draw an embedding, and bind the inner policy to its low-dimensional box.
-
-    Raises:
-        TypeError: If the domain is no box, or the inner policy searches none.
-        ValueError: If ``target_dims`` exceeds the dimensions of the box.
-    """
-    box = box_of(domain, policy=name).double()
-    if settings.target_dims > box.dims:
-        raise ValueError(
-            f"expected target_dims <= the {box.dims} dimensions of the box, got {settings.target_dims}; lower target_dims"
-        )
-    embedding = draw(box)
-    policy = BoTorchUCB(warm_start=True) if settings.inner is None else settings.inner
-    inner = policy.on(embedding.box)
-    return EmbeddedSearch(name, box, embedding, inner, keeps_batch_open=inner.keeps_batch_open)

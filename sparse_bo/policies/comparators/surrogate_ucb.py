@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sparse_bo.dictionary import FirstSampler, Sampler
 from sparse_bo.domains import Domain
-from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.subset.proposers import MaximiseAcquisition, Restarts
-from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings, surrogate_loop
-from sparse_bo.policies.subset.surrogate_models import exact_matern_gp, sparse_or_exact_matern_gp, vecchia_matern_gp
+from sparse_bo.policies.settings import check_sampler
+from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings
+from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp, vecchia_gp
 from sparse_bo.validation import check_count
 
 
@@ -23,16 +23,13 @@ class BoTorchUCB(SurrogateSettings):
     ``UpperConfidenceBound`` as ``acquisition`` for BoTorch's own evaluation.
     """
 
-    warm_start: bool = False
+    name = "botorch-ucb"
 
-    @property
-    def name(self) -> str:
-        """``"botorch-ucb"``."""
-        return "botorch-ucb"
+    warm_start: bool = False
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        return surrogate_loop(self, box_of(domain, policy=self.name), make=self.surrogate or exact_matern_gp(self.learning))
+        return self.loop(domain, partial(exact_gp, learning=self.learning))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,22 +43,18 @@ class SparseUCB(SurrogateSettings):
         dictionary: A sampler; default: the first 100 observations.
     """
 
+    name = "sparse-ucb"
+
     dictionary: Sampler | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dictionary is not None and not isinstance(self.dictionary, Sampler):
-            raise TypeError(f"expected dictionary to be a sampler or None, got {type(self.dictionary).__name__}")
-
-    @property
-    def name(self) -> str:
-        """``"sparse-ucb"``."""
-        return "sparse-ucb"
+        check_sampler(self.dictionary)
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        sparse_gp = sparse_or_exact_matern_gp(self.learning, dictionary=self.dictionary or FirstSampler(size=100))
-        return surrogate_loop(self, box_of(domain, policy=self.name), make=self.surrogate or sparse_gp)
+        dictionary = self.dictionary or FirstSampler(size=100)
+        return self.loop(domain, partial(sparse_gp, learning=self.learning, dictionary=dictionary))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,24 +67,15 @@ class VecchiaUCB(SurrogateSettings):
         neighbors: m, the number of conditioning observations.
     """
 
+    name = "vecchia-ucb"
+
     neighbors: int = 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("neighbors", self.neighbors)
 
-    @property
-    def name(self) -> str:
-        """``"vecchia-ucb"``."""
-        return "vecchia-ucb"
-
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        # the score is discontinuous where the set of nearest observations changes
-        search = Restarts(self.num_restarts, self.raw_samples, jumps=True)
-        return surrogate_loop(
-            self,
-            box_of(domain, policy=self.name),
-            make=self.surrogate or vecchia_matern_gp(self.learning, neighbors=self.neighbors),
-            proposer=MaximiseAcquisition(search, self.acquisition),
-        )
+        make = partial(vecchia_gp, learning=self.learning, neighbors=self.neighbors)
+        return self.loop(domain, make, jumps=True)  # where the set of nearest observations changes

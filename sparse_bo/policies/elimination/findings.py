@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,9 +17,27 @@ from sparse_bo.domains.sharded import group_of
 from sparse_bo.gp import dtc
 from sparse_bo.gp.diagnostics import QuadraticForm, quadratic_form
 from sparse_bo.gp.observations import Observations
-from sparse_bo.policies.elimination.settings import norm_of
 from sparse_bo.sharding import Group
-from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds
+from sparse_bo.widths import BatchConfidence, BatchWidth, Bounds, SBPEOnBox, SBPETheory
+
+
+def theory_of(width: BatchWidth) -> SBPETheory | None:
+    """Return the theory's width, which has a norm F; ``None`` for others."""
+    theory = width.theory if isinstance(width, SBPEOnBox) else width
+    return theory if isinstance(theory, SBPETheory) else None
+
+
+def norm_of(width: BatchWidth) -> float | None:
+    """Return the norm F of a width; ``None`` without one."""
+    theory = theory_of(width)
+    return None if theory is None else theory.rkhs_norm
+
+
+def with_norm(width: BatchWidth, rkhs_norm: float) -> BatchWidth:
+    """Return the width with another norm F; a width without one unchanged."""
+    if isinstance(width, SBPEOnBox):
+        return replace(width, theory=replace(width.theory, rkhs_norm=rkhs_norm))
+    return replace(width, rkhs_norm=rkhs_norm) if isinstance(width, SBPETheory) else width
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +72,7 @@ class BatchCandidates:
         return self.rows_of_all[positions].squeeze(-1).long()
 
     def positions(self, picks: Tensor, *, among: Tensor) -> Tensor:
-        """Return the position of each pick, −1 for others. O(q log among), on a box O(q · among · d).
-
-        Args:
-            picks: ``q ≥ 1`` picks.
-            among: Positions to search, ascending, at least one.
-        """
+        """Return the position of each pick ``among`` some (ascending), −1 for others. O(q log among), on boxes O(q among d)."""
         known = self.at(among)
         if self.rows is not None:
             found = torch.searchsorted(known, picks).clamp(max=len(known) - 1)
@@ -68,14 +81,10 @@ class BatchCandidates:
         # A user in float32 evaluates the planned point rounded to float32.
         return torch.where(distances <= 1e-6 * (known.abs().max() + 1.0), among[found], -1)
 
-    def row(self, place: int) -> int | None:
-        """Return the arm of this rank's candidate number ``place``; ``None`` on a box."""
-        return None if self.rows is None else int(self.rows[place])
-
     def label(self, place: int) -> str:
         """Return this rank's candidate number ``place`` as text for a message."""
         if self.rows is not None:
-            return f"of arm {self.row(place)}"
+            return f"of arm {int(self.rows[place])}"
         return "at x = [" + ", ".join(f"{v:.4g}" for v in self.members[place].tolist()) + "]"
 
 
@@ -163,15 +172,9 @@ def _interval(seen: Marginals, bounds: Bounds) -> Interval:
 
 
 def intersection(prior: ArmPrior, variances: Tensor, seen: Iterable[tuple[Finding, Marginals]], width: BatchWidth) -> Interval:
-    """Return the intersection of the intervals of the prior and some batches at ``n`` points.
+    """Return the intersection of the intervals of the prior and some batches at points with prior ``variances``, ``n`` each.
 
     Before any data ``|f(x) − μ₀| ≤ F √k(x,x)`` by the reproducing property, for widths with a norm F.
-
-    Args:
-        prior: Prior of the objective.
-        variances: ``n``, ``k(x, x)`` of the points.
-        seen: Batches with their posteriors there.
-        width: Width of the bounds.
     """
     norm = norm_of(width)
     spread = torch.full_like(variances, math.inf) if norm is None else variances.sqrt() * norm
@@ -195,3 +198,17 @@ def surviving(finding: Finding, width: BatchWidth, X: Tensor | None = None) -> T
     best = float(lower.max()) if len(lower) else -math.inf
     best = finding.candidates.group.largest("the largest of all candidates", [best])[0]
     return (upper if X is None else interval(finding, width, X).upper) >= best
+
+
+def survivors_of(findings: Sequence[Finding], width: BatchWidth) -> Tensor:
+    """Return the survivors of all batches: arms (ascending; of this rank), or points of the last batch on a box. Collective.
+
+    ``findings`` start with the first batch, over all arms; at least one has results.
+    """
+    complete = with_results(findings)
+    if complete[-1].candidates.rows is None:
+        return complete[-1].members[surviving(complete[-1], width)]
+    rows = findings[0].members
+    for finding in complete:
+        rows = rows[~torch.isin(rows, finding.members[~surviving(finding, width)])]
+    return rows

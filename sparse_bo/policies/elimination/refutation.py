@@ -23,8 +23,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparse_bo.gp.diagnostics import binomial_tail
-from sparse_bo.policies.elimination.findings import Finding, Marginals, intersection, marginals_at, with_results
-from sparse_bo.policies.elimination.settings import EliminationSettings, norm_of, theory_of, with_norm
+from sparse_bo.policies.elimination.findings import (
+    Finding,
+    Marginals,
+    intersection,
+    marginals_at,
+    norm_of,
+    theory_of,
+    with_norm,
+    with_results,
+)
+from sparse_bo.policies.elimination.settings import EliminationSettings
 from sparse_bo.widths import BatchWidth, ConstantWidth, RefutableWidth
 
 SHARE = 0.01
@@ -217,16 +226,9 @@ class Judgement(NamedTuple):
 def judgement(
     findings: Sequence[Finding], width: BatchWidth, settings: EliminationSettings, *, doublings: int, stopped: bool
 ) -> Judgement:
-    """Test the bounds on all results; if the settings allow, double F until they agree.
+    """Test the bounds on all results; if the settings allow, double F until they agree. ``stopped``: elimination has ended.
 
     Noise above the assumed one does not enlarge F; the warning names it.
-
-    Args:
-        findings: Findings of the complete batches; the newest has results.
-        width: Width of the bounds so far.
-        settings: Failure probability, noise, and reactions.
-        doublings: Doublings of F so far.
-        stopped: Whether earlier batches refuted the bounds, which ended elimination.
     """
     seen, delta = with_results(findings), settings.failure_probability
     if isinstance(width, ConstantWidth):

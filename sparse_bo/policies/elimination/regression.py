@@ -19,6 +19,7 @@ from sparse_bo.kernels import covariance_function
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.linalg.spectrum import certified_factor
 from sparse_bo.policies.protocol import arms_of
+from sparse_bo.policies.settings import check_sampler
 from sparse_bo.validation import check_count, check_number, check_positive, check_probability
 from sparse_bo.widths import BatchConfidence, BatchWidth
 
@@ -133,19 +134,32 @@ def max_variance_design(
     )
     resampling = rls_resampling(dictionary, ratio_threshold, failure_probability=failure_probability, batches=1)
     chosen = design(surrogate, n, resampling=resampling, generator=generator)
-    dtype = domain.dtype
-    return _certified(surrogate, chosen, indices=arms is not None, dtype=dtype, generator=generator)
+    posterior = posterior_over_part(surrogate, chosen.observations, chosen.dictionary)
+    ratio = certified_ratio(surrogate, chosen, generator=generator)
+    confidence = BatchConfidence(
+        pulls=n,
+        batches=1,
+        arms=len(points),
+        dims=points.shape[1],
+        regularization=surrogate.regularization,
+        kappa_squared=surrogate.kappa_squared,
+        ratio=ratio,
+    )
+    return RegressionDesign(
+        indices=None if arms is None else chosen.indices,
+        points=points[chosen.indices].to(domain.dtype),
+        dictionary=chosen.dictionary,
+        largest_sd=math.sqrt(float(posterior.leverages.max()) * surrogate.regularization),
+        ratio=ratio,
+        variance_factor=certified_factor(ratio),
+        information_gain=_information_gain(posterior, chosen),
+        confidence=confidence,
+    )
 
 
 def check_resampling(dictionary: Sampler | None, ratio_threshold: float) -> None:
-    """Check the sampler and the threshold of a design.
-
-    Raises:
-        TypeError: If ``dictionary`` is neither a sampler nor ``None``, or the threshold is not a number.
-        ValueError: If the threshold is less than 1.
-    """
-    if dictionary is not None and not isinstance(dictionary, Sampler):
-        raise TypeError(f"expected dictionary to be a sampler or None, got {type(dictionary).__name__}")
+    """Raise unless ``dictionary`` is a sampler or ``None``, and the threshold a number of at least 1."""
+    check_sampler(dictionary)
     if check_number("ratio_threshold", ratio_threshold) < 1.0:
         raise ValueError(f"expected ratio_threshold >= 1 (1 resamples at every pick), got {ratio_threshold!r}")
 
@@ -170,32 +184,6 @@ def certified_ratio(surrogate: ArmPrior, chosen: Design, *, generator: torch.Gen
         return 0.0
     seen = candidates_of(chosen.observations, None, covariance=surrogate.covariance, regularization=surrogate.regularization)
     return residual_bound(seen, chosen.dictionary, memory_bytes=surrogate.memory_bytes, generator=generator).upper
-
-
-def _certified(
-    surrogate: ArmPrior, chosen: Design, *, indices: bool, dtype: torch.dtype, generator: torch.Generator
-) -> RegressionDesign:
-    posterior = posterior_over_part(surrogate, chosen.observations, chosen.dictionary)
-    ratio = certified_ratio(surrogate, chosen, generator=generator)
-    confidence = BatchConfidence(
-        pulls=chosen.q,
-        batches=1,
-        arms=len(surrogate.arms),
-        dims=surrogate.arms.shape[1],
-        regularization=surrogate.regularization,
-        kappa_squared=surrogate.kappa_squared,
-        ratio=ratio,
-    )
-    return RegressionDesign(
-        indices=chosen.indices if indices else None,
-        points=surrogate.arms[chosen.indices].to(dtype),
-        dictionary=chosen.dictionary,
-        largest_sd=math.sqrt(float(posterior.leverages.max()) * surrogate.regularization),
-        ratio=ratio,
-        variance_factor=certified_factor(ratio),
-        information_gain=_information_gain(posterior, chosen),
-        confidence=confidence,
-    )
 
 
 def _information_gain(posterior: InMemoryPosterior, chosen: Design) -> float:

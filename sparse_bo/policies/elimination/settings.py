@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparse_bo.arms.design import Resampling
-from sparse_bo.domains import Box, Domain
+from sparse_bo.domains import Domain
+from sparse_bo.policies.elimination.findings import norm_of
 from sparse_bo.policies.settings import ConfidenceSettings, PriorSettings, SweepSettings, unknown_norm
 from sparse_bo.validation import check_choice, check_count, check_positive
-from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPEOnBox, SBPETheory
+from sparse_bo.widths import BatchWidth, BiasConstant, ConstantWidth, GaussianBounds, SBPETheory
 
 
 def batch_schedule(horizon: int) -> tuple[int, ...]:
@@ -38,12 +39,7 @@ def batch_schedule(horizon: int) -> tuple[int, ...]:
 
 
 def checked_schedule(schedule: Sequence[int] | None, horizon: int) -> tuple[int, ...]:
-    """Return a user's batch sizes after checks, or :func:`batch_schedule` for ``None``.
-
-    Raises:
-        TypeError: If a size is not an integer.
-        ValueError: If there are none, one is less than 1, or their sum exceeds the horizon.
-    """
+    """Return a user's batch sizes after checks, or :func:`batch_schedule` for ``None``."""
     if schedule is None:
         return batch_schedule(horizon)
     sizes = tuple(schedule)
@@ -57,25 +53,6 @@ def checked_schedule(schedule: Sequence[int] | None, horizon: int) -> tuple[int,
             "raise horizon or shorten the schedule"
         )
     return sizes
-
-
-def theory_of(width: BatchWidth) -> SBPETheory | None:
-    """Return the theory's width, which has a norm F; ``None`` for others."""
-    theory = width.theory if isinstance(width, SBPEOnBox) else width
-    return theory if isinstance(theory, SBPETheory) else None
-
-
-def norm_of(width: BatchWidth) -> float | None:
-    """Return the norm F of a width; ``None`` without one."""
-    theory = theory_of(width)
-    return None if theory is None else theory.rkhs_norm
-
-
-def with_norm(width: BatchWidth, rkhs_norm: float) -> BatchWidth:
-    """Return the width with another norm F; a width without one unchanged."""
-    if isinstance(width, SBPEOnBox):
-        return replace(width, theory=replace(width.theory, rkhs_norm=rkhs_norm))
-    return replace(width, rkhs_norm=rkhs_norm) if isinstance(width, SBPETheory) else width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +114,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         checked_schedule(self.schedule, self.horizon)
-        width = self._width()
+        width = self.bounds_width()
         check_choice("on_refuted", self.on_refuted, ("warn", "stop", "widen"))
         if norm_of(width) is None:
             for wish in ("on_contradiction='double'", "on_refuted='widen'"):
@@ -147,13 +124,6 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
                 raise ValueError(
                     "expected width='theory' or 'tight' with rkhs_norm='estimate', got bounds without an RKHS norm"
                 )
-
-    def width_on(self, domain: Domain) -> BatchWidth:
-        """Return the width of the bounds on a domain: on a box the theory's adds a discretisation (S-BPE Cor. 3.7)."""
-        width = self._width()
-        if isinstance(domain, Box) and isinstance(width, SBPETheory):
-            return SBPEOnBox(theory=width, discretization_constant=self.discretization_constant)
-        return width
 
     def design_size(self, domain: Domain) -> int:
         """Return the results to learn the prior from; 0 with a complete prior.
@@ -171,7 +141,7 @@ class EliminationSettings(PriorSettings, ConfidenceSettings, SweepSettings, ABC)
             )
         return size
 
-    def _width(self) -> BatchWidth:
+    def bounds_width(self) -> BatchWidth:
         """Return the width of a name or a number; a :class:`sparse_bo.widths.BatchWidth` as it is.
 
         Raises:

@@ -12,27 +12,15 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.arms.design import Design
+from sparse_bo.domains import Arms, Box
 from sparse_bo.domains.sharded import first_here
-from sparse_bo.gp.observations import add_observations, no_observations
+from sparse_bo.gp.observations import Observations, add_observations, merge_observations, no_observations
 from sparse_bo.gp.priors import KnownPrior
-from sparse_bo.policies.elimination.batches import ArmSource, CandidateSource, PlannedBatch
-from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, marginals_at, with_results
+from sparse_bo.policies import persistence
+from sparse_bo.policies.elimination.batches import PlannedBatch
+from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, marginals_at, surviving, with_norm, with_results
 from sparse_bo.policies.elimination.refutation import SHARE
-from sparse_bo.policies.elimination.settings import with_norm
-from sparse_bo.policies.persistence import (
-    KEPT,
-    freeze_dictionary,
-    freeze_fields,
-    freeze_observations,
-    freeze_prior,
-    on_device,
-    part_of,
-    thaw_dictionary,
-    thaw_fields,
-    thaw_observations,
-    thaw_prior,
-    under,
-)
+from sparse_bo.policies.persistence import KEPT
 from sparse_bo.policies.protocol import Frozen
 from sparse_bo.policies.states import Phase, Report
 from sparse_bo.widths import BatchConfidence, BatchWidth, ConstantWidth
@@ -56,8 +44,8 @@ class Leading(NamedTuple):
 class EliminationState:
     """The state of S-BPE and BPE between two updates. A value."""
 
-    source: CandidateSource
-    """Source of candidates on the domain."""
+    domain: Arms | Box
+    """The domain in float64."""
     sizes: tuple[int, ...]
     """The batch schedule."""
     failure_probability: float
@@ -96,6 +84,8 @@ class EliminationState:
     """The best candidate after the last batch; ``None`` before the first, and after a snapshot."""
     seed: int | None = field(default=None, metadata=KEPT)
     """Seed of the plans, drawn once; ``None`` before the first result of a planned batch."""
+    lost: int = field(default=0, metadata=KEPT)
+    """Failed evaluations of the initial design."""
     round: int = field(default=0, metadata=KEPT)
     """Updates so far."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
@@ -105,6 +95,13 @@ class EliminationState:
     def pulls(self) -> int:
         """Successful evaluations so far."""
         return len(self.y)
+
+    @property
+    def observations(self) -> Observations:
+        """All results, merged."""
+        if isinstance(self.domain, Box):
+            return merge_observations(self.picks, self.y)
+        return add_observations(no_observations(self.domain.points), self.domain.points, self.picks, self.y)
 
     @property
     def eliminating(self) -> tuple[Finding, ...]:
@@ -126,8 +123,11 @@ class EliminationState:
         best = self.best
         if best is None:
             return None
-        alive = self.source.alive(best, self.width, self.survivors)
-        posterior, candidates = best.posterior, best.candidates
+        posterior, candidates, survivors = best.posterior, best.candidates, self.survivors
+        if survivors is None or candidates.rows is None:  # on a box later batches have other points
+            alive = surviving(best, self.width)
+        else:
+            alive = torch.isin(candidates.rows, survivors)
         group = candidates.group
         # After failures an arm without a result is not recommended.
         if best.observations.pulls < self.sizes[self.findings.index(best)]:
@@ -136,12 +136,13 @@ class EliminationState:
             succeeded[seen[(seen >= 0) & (seen < len(alive))]] = True
             any_left = group.largest("whether a survivor succeeded", [float(bool((alive & succeeded).any()))])[0]
             alive = alive & succeeded if any_left else succeeded
-        count = len(posterior.means) if self.survivors is None else len(self.survivors)
+        count = len(posterior.means) if survivors is None else len(survivors)
         mine: Leading | None = None
         if bool(alive.any()):
             place = int(torch.where(alive, posterior.means, -torch.inf).argmax())
             x, mean = posterior.prior.in_memory[place], float(posterior.means[place])
-            mine = Leading(candidates.row(place), x, mean, float(posterior.leverages[place]), count)
+            arm = None if candidates.rows is None else int(candidates.rows[place])
+            mine = Leading(arm, x, mean, float(posterior.leverages[place]), count)
         all_ranks = group.objects("the leading candidate", (mine, count))
         leading: Leading = max((other for other, _ in all_ranks if other is not None), key=lambda other: other.mean)
         return leading._replace(survivors=sum(here for _, here in all_ranks))
@@ -151,8 +152,8 @@ class EliminationState:
 
         Refuted bounds have no confidence; the text names them, and an enlarged F.
         """
-        if isinstance(self.source, ArmSource):
-            total, kind = self.source.domain.count, "arms"
+        if isinstance(self.domain, Arms):
+            total, kind = self.domain.count, "arms"
         else:
             total, kind = len(self.findings[-1].members) if self.findings else 0, "candidates of the last batch"
         count = total if self.survivors is None else len(self.survivors)
@@ -184,7 +185,7 @@ class EliminationState:
         complete = with_results(self.findings)
         if not complete:
             return None
-        seen = marginals_at(complete[-1].posterior, self.source.domain.inputs(picks))
+        seen = marginals_at(complete[-1].posterior, self.domain.inputs(picks))
         return (y - seen.means) / (seen.deviations.square() + complete[-1].confidence.regularization).sqrt()
 
     def without_results(self) -> EliminationState:
@@ -202,7 +203,7 @@ class EliminationState:
         """
         if not len(self.y):
             return Report()
-        seen = self.source.observations(self.picks, self.y)
+        seen = self.observations
         highest, at = seen.means.max(dim=0)
         observed = Report(
             best_observed_index=None if seen.indices is None else int(seen.indices[at]),
@@ -245,62 +246,55 @@ def freeze_elimination(state: EliminationState) -> Frozen:
     A plan with results and the dictionaries are stored, not computed again. A plan without results is a function of the state
     and the run's generator.
     """
-    frozen = freeze_fields(state) | {"findings": len(state.findings)}
+    frozen = persistence.freeze_fields(state) | {"findings": len(state.findings)}
     if state.prior is not None:
-        frozen |= freeze_prior(state.prior)
+        frozen |= persistence.freeze_prior(state.prior)
     for number, finding in enumerate(state.findings):
-        part = freeze_observations(finding.observations) | {"confidence": asdict(finding.confidence)}
-        part |= {"members": finding.members} | freeze_dictionary(finding.posterior.dictionary)
-        frozen |= under(f"finding.{number}", part)
+        part = persistence.freeze_observations(finding.observations) | {"confidence": asdict(finding.confidence)}
+        part |= {"members": finding.members} | persistence.freeze_dictionary(finding.posterior.dictionary)
+        frozen |= persistence.under(f"finding.{number}", part)
     plan = state.plan
     if plan is not None:
         chosen = plan.design
         part = {"order": chosen.indices, "exact": chosen.exact, "resparsifications": chosen.resparsifications}
         part |= {"observed": plan.observed, "y": plan.y, "failures": plan.failures}
-        part |= {"members": plan.candidates.members} | freeze_dictionary(chosen.dictionary)
-        frozen |= under("plan", part)
+        part |= {"members": plan.candidates.members} | persistence.freeze_dictionary(chosen.dictionary)
+        frozen |= persistence.under("plan", part)
     return frozen
 
 
 def thaw_elimination(
     empty: EliminationState, frozen: Frozen, *, given: Kernel | None, prior_over: Callable[[KnownPrior, Tensor], ArmPrior]
 ) -> EliminationState:
-    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch.
-
-    Args:
-        empty: The policy's state without data.
-        frozen: Arrays on any device.
-        given: The policy's kernel; ``None``: the frozen one.
-        prior_over: From a known prior and points (``c x d``) to the prior over them.
-    """
-    frozen = on_device(frozen, empty.source.domain.device)
-    state = replace(empty, **thaw_fields(EliminationState, frozen))
+    """Return the state of a snapshot; posteriors are fitted and swept again. O(a m (d + m)) per batch."""
+    frozen = persistence.on_device(frozen, empty.domain.device)
+    state = replace(empty, **persistence.thaw_fields(EliminationState, frozen))
     if state.norm is not None:
         state = replace(state, width=with_norm(state.width, state.norm))
     if "kernel" not in frozen:
         return state
-    prior = thaw_prior(frozen, given=given)
+    prior = persistence.thaw_prior(frozen, given=given)
 
     def candidates_of(members: Tensor) -> tuple[BatchCandidates, Tensor, ArmPrior]:
-        candidates = empty.source.thaw(members)
+        candidates = BatchCandidates(empty.domain.inputs(members), members if empty.domain.indexed else None)
         assert isinstance(candidates.points, Tensor)  # sharded arms have no snapshots
         return candidates, candidates.points, prior_over(prior, candidates.points)
 
     findings = []
     for number in range(frozen["findings"]):
-        part = part_of(frozen, f"finding.{number}")
+        part = persistence.part_of(frozen, f"finding.{number}")
         candidates, points, surrogate = candidates_of(part["members"])
         surrogate = replace(surrogate, sweep_dtype=torch.float64)
-        observations, dictionary = thaw_observations(part, points), thaw_dictionary(part, points)
+        observations, dictionary = persistence.thaw_observations(part, points), persistence.thaw_dictionary(part, points)
         posterior = posterior_over_part(surrogate, observations, dictionary)
         confidence = BatchConfidence(**part["confidence"])
         findings.append(Finding(candidates, replace(posterior, stored=None), observations, confidence))
     state = replace(state, prior=prior, findings=tuple(findings))
-    part = part_of(frozen, "plan")
+    part = persistence.part_of(frozen, "plan")
     if not part:
         return state
     candidates, points, surrogate = candidates_of(part["members"])
     picked = add_observations(no_observations(points), points, part["order"], torch.zeros_like(part["y"]))
-    chosen = Design(part["order"], picked, thaw_dictionary(part, points), part["exact"], part["resparsifications"])
+    chosen = Design(part["order"], picked, persistence.thaw_dictionary(part, points), part["exact"], part["resparsifications"])
     plan = PlannedBatch(candidates, surrogate, chosen, part["observed"], part["y"], part["failures"])
     return replace(state, plan=plan)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from sparse_bo.domains import Domain
 from sparse_bo.models.gradient_subset import Gradient
-from sparse_bo.policies.protocol import box_of
-from sparse_bo.policies.subset.subsets import Buffer, ClockSize, DiverseRows, FillRule, FixedSize, Pool, RandomRows
-from sparse_bo.policies.subset.surrogate_loop import SurrogateLoop, SurrogateSettings, surrogate_loop
-from sparse_bo.policies.subset.surrogate_models import ConditionOn, exact_matern_gp, sparse_or_exact_matern_gp
+from sparse_bo.policies.subset.subsets import Buffer, Pool
+from sparse_bo.policies.subset.surrogate_loop import ConditionOn, SurrogateLoop, SurrogateSettings
+from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from sparse_bo.validation import check_choice, check_count, check_number
 
 
@@ -62,6 +62,14 @@ class BufferSettings(SurrogateSettings):
         limit = self.slowdown * (n_c**3 + n_0**3) - n_c**3  # n³ where 1 + (n/n_c)³ reaches Z (1 + (n₀/n_c)³)
         return max(int(limit ** (1.0 / 3.0)) + 1, n_0 + self.batch_size)
 
+    def buffered(self, domain: Domain, **choice: Any) -> SurrogateLoop:
+        """Return the loop with the buffer of these settings and a ``choice`` of its other observations."""
+        clock = {"slowdown": self.slowdown, "least": self.initial_design + self.batch_size}
+        size: dict[str, Any] = clock if self.buffer == "clock" else {"size": self.fixed_buffer}
+        make = partial(exact_gp if self.condition_on == "subset" else sparse_gp, learning=self.learning)
+        buffer = Buffer(initial=self.initial_design, **size, **choice)
+        return self.loop(domain, make, buffer=buffer, condition_on=self.condition_on)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GSSBO(BufferSettings):
@@ -92,6 +100,8 @@ class GSSBO(BufferSettings):
         perturbation: Variance σ_d² of the noise on the gradients; not used by ``"nystrom"``.
     """
 
+    name = "gssbo"
+
     gradient: Gradient = "nystrom"
     pool: Pool | None = None
     perturbation: float = 0.01
@@ -104,18 +114,13 @@ class GSSBO(BufferSettings):
         if check_number("perturbation", self.perturbation) < 0.0:
             raise ValueError(f"expected perturbation >= 0 (a variance), got {self.perturbation!r}")
 
-    @property
-    def name(self) -> str:
-        """``"gssbo"``."""
-        return "gssbo"
-
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
         default: Pool = "all" if self.condition_on == "all" else "buffer"
         if self.gradient == "nystrom":
             default = "exact"
-        fill = DiverseRows(self.initial_design, self.gradient, self.pool or default, self.perturbation)
-        return _buffered_loop(self, domain, name=self.name, fill=fill)
+        pool = self.pool or default
+        return self.buffered(domain, gradient=self.gradient, pool=pool, perturbation=self.perturbation)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,27 +130,8 @@ class RSSBO(BufferSettings):
     Settings: :class:`BufferSettings`, :class:`SurrogateSettings`.
     """
 
-    @property
-    def name(self) -> str:
-        """``"rssbo"``."""
-        return "rssbo"
+    name = "rssbo"
 
     def on(self, domain: Domain) -> SurrogateLoop:
         """See :meth:`sparse_bo.policies.Policy.on`."""
-        return _buffered_loop(self, domain, name=self.name, fill=RandomRows(self.initial_design))
-
-
-def _buffered_loop(settings: BufferSettings, domain: Domain, *, name: str, fill: FillRule) -> SurrogateLoop:
-    """Return the loop with a buffer of observations chosen by ``fill``."""
-    if settings.buffer == "clock":
-        size: ClockSize | FixedSize = ClockSize(settings.slowdown, settings.initial_design + settings.batch_size)
-    else:
-        size = FixedSize(settings.fixed_buffer)
-    models = exact_matern_gp if settings.condition_on == "subset" else sparse_or_exact_matern_gp
-    return surrogate_loop(
-        settings,
-        box_of(domain, policy=name),
-        make=settings.surrogate or models(settings.learning),
-        subset=Buffer(size, fill),
-        condition_on=settings.condition_on,
-    )
+        return self.buffered(domain)

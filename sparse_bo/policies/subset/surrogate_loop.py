@@ -1,38 +1,49 @@
-"""The loop of policies with a BoTorch model: fit it to a subset of the observations, propose points, observe.
+"""The loop of policies with a BoTorch model: fit it to a buffer of the observations, propose points, observe.
 
-GP-UCB, GSSBO, RSSBO, Thompson sampling and others are choices of three parts: the subset
-(:mod:`~sparse_bo.policies.subset.subsets`), the model and its fit (:mod:`~sparse_bo.policies.subset.surrogate_models`), and the
-proposer (:mod:`~sparse_bo.policies.subset.proposers`). The parts work in the unit cube.
+GP-UCB, GSSBO, RSSBO, Thompson sampling and others are choices of its parts: the buffer
+(:class:`~sparse_bo.policies.subset.subsets.Buffer`), the model (:mod:`~sparse_bo.policies.subset.surrogate_models`), and the
+acquisition function. The parts work in the unit cube.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from botorch.acquisition import AcquisitionFunction, qUpperConfidenceBound
+from botorch.exceptions.errors import ModelFittingError, UnsupportedError
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models.model import Model
-from botorch.models.transforms.outcome import Standardize
+from botorch.optim import optimize_acqf
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from sparse_bo.domains import Box
-from sparse_bo.gp.nystrom import nystrom_factor
-from sparse_bo.models.gradient_subset import prior_residuals
-from sparse_bo.models.sparse_gp.state import shapes
-from sparse_bo.policies.box_states import design_points, initial_box_state, told
+from sparse_bo.domains import Box, Domain
+from sparse_bo.errors import NumericalWarning
+from sparse_bo.gp.observations import in_range
+from sparse_bo.models import fit_to_rows
+from sparse_bo.models.sparse_gp.state import parameters_of, same_parameters, set_parameters, shapes
+from sparse_bo.policies.box_states import design_points, initial_box_state
 from sparse_bo.policies.failures import Refusal
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait
-from sparse_bo.policies.states import Stopwatch, with_failures
-from sparse_bo.policies.subset.proposers import Acquisition, Fitted, MaximiseAcquisition, Proposer, Restarts
-from sparse_bo.policies.subset.subsets import Everything, InBox, Subset, SurrogateState
-from sparse_bo.policies.subset.surrogate_models import ConditionOn, Fitter, Learning, MakeModel, ModelFit
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
+from sparse_bo.policies.states import Stopwatch
+from sparse_bo.policies.subset.subsets import Buffer, InBox, SurrogateState
+from sparse_bo.policies.subset.surrogate_models import Fitter, Learning, MakeModel, fit_likelihood, subset_errors
+from sparse_bo.policies.subset.upper_confidence import upper_confidence_bound
 from sparse_bo.seeding import seeded
 from sparse_bo.validation import check_choice, check_count
-from sparse_bo.widths import SubsetErrors, SurrogateConfidence, SurrogateWidth
+from sparse_bo.widths import SurrogateConfidence, SurrogateWidth
 from sparse_bo.widths.gp_ucb import check_surrogate_width
+
+Acquisition = Callable[[Any, Tensor, Tensor], AcquisitionFunction]
+"""From a fitted model, its inputs in the unit cube (``n x d``) and observations (``n``) to an acquisition function there."""
+ConditionOn = Literal["subset", "all"]
+"""Observations of the posterior: the subset of the hyper-parameters, or all."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,10 +59,9 @@ class SurrogateSettings:
         acquisition: ``(model, X, y) ->`` a BoTorch acquisition function; inputs and bounds are those of the unit cube.
             Default: ``UpperConfidenceBound``, or ``qUpperConfidenceBound`` with pending points.
         surrogate: ``(X, Y) ->`` a BoTorch model, ``n x d`` in the unit cube and ``n x 1``. Default: a GP with a Matérn-5/2
-            kernel, :func:`sparse_bo.policies.subset.surrogate_models.matern_gp`.
+            kernel, :func:`sparse_bo.policies.subset.surrogate_models.exact_gp`.
         learning: Estimate of the default surrogate's hyper-parameters. ``"map"``: BoTorch's priors, no output scale;
-        ``"likelihood"``:
-            maximum likelihood with an output scale, as in the GSSBO paper.
+            ``"likelihood"``: maximum likelihood with an output scale, as in the GSSBO paper.
         fitter: Fits the model in place. Default: :func:`sparse_bo.policies.subset.surrogate_models.fit_likelihood`, the exact
             marginal likelihood.
         warm_start: Start each fit from the parameters of the last model instead of the surrogate's initial ones; the default
@@ -63,6 +73,9 @@ class SurrogateSettings:
         TypeError: If a setting has the wrong type.
         ValueError: If one is out of range.
     """
+
+    name: ClassVar[str]
+    """Name for reports."""
 
     initial_design: int = 20
     batch_size: int = 1
@@ -87,113 +100,71 @@ class SurrogateSettings:
             if part is not None and not callable(part):
                 raise TypeError(f"expected {name} to be a function or None, got {type(part).__name__}")
 
-
-def width_of(width: float | SurrogateWidth, model: Model, X: Tensor, y: Tensor, known: Tensor) -> float:
-    """Return the number of posterior standard deviations in the upper confidence bound of a fitted model.
-
-    Args:
-        width: A number, or a rule.
-        model: A fitted model of the unit cube.
-        X: ``n x d`` all inputs, in the unit cube.
-        y: ``n`` observations.
-        known: Rows that the model is conditioned on, ascending.
-    """
-    if not isinstance(width, SurrogateWidth):
-        return width
-    return width.standard_deviations(
-        SurrogateConfidence(observations=len(y), dims=X.shape[-1], errors=lambda: subset_errors(model, X, y, known))
-    )
+    def loop(self, domain: Domain, make: MakeModel, **parts: Any) -> SurrogateLoop:
+        """Return the loop of these settings on a box: ``make`` makes the default model, ``parts`` are other fields."""
+        box = box_of(domain, policy=self.name).double()
+        return SurrogateLoop(box=box, settings=self, make=self.surrogate or make, **parts)
 
 
-def subset_errors(model: Model, X: Tensor, y: Tensor, known: Tensor) -> SubsetErrors:
-    """Return A_n, B_n and σ_min of GSSBO Thm 5.1 and 5.2, in the model's own units. O(n³).
+class Fitted(NamedTuple):
+    """A fitted model of the unit cube with its data."""
 
-    ``A_n = ‖k‖ ‖y‖ C_M e`` and ``B_n = ‖k‖ √(C_M e)`` with ``e = ‖K − K̂‖``, the spectral norm instead of the paper's
-    bound on it (Eq. 11), ``C_M = ‖(K + σ²I)⁻¹‖ ‖(K̂ + σ²I)⁻¹‖`` and K̂ the Nyström matrix on the known rows. ``‖k‖`` is at most
-    ``κ² √n`` at any point, κ² the largest prior variance. σ_min is the smallest posterior standard deviation at the n inputs.
-    The theorem compares posteriors under K and K̂ on all observations; GSSBO's own is conditioned on the known rows only.
-
-    Args:
-        model: A GP with a Gaussian likelihood.
-        X: ``n x d`` all inputs, in the unit cube.
-        y: ``n`` observations.
-        known: Rows that the model is conditioned on.
-
-    Raises:
-        TypeError: If the model has no kernel, mean or Gaussian likelihood, or an outcome transform other than ``Standardize``.
-    """
-    with torch.no_grad():
-        K, residuals, noise = prior_residuals(model, X, y)
-        smallest = float(model.posterior(X.unsqueeze(-2)).variance.amin().clamp_min(0.0).sqrt())
-        transform = getattr(model, "outcome_transform", None)
-        if transform is not None:
-            if not isinstance(transform, Standardize):
-                raise TypeError(
-                    f"expected a model without outcome transform or with Standardize for this width, "
-                    f"got {type(transform).__name__}; use a number as width"
-                )
-            smallest /= float(transform.stdvs.flatten()[0])
-        if len(known) == len(y):
-            return SubsetErrors(0.0, 0.0, smallest)
-        features = nystrom_factor(K[known][:, known]).features(K[known])
-        approximate = features @ features.mT
-        missed = float(torch.linalg.eigvalsh(K - approximate)[-1].clamp_min(0.0))
-        lowest = [float(torch.linalg.eigvalsh(matrix)[0].clamp_min(0.0)) for matrix in (K, approximate)]
-        inverses = 1.0 / ((lowest[0] + noise) * (lowest[1] + noise))
-        at_a_point = float(K.diagonal().amax()) * math.sqrt(len(y))
-        return SubsetErrors(
-            at_a_point * float(residuals.norm()) * inverses * missed, at_a_point * math.sqrt(inverses * missed), smallest
-        )
+    model: Any
+    X: Tensor
+    """``n x d`` all inputs, in the unit cube."""
+    y: Tensor
+    """``n`` observations."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SurrogateLoop(Mechanism[SurrogateState]):
     """Bayesian optimisation of a box with a model that is fitted after every batch.
 
     Attributes:
         box: The box, in float64.
-        initial_design: Points of a scrambled Sobol sequence before the first model.
-        batch_size: Points per batch.
-        width: Posterior standard deviations in the default acquisition function: a number, or a rule.
-        subset: Chooses the observations that the model is fitted to.
-        fit: Makes and fits the model.
-        proposer: Proposes points.
-        own_model: Whether a user's function makes the model, which may then have more state than a GP.
+        settings: Initial design, batches, width, fit, acquisition function and its optimiser.
+        make: Makes an unfitted model.
+        buffer: Chooses the observations that the model is fitted to.
+        condition_on: Observations of the posterior. With ``"all"`` the buffer proposes hyper-parameters and the likelihood of
+            all observations accepts them (:func:`sparse_bo.models.fit_to_rows`).
+        draws: Thompson sampling: posterior draws as acquisition functions, one for each point, whatever is pending.
+        jumps: Whether acquisition functions are discontinuous: warnings of failed line searches are then suppressed.
     """
 
     box: Box
-    initial_design: int
-    batch_size: int
-    width: float | SurrogateWidth
-    subset: Subset
-    fit: ModelFit
-    proposer: Proposer
-    own_model: bool = False
+    settings: SurrogateSettings
+    make: MakeModel
+    buffer: Buffer = field(default_factory=Buffer)
+    condition_on: ConditionOn = "subset"
+    draws: Callable[[Fitted], Iterator[AcquisitionFunction]] | None = None
+    jumps: bool = False
 
     def init(self) -> SurrogateState:
         """See :meth:`sparse_bo.policies.Mechanism.init`."""
-        empty = initial_box_state(self.box)
-        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(self.width, SurrogateWidth) else self.width)
+        empty, width = initial_box_state(self.box), self.settings.width
+        return SurrogateState(empty.box, empty.X, empty.y, width=None if isinstance(width, SurrogateWidth) else width)
 
     def ask(self, state: SurrogateState, *, max_q: int, pending: Tensor, generator: torch.Generator) -> Proposal | Wait:
-        """Return points of the initial design until it is complete, then points of the proposer.
+        """Return points of the initial design until it is complete, then maximisers of the acquisition function.
 
         Draws nothing for a design without failures, else once for BoTorch's seed.
+
+        Raises:
+            TypeError: If ``acquisition`` does not return an acquisition function.
+            ValueError: If it does not support pending points, and there are some.
         """
         out = len(pending)
-        over = 1 + out - self.batch_size  # results needed before the batch has room for a point
+        over = 1 + out - self.settings.batch_size  # results needed before the batch has room for a point
         if state.surrogate is None or state.subset is None or state.width is None:
-            missing = self.initial_design - len(state.y)
+            missing = self.settings.initial_design - len(state.y)
             if missing <= out:
                 return Wait(max(missing, over))
             q = min(max_q, missing - out)
             return Proposal(design_points(q, state, pending=pending, generator=generator))
         if over > 0:
             return Wait(over)
-        known = self.fit.known(state.subset, len(state.y))
-        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), state.y, known, state.width)
         with seeded(generator, device=self.box.device):
-            best = self.proposer(fitted, min(max_q, self.batch_size - out), pending=self.box.to_unit(pending))
+            best = self._proposed(state, min(max_q, 1 - over), pending=self.box.to_unit(pending))
         picks = self.box.from_unit(best.detach().clamp(0.0, 1.0))
         refuse = state.refusal()
         return Proposal(picks if refuse is None else self._elsewhere(state, picks, refuse, generator))
@@ -202,21 +173,16 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         """Observe, choose the subset, and fit. Draws for the subset, then once for BoTorch's seed."""
         watch = Stopwatch()
         with watch.phase("observe"):
-            state = told(state, picks, y)
-        if len(state.y) < self.initial_design:
+            state = state.with_results(picks, y)
+        if len(state.y) < self.settings.initial_design:
             return replace(state, seconds=watch.seconds)
         with watch.phase("sample"):
-            subset = self.subset.rows(state, newest=len(picks), generator=generator)
+            subset = self.buffer.rows(state, newest=len(picks), generator=generator)
         with watch.phase("learn"), seeded(generator, device=self.box.device):
-            X = self.box.to_unit(state.X)
-            model = self.fit.fitted(X, state.y, subset, previous=state.surrogate)
-            width = width_of(self.width, model, X, state.y, self.fit.known(subset, len(state.y)))
+            model = self._fitted(state, subset)
+            width = self._width(model, state, subset)
         after = replace(state, model=InBox(model, self.box), subset=subset, width=width, seconds=watch.seconds)
-        return self.subset.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
-
-    def fail(self, state: SurrogateState, picks: Tensor) -> SurrogateState:
-        """See :meth:`sparse_bo.policies.Mechanism.fail`."""
-        return with_failures(state, picks)
+        return self.buffer.timed(after, watch.seconds["sample"] + watch.seconds["learn"])
 
     def freeze(self, state: SurrogateState) -> Frozen | None:
         """See :meth:`sparse_bo.policies.Mechanism.freeze`. O(n d), and the model's parameters and buffers.
@@ -229,8 +195,8 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         if model is None or state.subset is None:
             return frozen
         state_of_model = _tensors(model)
-        if self.own_model:
-            unfitted = _tensors(self._unfitted(state, state.subset))
+        if self.settings.surrogate is not None:
+            unfitted = _tensors(self._unfitted_again(state))
             if not isinstance(model, ExactGP) or shapes(unfitted) != shapes(state_of_model) or len(model.batch_shape):
                 return None
         return frozen | under("model", {name: value.detach() for name, value in state_of_model.items()})
@@ -242,13 +208,112 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         state = replace(state, first_seconds=tuple(state.first_seconds))  # as JSON it was a list
         if state.subset is None:
             return state
-        model, parts = self._unfitted(state, state.subset), part_of(arrays, "model")
+        model, parts = self._unfitted_again(state), part_of(arrays, "model")
         with torch.no_grad():
             for name, part in _tensors(model).items():
                 if not torch.equal(part, parts[name]):
                     part.copy_(parts[name])
         model.eval()
         return replace(state, model=InBox(model, self.box))
+
+    def _known(self, state: SurrogateState, subset: Tensor) -> Tensor:
+        """Return the rows that a model fitted to ``subset`` is conditioned on, ascending."""
+        return subset if self.condition_on == "subset" else torch.arange(len(state.y), device=subset.device)
+
+    def _unfitted(self, state: SurrogateState, subset: Tensor) -> Any:
+        """Return a new model of the rows that it is conditioned on."""
+        known = self._known(state, subset)
+        model = self.make(self.box.to_unit(state.X[known]), in_range(state.y[known]).unsqueeze(-1))
+        if not isinstance(model, Model):
+            raise TypeError(f"expected surrogate to return a BoTorch model, got {type(model).__name__}")
+        return model
+
+    def _unfitted_again(self, state: SurrogateState) -> Any:
+        """Return the model of a state before its fit; the global generators are restored."""
+        assert state.subset is not None
+        with seeded(torch.Generator(), device=self.box.device):
+            return self._unfitted(state, state.subset)
+
+    def _fitted(self, state: SurrogateState, subset: Tensor) -> Any:
+        """Return the next model, in evaluation mode; it starts from the last one's parameters, if those have its shapes."""
+        model, previous = self._unfitted(state, subset), state.surrogate
+        if previous is not None and not same_parameters(previous, model):
+            previous = None
+        warm = self.settings.warm_start and previous is not None
+        if previous is not None and warm:
+            set_parameters(model, parameters_of(previous))
+        if self.condition_on == "subset" or len(subset) == len(state.y):
+            self._learn(model, warm=warm)
+            model.eval()
+        else:
+            fit_to_rows(model, subset, fitter=partial(self._learn, warm=warm), previous=previous)
+        return model
+
+    def _learn(self, model: Any, *, warm: bool) -> None:
+        """Fit a model in place; warn if the fit fails."""
+        try:
+            if self.settings.fitter is None:
+                fit_likelihood(model, tolerance=1e-7 if warm else None)  # decision 170
+            else:
+                self.settings.fitter(model)
+        except ModelFittingError as error:
+            warnings.warn(
+                f"hyper-parameters could not be learned from {len(model.train_targets)} observations ({error}); "
+                "the model keeps its initial ones",
+                NumericalWarning,
+                stacklevel=2,
+            )
+
+    def _width(self, model: Any, state: SurrogateState, subset: Tensor) -> float:
+        """Return the number of posterior standard deviations in the default acquisition function."""
+        width, X, y = self.settings.width, self.box.to_unit(state.X), in_range(state.y)
+        if not isinstance(width, SurrogateWidth):
+            return width
+        known = self._known(state, subset)
+        return width.standard_deviations(
+            SurrogateConfidence(observations=len(y), dims=X.shape[-1], errors=lambda: subset_errors(model, X, y, known))
+        )
+
+    def _proposed(self, state: SurrogateState, q: int, *, pending: Tensor) -> Tensor:
+        """Return ``q x d`` points of the unit cube, to rounding, given pending ones; BoTorch draws from its generators."""
+        fitted = Fitted(state.surrogate, self.box.to_unit(state.X), in_range(state.y))
+        if self.draws is not None:
+            draws = self.draws(fitted)
+            return torch.cat([self._maximised(next(draws), q=1) for _ in range(q)])
+        function = self._acquisition(fitted, state, alone=q == 1 and not len(pending))
+        if len(pending):
+            try:
+                function.set_X_pending(pending)
+            except UnsupportedError as error:
+                raise ValueError(
+                    f"expected an acquisition function with pending points, got {type(function).__name__}; "
+                    "use a Monte-Carlo one, or batch_size=1"
+                ) from error
+        return self._maximised(function, q=q)
+
+    def _acquisition(self, fitted: Fitted, state: SurrogateState, *, alone: bool) -> AcquisitionFunction:
+        assert state.width is not None
+        assert state.subset is not None
+        if self.settings.acquisition is None:
+            if alone:
+                return upper_confidence_bound(fitted.model, width=state.width)
+            return qUpperConfidenceBound(fitted.model, beta=state.width**2)
+        known = self._known(state, state.subset)
+        function = self.settings.acquisition(fitted.model, fitted.X[known], fitted.y[known])
+        if not isinstance(function, AcquisitionFunction):
+            raise TypeError(f"expected acquisition to return an AcquisitionFunction, got {type(function).__name__}")
+        return function
+
+    def _maximised(self, function: AcquisitionFunction, *, q: int) -> Tensor:
+        """Return ``q x d`` maximisers in the unit cube, chosen one after the other."""
+        bounds = torch.stack([torch.zeros_like(self.box.lower), torch.ones_like(self.box.lower)])
+        starts = {"num_restarts": self.settings.num_restarts, "raw_samples": self.settings.raw_samples}
+        with warnings.catch_warnings():
+            if self.jumps:
+                warnings.filterwarnings("ignore", message="Optimization failed", category=RuntimeWarning)
+                warnings.filterwarnings("ignore", category=OptimizationWarning)
+            best: Tensor = optimize_acqf(function, bounds=bounds, q=q, sequential=q > 1, **starts)[0]
+        return best
 
     def _elsewhere(self, state: SurrogateState, picks: Tensor, refuse: Refusal, generator: torch.Generator) -> Tensor:
         """Return the picks (``q x d``) with refused ones replaced by other points of high upper confidence bounds.
@@ -275,44 +340,6 @@ class SurrogateLoop(Mechanism[SurrogateState]):
         picks = picks.clone()
         picks[wrong[: len(best)]] = X[best]
         return picks
-
-    def _unfitted(self, state: SurrogateState, subset: Tensor) -> Model:
-        """Return the model of a state before its fit; the global generators are restored."""
-        known = self.fit.known(subset, len(state.y))
-        with seeded(torch.Generator(), device=self.box.device):
-            return self.fit.unfitted(self.box.to_unit(state.X[known]), state.y[known])
-
-
-def surrogate_loop(
-    settings: SurrogateSettings,
-    box: Box,
-    *,
-    make: MakeModel,
-    subset: Subset | None = None,
-    proposer: Proposer | None = None,
-    condition_on: ConditionOn = "subset",
-) -> SurrogateLoop:
-    """Return the loop of a policy's settings.
-
-    Args:
-        settings: Settings of the policy.
-        box: The box.
-        make: Makes the model.
-        subset: Default: :class:`~sparse_bo.policies.subset.subsets.Everything`.
-        proposer: Default: :class:`~sparse_bo.policies.subset.proposers.MaximiseAcquisition`.
-        condition_on: Observations of the model, see :class:`~sparse_bo.policies.subset.surrogate_models.ModelFit`.
-    """
-    search = Restarts(settings.num_restarts, settings.raw_samples)
-    return SurrogateLoop(
-        box=box.double(),
-        initial_design=settings.initial_design,
-        batch_size=settings.batch_size,
-        width=settings.width,
-        subset=subset or Everything(),
-        fit=ModelFit(make, settings.fitter, settings.warm_start, condition_on),
-        proposer=proposer or MaximiseAcquisition(search, settings.acquisition),
-        own_model=settings.surrogate is not None,
-    )
 
 
 def _tensors(model: Model) -> dict[str, Any]:

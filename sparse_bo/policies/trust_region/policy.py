@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparse_bo.domains import Box, Domain
 from sparse_bo.gp.posterior import Posterior
-from sparse_bo.policies.box_states import design_points, told
+from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
 from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
@@ -78,7 +78,7 @@ class RegionSearch(Mechanism[RegionState]):
 
     def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
-        watch, after = Stopwatch(), told(state, picks, y)
+        watch, after = Stopwatch(), state.with_results(picks, y)
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         U, replicates = after.U, after.replicates

@@ -8,7 +8,7 @@ from sparse_bo.domains import Arms
 from sparse_bo.domains.sharded import in_memory
 from sparse_bo.linalg.chunking import DEFAULT_MEMORY_BYTES
 from sparse_bo.policies import EpsilonGreedy, RandomSearch
-from sparse_bo.policies.comparators.baselines import ArmsWithoutModel
+from sparse_bo.policies.comparators.baselines import WithoutModel
 
 
 def line(a: int = 50) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_arms_that_do_not_fit_into_memory_are_resumed_from_a_snapshot(policy, tm
     loop.run(lambda X: X.sum(dim=-1), 12)
     loop.close()
     with monkeypatch.context() as patch:  # what follows is read from the snapshot, not made again
-        patch.setattr(ArmsWithoutModel, "tell", None)
+        patch.setattr(WithoutModel, "tell", None)
         loop = AskTell.resume(storage, arms=grid)
     loop.run(lambda X: X.sum(dim=-1), 12)
     loop.close()

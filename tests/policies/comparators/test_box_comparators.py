@@ -9,8 +9,7 @@ from sparse_bo import AskTell
 from sparse_bo.dictionary import FirstSampler
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import QFFTS, REMBO, SGPTS, BoTorchUCB, HeSBO, RandomSearch, SparseUCB, VecchiaUCB
-from sparse_bo.policies.comparators import box_thompson as thompson
-from sparse_bo.policies.subset.surrogate_models import matern_gp, sparse_matern_gp
+from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
 CHEAP = {**SMALL, "fitter": keep_parameters}
@@ -55,7 +54,7 @@ def test_each_point_of_a_batch_has_its_own_function(policy):
 
 def test_drawn_functions_follow_the_posterior(device):
     X = torch.rand(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
-    model = sparse_matern_gp(X, (5.0 * X).sin().sum(-1, keepdim=True), max_dictionary=64)
+    model = sparse_gp(X, (5.0 * X).sin().sum(-1, keepdim=True), max_dictionary=64)
     keep_parameters(model)
     test = torch.rand(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     with torch.random.fork_rng(), torch.no_grad():
@@ -137,7 +136,7 @@ def test_bad_settings():
     with pytest.raises(ValueError, match=r"takes boxes of d <= 3, got d = 12; use SGPTS"):
         AskTell(policy=QFFTS(), bounds=wide())
     with pytest.raises(ValueError, match="those of a Gaussian kernel over all inputs, got MaternKernel"):
-        AskTell(policy=QFFTS(**CHEAP, surrogate=matern_gp), bounds=box(), seed=0).run(bowl, 5)
+        AskTell(policy=QFFTS(**CHEAP, surrogate=exact_gp), bounds=box(), seed=0).run(bowl, 5)
     with pytest.raises(ValueError, match="order >= 1"):
         QFFTS(order=0)
     with pytest.raises(ValueError, match="max_dictionary >= 1"):
@@ -149,9 +148,9 @@ def test_bad_settings():
             make(dictionary=5)
 
 
-def test_quadrature_learns_from_few_and_regresses_on_all(monkeypatch):
-    monkeypatch.setattr(thompson, "LEARNING_POINTS", 6)
-    loop = AskTell(policy=QFFTS(**CHEAP, surrogate=lambda X, Y: SingleTaskGP(X, Y)), bounds=box(), seed=0)
-    loop.run(bowl, 10)
-    assert len(loop.state.subset) == 6
-    assert loop.state.pulls == 10
+def test_quadrature_learns_from_few_and_regresses_on_all(generator):
+    X = Box(box()).uniform(510, generator=generator)
+    policy = QFFTS(**CHEAP, surrogate=lambda X, Y: SingleTaskGP(X, Y), order=8)
+    loop = AskTell(policy=policy, bounds=box(), seed=0, initial=(X, bowl(X)))
+    assert len(loop.state.subset) == len(loop.state.surrogate.train_targets) == 500
+    assert loop.state.pulls == 510

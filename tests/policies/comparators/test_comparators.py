@@ -125,7 +125,7 @@ def test_a_lazy_set_is_brought_into_the_memory_that_was_given_and_no_more():
     grid = ProductGrid.linspace(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), [26] * 3)
     with pytest.raises(ValueError, match="17,576 arms do not fit into 1,048,576 bytes; raise memory_bytes"):
         PosteriorEpsilonGreedy(memory_bytes=2**20).on(Arms(grid))
-    assert PosteriorEpsilonGreedy(memory_bytes=2**21).on(Arms(grid)).model.arms.shape == (17_576, 3)
+    assert PosteriorEpsilonGreedy(memory_bytes=2**21).on(Arms(grid)).arms.shape == (17_576, 3)
 
 
 def test_mini_meta_with_threshold_one_is_gp_ucb():

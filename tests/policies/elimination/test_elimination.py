@@ -12,11 +12,9 @@ from torch import Tensor
 
 from sparse_bo.arms import ArmPrior, posterior_over_part
 from sparse_bo.dictionary import AllSampler, candidates_of
-from sparse_bo.domains import Arms
 from sparse_bo.gp.observations import add_observations, no_observations
 from sparse_bo.kernels import covariance_function
-from sparse_bo.policies.elimination.batches import ArmSource
-from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, interval, surviving
+from sparse_bo.policies.elimination.findings import BatchCandidates, Finding, interval, surviving, survivors_of
 from sparse_bo.policies.elimination.refutation import contradiction, noise_check
 from sparse_bo.widths import BatchConfidence, Bounds, ConstantWidth, GaussianBounds, SBPETheory
 from tests.builders import rbf_kernel
@@ -93,7 +91,7 @@ def test_an_arm_is_gone_once_any_batch_eliminates_it():
     width, first, second = ConstantWidth(0.5), finding(PICKS, Y), finding([0, 1, 2], [1.0, 5.0, 1.0], [3, 5, 8])
     left = [f.members[surviving(f, width)].tolist() for f in (first, second)]
     assert left == [[3, 4, 5], [5]]
-    assert ArmSource(Arms(ARMS)).survivors([first, second], width).tolist() == [4, 5]
+    assert survivors_of([first, second], width).tolist() == [4, 5]
 
 
 class TestContradiction:

@@ -20,7 +20,7 @@ from sparse_bo.dictionary import AllSampler, FirstSampler, UniformSampler
 from sparse_bo.domains import Arms, Box
 from sparse_bo.errors import CertificateWarning, ScheduleComplete
 from sparse_bo.policies import Policy, Wait
-from sparse_bo.policies.elimination.policy import Elimination
+from sparse_bo.policies.elimination.mechanism import Elimination
 from sparse_bo.widths import BatchConfidence, GaussianBounds, SBPEOnBox, SBPETheory
 from tests.builders import arms, rbf_kernel, unit_box
 from tests.oracles import exact_design, exact_gp, rbf

@@ -14,12 +14,10 @@ from sparse_bo.domains import Box
 from sparse_bo.errors import NumericalWarning
 from sparse_bo.models import VecchiaGP
 from sparse_bo.policies import QFFTS, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB, states
-from sparse_bo.policies.comparators.box_thompson import MaximisePaths, matheron_paths
+from sparse_bo.policies.comparators.thompson import matheron_paths
 from sparse_bo.policies.protocol import Wait
-from sparse_bo.policies.subset.proposers import Restarts
-from sparse_bo.policies.subset.subsets import Buffer, FixedSize, RandomRows, random_subset
-from sparse_bo.policies.subset.surrogate_loop import surrogate_loop
-from sparse_bo.policies.subset.surrogate_models import matern_gp, sparse_matern_gp
+from sparse_bo.policies.subset.subsets import Buffer, random_subset
+from sparse_bo.policies.subset.surrogate_models import exact_gp, sparse_gp
 from tests.policies.builders import SMALL, bowl, box, keep_parameters
 
 
@@ -187,14 +185,9 @@ def test_a_clock_that_is_running_survives_a_snapshot(generator):
 
 
 def test_the_parts_of_different_policies_go_together(generator):
-    search = surrogate_loop(
-        BoTorchUCB(**SMALL, batch_size=2, fitter=keep_parameters),
-        Box(box()),
-        make=sparse_matern_gp,
-        subset=Buffer(FixedSize(7), RandomRows(initial=4)),
-        proposer=MaximisePaths(matheron_paths, Restarts(num_restarts=1, raw_samples=8)),
-        condition_on="all",
-    )
+    policy = BoTorchUCB(**SMALL, batch_size=2, fitter=keep_parameters)
+    buffer = Buffer(size=7, initial=4)
+    search = policy.loop(Box(box()), sparse_gp, buffer=buffer, draws=matheron_paths, condition_on="all")
     state = search.init()
     for _ in range(6):
         picks = search.ask(state, max_q=9, pending=state.X[:0], generator=generator).picks
@@ -254,6 +247,21 @@ def test_pending_points_count_towards_the_batch_and_are_avoided(generator):
     assert search.ask(search.init(), max_q=9, pending=loop.state.X[:4], generator=generator) == Wait(4)
 
 
+def test_pending_points_reach_the_acquisition_function(generator):
+    made = []
+
+    def improvement(model, X, y):
+        made.append(qLogExpectedImprovement(model, best_f=float(y.max())))
+        return made[-1]
+
+    policy = GSSBO(**SMALL, batch_size=2, acquisition=improvement, fitter=keep_parameters)
+    loop = AskTell(policy=policy, bounds=box(), seed=0)
+    loop.run(bowl, 4)
+    pending = torch.tensor([[1.0, 25.0]], dtype=torch.float64)
+    policy.on(loop.state.box).ask(loop.state, max_q=1, pending=pending, generator=generator)
+    assert made[-1].X_pending.tolist() == [[0.5, 0.75]]
+
+
 def test_analytic_acquisition_functions_refuse_pending_points(generator):
     policy = BoTorchUCB(
         **SMALL, batch_size=2, acquisition=lambda m, X, y: LogExpectedImprovement(m, best_f=0.0), fitter=keep_parameters
@@ -273,7 +281,7 @@ def test_warm_starts_take_over_parameters_and_cold_ones_do_not():
 
     for warm in (True, False):
         points(BoTorchUCB(**SMALL, warm_start=warm, fitter=fit), 6)
-    default = matern_gp(torch.rand(3, 2).double(), torch.rand(3, 1).double()).likelihood.noise.item()
+    default = exact_gp(torch.rand(3, 2).double(), torch.rand(3, 1).double()).likelihood.noise.item()
     assert seen == pytest.approx([default, 0.123, 0.123, default, default, default])
 
 

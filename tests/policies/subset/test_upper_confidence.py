@@ -1,11 +1,14 @@
 """Upper confidence bounds in closed form, beside BoTorch's own; and the loop that both make."""
 
+from functools import partial
+
 import pytest
 import torch
 from botorch.acquisition import UpperConfidenceBound
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RQKernel
 from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -13,9 +16,8 @@ from linear_operator.utils.warnings import NumericalWarning
 
 from sparse_bo import AskTell, SparseGP
 from sparse_bo.policies import BoTorchUCB
-from sparse_bo.policies.subset import surrogate_models
-from sparse_bo.policies.subset.proposers import ClosedFormUpperConfidenceBound, upper_confidence_bound
-from sparse_bo.policies.subset.surrogate_models import fit_likelihood
+from sparse_bo.policies.subset.surrogate_models import exact_gp, fit_likelihood, sparse_gp
+from sparse_bo.policies.subset.upper_confidence import ClosedFormUpperConfidenceBound, upper_confidence_bound
 
 
 def data(n=20, d=3):
@@ -23,13 +25,15 @@ def data(n=20, d=3):
     return X, 40.0 + 7.0 * torch.sin(5.0 * X.sum(dim=-1, keepdim=True))
 
 
-@pytest.mark.parametrize(
-    "make",
-    ["matern_gp", "gaussian_gp", "matern_gp_without_priors", "gaussian_gp_without_priors", "sparse_matern_gp"],
-)
+MAKERS = [
+    partial(exact_gp, learning=learning, gaussian=gaussian) for learning in ("map", "likelihood") for gaussian in (False, True)
+]
+
+
+@pytest.mark.parametrize("make", [*MAKERS, sparse_gp, partial(sparse_gp, learning="likelihood")])
 def test_value_and_gradient_are_botorchs(make):
     X, Y = data()
-    model = getattr(surrogate_models, make)(X, Y)
+    model = make(X, Y)
     fit_likelihood(model)
     model.eval()
     ours, theirs = upper_confidence_bound(model, width=2.0), UpperConfidenceBound(model, beta=4.0)
@@ -47,9 +51,9 @@ def test_value_and_gradient_are_botorchs(make):
 
 def test_below_the_least_variance_only_the_mean_has_a_gradient():
     X, Y = data(8)
-    model = surrogate_models.gaussian_gp_without_priors(X, Y)
+    model = exact_gp(X, Y, learning="likelihood", gaussian=True)
     model.covar_module.base_kernel.lengthscale = 9.0
-    model.likelihood.noise_covar.register_constraint("raw_noise", surrogate_models.GreaterThan(1e-16, transform=None))
+    model.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(1e-16, transform=None))
     model.likelihood.noise = 1e-14
     model.eval()
     point = X[:1].unsqueeze(-2).clone().requires_grad_()

@@ -1,0 +1,81 @@
+"""Objectives with values up to the largest numbers: every policy goes on, and its report is of numbers."""
+
+import math
+
+import pytest
+import torch
+
+from sparse_bo import BBKB, GPUCB, GSSBO, SBPE, AskTell, TrustRegion
+from sparse_bo.policies import (
+    GPBUCB,
+    QFFTS,
+    SGPTS,
+    EpsilonGreedy,
+    ExpectedImprovement,
+    MiniMETA,
+    PosteriorEpsilonGreedy,
+    SGPTSArms,
+    SparseUCB,
+    TwoStage,
+)
+from tests.builders import arms, unit_box
+
+LARGEST = 1e308
+LOOP = {"initial_design": 4, "num_restarts": 1, "raw_samples": 8}
+OVER_ARMS = [
+    *(BBKB(), GPUCB(), GPBUCB(), MiniMETA(), TwoStage(after=14), ExpectedImprovement(), SGPTSArms()),
+    *(PosteriorEpsilonGreedy(), EpsilonGreedy()),
+]
+ON_BOXES = [
+    *(BBKB(), GPUCB(), TrustRegion(), TrustRegion(goal="cumulative"), GSSBO(**LOOP), SparseUCB(**LOOP)),
+    *(SGPTS(**LOOP), QFFTS(**LOOP)),
+]
+
+
+def wave(X):
+    return torch.sin(5.0 * X[:, 0]) * torch.cos(3.0 * X[:, 1])
+
+
+OBJECTIVES = {
+    "all large": lambda X: LARGEST * wave(X),
+    "two values": lambda X: LARGEST * torch.where(X[:, 0] > 0.5, 1.0, -1.0).to(X),
+    "some very low": lambda X: torch.where(X[:, 0] > 0.8, -LARGEST * torch.ones_like(X[:, 0]), wave(X)),
+    "some very high": lambda X: torch.where(X[:, 0] > 0.8, LARGEST * torch.ones_like(X[:, 0]), wave(X)),
+    "all small": lambda X: wave(X) / LARGEST,
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # of hyper-parameters that cannot be learned, and of a best point that is far from the rest
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("kind", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("domain", "policy"),
+    [("arms", policy) for policy in OVER_ARMS] + [("box", policy) for policy in ON_BOXES],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_values_up_to_the_largest_number(domain, policy, kind):
+    keyword = {"arms": arms(40)} if domain == "arms" else {"bounds": unit_box(2)}
+    loop, budget = AskTell(policy=policy, seed=3, **keyword), 22 if domain == "arms" else 14
+    result = loop.run(OBJECTIVES[kind], budget)
+    seen = [value for row in result.history.rows for value in row.values]
+    assert len(seen) == budget
+    assert result.best_observed_mean == pytest.approx(max(seen), rel=1e-9, abs=0.0)
+    assert math.isfinite(result.best_mean)
+    assert result.best_sd is None or math.isfinite(result.best_sd)
+
+
+def test_repeats_of_an_arm_do_not_overflow():
+    loop = AskTell(arms(5), EpsilonGreedy(epsilon=0.0), seed=0)
+    result = loop.run(lambda X: torch.full_like(X[:, 0], 1.5 * LARGEST), 9)
+    assert result.best_observed_mean == 1.5 * LARGEST
+    assert result.best_observed_count == 9
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_elimination_names_values_that_its_bounds_cannot_hold():
+    loop = AskTell(arms(40), SBPE(horizon=40), seed=0)
+    batch = loop.ask()
+    with pytest.raises(ValueError, match="noise has a variance from 1e-30 to 1e\\+30, got .*; scale the objective"):
+        loop.tell(batch.tickets, (LARGEST * wave(batch.X)).tolist())
