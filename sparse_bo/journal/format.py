@@ -12,7 +12,7 @@ chained that a record that is changed, missing, repeated or of another file is f
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
 ``tell``  ``q`` tickets, ``q`` results (NaN: failed)
 ``updt``  an ask updated the state by the results so far; empty
-``row``   a row of the history: its number, then its tickets and fields as JSON; follows from the events before it
+``row``   a row of the history: its number, then its fields as JSON; follows from the events before it
 ``snap``  a snapshot of the state, packed; follows from the events before it
 ========  ==================================================================================================================
 """
@@ -64,7 +64,6 @@ class Row(NamedTuple):
     """A row of the history, without the fields that follow from the events."""
 
     number: int
-    tickets: list[int]
     summary: Mapping[str, Any]
 
 
@@ -107,7 +106,7 @@ def encode(record: Event | Row | bytes) -> tuple[bytes, bytes]:
     if isinstance(record, bytes):
         return SNAPSHOT, record
     if isinstance(record, Row):
-        return ROW, _ROW.pack(record.number) + json.dumps([record.tickets, record.summary]).encode()
+        return ROW, _ROW.pack(record.number) + json.dumps(record.summary).encode()
     kind, first, max_q, *arrays = record
     payload = _ASK.pack(first, -1 if max_q is None else max_q) if kind == "ask" else b""
     for part in arrays:
@@ -187,7 +186,7 @@ def row_number(payload: bytes) -> int:
 
 def decode_row(payload: bytes) -> Row:
     """Return a row of the history."""
-    return Row(row_number(payload), *json.loads(payload[_ROW.size :]))
+    return Row(row_number(payload), json.loads(payload[_ROW.size :]))
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
@@ -207,11 +206,7 @@ def pack(values: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return the values that :func:`pack` packed, tensors on the CPU.
-
-    Raises:
-        StorageError: If the bytes are not those of :func:`pack`.
-    """
+    """Return the values that :func:`pack` packed, tensors on the CPU."""
     try:
         start = 8 + int.from_bytes(data[:8], "little")
         values: dict[str, Any] = {}

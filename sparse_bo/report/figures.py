@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparse_bo.report.view import Batches, Numbers
+from sparse_bo.report.view import Batches, Numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def plot_run(
         if batches.refuted is not None:
             title += f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after:,} evaluations"
             color = RED
-        figure.suptitle(title, fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
+        figure.suptitle(visible(title), fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
     return figure
 
 

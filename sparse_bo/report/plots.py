@@ -21,7 +21,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from sparse_bo.report.figures import drawable
-from sparse_bo.report.view import Numbers
+from sparse_bo.report.view import Numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,11 +111,6 @@ class ParallelAxis:
     name: str
     at: Numbers
     labels: Sequence[tuple[float, str]]
-
-
-def visible(text: object) -> str:
-    r"""Return a text with control characters written out, ``\x1b`` for an escape."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -32,13 +32,15 @@ from sparse_bo.runs.arguments import (
     evaluation_of,
 )
 from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.progress import Progress, carrying
-from sparse_bo.runs.recorder import Recorder, past_of
-from sparse_bo.runs.records import about_run, run_info, settings_of_run
+from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.progress import calling_back, carrying
+from sparse_bo.runs.recorder import Recorder, opened
+from sparse_bo.runs.records import replay
 from sparse_bo.runs.result import Result
-from sparse_bo.runs.steps import Lockstep, Steps
+from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_callable, check_count
 
 logger = logging.getLogger(__name__)
@@ -81,8 +83,8 @@ class AskTell:
         notes: Kept in the journal: a dictionary of anything that ``json`` takes.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype. ValueError: If arms are empty or not finite, bounds are not those
-        of a box, not exactly one domain is passed, or settings
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, not exactly one domain is passed, or settings
             do not fit it.
         FileExistsError: If there is a file at ``storage``.
         StorageError: If the journal cannot be written.
@@ -113,15 +115,18 @@ class AskTell:
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
-        self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
+        self._ranks.compare(partial(shared_settings, self._about, initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         before = None if initial is None else checked_initial(initial, self._domain)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        with self._ranks.creating():  # the journal is rank 0's
-            recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, before)
+        recorder, group, step = Recorder(), self._ranks.group, "creating the journal"
+        with group.shielded(step):
+            if storage is not None and group.leads:
+                recorder = Recorder.create(storage, self._about, self._domain, before)
+        group.from_first(step)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if before is not None:
             try:
@@ -162,15 +167,17 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        past = past_of(storage, arms, policy, device, feasible)
+        writer, journal = opened(storage, arms, device)
         try:
-            loop = cls(past.domain, past.policy, **past.settings)
-            loop._about = {**loop._about, **past.why}
-            loop._steps.recorder = Recorder(past.writer)
-            loop._steps.recorder.repeat(loop._engine, past.start, past.events)
+            domain, about = domain_of(journal, arms, device, feasible=feasible), journal.about
+            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            loop = cls(domain, policy_of(journal, policy), **settings)
+            loop._about |= {name: about[name] for name in ("why",) if name in about}
+            loop._steps.recorder = Recorder(writer)
+            loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
-            if past.writer is not None:
-                past.writer.close()
+            if writer is not None:
+                writer.close()
             raise
         return loop
 
@@ -352,8 +359,8 @@ class AskTell:
         Any exception during the run, also of the policy or the callback, has the loop and the result so far as attributes
         ``loop`` and ``result``.
         """
-        if not self._ranks.leads:
-            with carrying(self, self._so_far):
+        if not self._ranks.group.leads:
+            with carrying(self, self._engine, self._so_far):
                 self._steps.follow()
             return self.result()
         with self._ranks.leading():
@@ -363,9 +370,9 @@ class AskTell:
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            progress = Progress(self._engine, end, None if callback is None else partial(callback, self))
-            job = Job(self, evaluate, end, progress.evaluated, progress.observed)
-            with carrying(self, self._so_far):
+            call_back = calling_back(self._engine, end, None if callback is None else partial(callback, self))
+            job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
+            with carrying(self, self._engine, self._so_far):
                 self._ranks.agree("run")
                 if spread is None:
                     run_serially(job)
@@ -400,5 +407,4 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        state = self._engine.state
-        return Result(state.report(), self.history, state, self._domain.dtype, self._domain)
+        return Result.of(self._engine.state, self.history, self._domain)

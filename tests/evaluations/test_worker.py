@@ -127,8 +127,8 @@ def test_a_worker_of_a_plain_objective_loads_nothing_heavy():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         for arrays, expected in (("list", 0.0), ("numpy", 1.0), ("torch", 3.0)):
             evaluate = Evaluate(light.loaded, "X", True, arrays)
-            values, _ = pool.submit(evaluate_remotely, evaluate, evaluate.packed(BATCH), 0).result()
-            assert values == [expected] * 3, arrays
+            outcome = pool.submit(evaluate_remotely, evaluate, evaluate.packed(BATCH), 0).result()
+            assert outcome.values == [expected] * 3, arrays
 
 
 SCRIPT = """

@@ -319,7 +319,7 @@ def test_snapshots_of_a_long_run_are_ever_rarer_and_a_replay_is_a_hundredth_of_i
     """A run of 1,000 updates of a second each, its state 100 kB."""
     path = tmp_path / "run.journal"
     state = {"x": torch.zeros(12_500, dtype=torch.float64)}
-    engine = SimpleNamespace(rows=[], row_tickets=[], seconds=0.0, freeze=lambda: state)
+    engine = SimpleNamespace(rows=[], seconds=0.0, freeze=lambda: state)
     recorder, longest = Recorder.create(path, {"seed": 0}, Box(torch.tensor([[0.0], [1.0]]).double()), None), 0.0
     for _ in range(1000):
         engine.seconds += 1.0

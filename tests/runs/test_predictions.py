@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from sparse_bo import AskTell, Choice, Float, Int, maximize
-from sparse_bo.runs.predictions import predictions_of
-from sparse_bo.runs.view import view_of_result
+from sparse_bo.runs.view import predictions_of, view_of
 
 SPACE = {"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12), "kind": Choice("tree", "linear", "net")}
 
@@ -18,7 +17,8 @@ def score(point):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_slice_far_below_the_best_point_contains_the_value_there(seed):
     """A logarithmic warping clips what is far below: 0.975 ± 0.33 was shown at a depth of 12, where the value is −48."""
-    found = view_of_result(maximize(score, space=SPACE, budget=30, seed=seed))
+    result = maximize(score, space=SPACE, budget=30, seed=seed)
+    found = view_of(result.history, result.state, result.domain)
     depth = next(one for one in found.slices if one.name == "depth")
     at = list(depth.values).index(12)
     truth = score({**found.best, "depth": 12})

@@ -1,12 +1,15 @@
-"""The contents of a journal, read and verified."""
+"""The contents of a journal, read and verified; where it lies, and the errors of the file system in words."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,84 @@ from sparse_bo.journal.format import (
     scan,
     unpack,
 )
-from sparse_bo.journal.storage import Storage, in_words
 
 logger = logging.getLogger(__name__)
+
+_FIXES = {
+    errno.ENOSPC: "the disk is full; free some space and try again",
+    errno.EDQUOT: "the quota of the disk is used up; free some space and try again",
+    errno.EFBIG: "the disk or a limit (ulimit -f) allows no larger file; raise it and try again",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "it, its folder or its disk is read-only; change the permissions, or work on a copy",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run is recorded, and how. A path alone stands for the defaults.
+
+    A killed process loses nothing at any setting.
+
+    Args:
+        path: Of the journal.
+        flush_seconds: Wait for the disk at the first event that comes so long after the last wait, and at the end. A power
+            failure loses the events since then: none at 0, which costs 0.1 to 10 ms an event. ``math.inf``: never wait.
+        replay_seconds: Record a snapshot of the state once computing the events since the last one again would take longer. As
+            the file grows by each, this is multiplied by 1 + size of the last / 50 kB + duration of the run / 50 s. 0: after
+            every update. ``math.inf``: never.
+        arms_bytes: Record arms up to this size. Larger ones must be passed again to resume the run.
+
+    Raises:
+        TypeError: If the path is none.
+        ValueError: If it is the address of a database, or a number is negative.
+    """
+
+    path: str | Path
+    flush_seconds: float = 1.0
+    replay_seconds: float = 0.5
+    arms_bytes: float = 8 * 2**20
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            kind = type(self.path).__name__
+            raise TypeError(f"expected the path of a journal as text or pathlib.Path, got {kind} {self.path!r}")
+        if found := re.match(r"[A-Za-z][\w+.-]+://+(.*)", os.fspath(self.path)):
+            name = Path(found[1]).stem or "run"
+            raise ValueError(f"expected the path of a file for the journal, got the address {self.path}; use {name}.journal")
+        for name in ("flush_seconds", "replay_seconds", "arms_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"expected {name} as a number ≥ 0, got {value!r}; math.inf stands for no limit")
+
+    def resolved(self, *, existing: bool = False) -> Path:
+        """Return the path with ``~`` and links followed: the lock lies beside the file, not beside a link."""
+        path = Path(self.path)
+        try:
+            real = path.expanduser().resolve()
+        except (OSError, RuntimeError) as error:
+            raise StorageError(
+                f"expected the path of a journal, got {path}, which leads nowhere ({error}); use another"
+            ) from error
+        if real.is_dir():
+            raise StorageError(
+                f"expected the path of a file for the journal, got the folder {path}; use {path / 'run.journal'}"
+            )
+        if existing and not real.is_file():
+            raise FileNotFoundError(f"expected a journal at {path}, found none; AskTell(..., storage={str(path)!r}) starts one")
+        return real
+
+
+def storage_of(storage: str | Path | Storage) -> Storage:
+    """Return settings of a journal; those of a path are the defaults."""
+    return storage if isinstance(storage, Storage) else Storage(storage)
+
+
+def in_words(error: OSError, path: Path, action: str) -> StorageError:
+    """Return the exception to raise for an error of the file system."""
+    fix = _FIXES.get(error.errno or 0, "is its disk damaged, or gone? Try again, or copy the file to another one")
+    return StorageError(f"cannot {action} {path}: {error.strerror or error}; {fix}")
 
 
 class Journal:
@@ -151,11 +229,7 @@ class Journal:
         return found
 
     def _take(self, record: Record) -> None:
-        """Note where a record is.
-
-        Raises:
-            StorageError: If it is damaged and does not follow from others, or its kind is unknown.
-        """
+        """Note where a record is."""
         kind, offset = record.kind, record.offset
         if not record.number:
             about = json.loads(record.payload) if record.whole and kind == RUN else None
@@ -188,11 +262,7 @@ class Journal:
 
 
 def _after_header(path: Path, data: bytes) -> End:
-    """Return where the header of a journal ends.
-
-    Raises:
-        StorageError: If the file is empty, no journal, or has another format.
-    """
+    """Return where the header of a journal ends."""
     found = read_header(data)
     if found is not None and found[0] == FORMAT:
         return found[2]
