@@ -149,33 +149,22 @@ def scan(data: bytes, end: End) -> Iterator[Record]:
         number += 1
 
 
-def arrays_of(kind: bytes, payload: bytes, dims: int | None) -> tuple[bytes, bytes, bytes]:
-    """Return the bytes of the picks, tickets and results of an event. ``dims`` is ``d`` of a box, ``None`` over arms."""
-    if kind == b"tell":
-        half = len(payload) // 2
-        return payload[:0], payload[:half], payload[half:]
-    if kind == b"ask ":
-        return payload[_ASK.size :], payload[:0], payload[:0]
-    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
-    return payload[:stop], payload[:0], payload[stop:]
-
-
 def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
-    """Return an event; its arrays are views. Arguments: :func:`arrays_of`."""
+    """Return an event; its arrays are views. ``dims`` is ``d`` of a box, ``None`` over arms. About 2 µs."""
     name = EVENTS[kind]
-    picks, tickets, results = arrays_of(kind, payload, dims)
+    if name == "tell":
+        half = len(payload) // 2
+        return Event(name, tickets=np.frombuffer(payload[:half], "<i8"), results=np.frombuffer(payload[half:], "<f8"))
     if name == "ask":
         first, max_q = _ASK.unpack_from(payload)
-        return Event(name, first, None if max_q < 0 else max_q, decode_picks(picks, dims))
-    if name == "tell":
-        return Event(name, tickets=np.frombuffer(tickets, "<i8"), results=np.frombuffer(results, "<f8"))
-    if name == "initial":
-        return Event(name, picks=decode_picks(picks, dims), results=np.frombuffer(results, "<f8"))
-    return Event(name)
+        return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
+    if name == "update":
+        return Event(name)
+    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
+    return Event(name, picks=_picks(payload[:stop], dims), results=np.frombuffer(payload[stop:], "<f8"))
 
 
-def decode_picks(data: bytes, dims: int | None) -> NDArray[Any]:
-    """Return ``q`` arms, or ``q x d`` points."""
+def _picks(data: bytes, dims: int | None) -> NDArray[Any]:
     return np.frombuffer(data, "<i8") if dims is None else np.frombuffer(data, "<f8").reshape(-1, dims)
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo._version import __version__
@@ -30,9 +28,7 @@ from sparse_bo.journal.format import (
     Event,
     Record,
     Row,
-    arrays_of,
     decode_event,
-    decode_picks,
     decode_row,
     read_header,
     record_at,
@@ -181,25 +177,6 @@ class Journal:
         dims = self.about.get("dims")
         for offset in self._events[after + 1 :]:
             yield decode_event(*record_at(self._data, offset), dims)
-
-    def evaluations(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float64], int]:
-        """Return all picks by ticket, the tickets observed, their results, and the number from before the run.
-
-        About 1 µs per event: their arrays are joined as bytes.
-        """
-        dims, before = self.about.get("dims"), 0
-        picks, tickets, results = list[bytes](), list[bytes](), list[bytes]()
-        for offset in self._events:
-            kind, payload = record_at(self._data, offset)
-            picked, observed, values = arrays_of(kind, payload, dims)
-            picks.append(picked)
-            results.append(values)
-            if EVENTS[kind] == "initial":
-                before = len(values) // 8
-                tickets.append(np.arange(before, dtype="<i8").tobytes())
-            tickets.append(observed)
-        every = decode_picks(b"".join(picks), dims)
-        return every, np.frombuffer(b"".join(tickets), "<i8"), np.frombuffer(b"".join(results), "<f8"), before
 
     def rows(self) -> tuple[list[Row], bool]:
         """Return the history up to the first damaged row, and whether no row is damaged."""

@@ -61,10 +61,8 @@ class AskTell:
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
-        policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion` with the goal;
-            over arms :class:`sparse_bo.policies.ExpectedImprovement` if the best arm counts and arms and evaluations are
-            few, else :class:`sparse_bo.BBKB`. All hyper-parameters are learned. The choice is logged; it is :attr:`policy`, and
-            its reason ``about["why"]``.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
+            :attr:`policy`, and its reason ``about["why"]``.
         goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
             counts. Ignored with a ``policy``.
         budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
@@ -84,8 +82,8 @@ class AskTell:
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
-        ValueError: If arms are empty or not finite, bounds are not those of a box, not exactly one domain is passed, or settings
-            do not fit it.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, not exactly one domain is passed, or
+            settings do not fit it.
         FileExistsError: If there is a file at ``storage``.
         StorageError: If the journal cannot be written.
     """
@@ -339,8 +337,9 @@ class AskTell:
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
                 number. Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
                 twentieth of a second together.
-            arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``, see :func:`sparse_bo.maximize`. Tensors
-                are on the device of the arms or bounds in this process (threads included), and on the CPU in others.
+            arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers; with
+                these, worker processes load torch only if the objective does. Tensors are on the device of the arms or bounds
+                in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
                 or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
             workers: Concurrent evaluations; default: the executor's number of workers.

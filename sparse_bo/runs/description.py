@@ -96,8 +96,8 @@ def as_written(path: Path, part: str, *passing: type[Exception]) -> Iterator[Non
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError, RuntimeError) as error:
-        if isinstance(error, (StorageError, *passing)):
+    except Exception as error:
+        if isinstance(error, (StorageError, MemoryError, Warning, *passing)):
             raise
         raise StorageError(
             f"{part} in {path} cannot be used ({type(error).__name__}: {str(error)[:300]}): the journal is damaged, or another "

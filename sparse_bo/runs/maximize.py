@@ -64,18 +64,15 @@ def maximize(
         seed: Seed of the policy.
         initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
             not count against the budget. For a resumed run: those of its start, or none.
-        call_with: Argument of the objective, see :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
-            Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
-            twentieth of a second together.
-        arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. With
-            these, worker processes load torch only if the objective does.
-        executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
-            ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: this process.
+        call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
+            :meth:`AskTell.run`.
+        vectorized: ``False``: the objective takes one point and returns a number.
+        arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``.
+        executor: Where the objective runs; ``None``: in this process.
         workers: Concurrent evaluations; default: the executor's number of workers.
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
-        callback: Called with the loop and the new history row after each update of the state; see :meth:`AskTell.run`.
+        callback: Called with the loop and the new history row after each update of the state.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot

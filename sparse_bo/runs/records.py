@@ -109,16 +109,31 @@ def recorded_in(journal: Journal) -> Recorded:
 
 
 def evaluations_of(journal: Journal) -> Evaluations:
-    """Return all evaluations, by ticket. About 0.5 µs per event."""
-    every, observed, results, before = journal.evaluations()
-    values, known = np.full(len(every), np.nan), np.zeros(len(every), np.bool_)
-    if len(observed):
-        if observed.min() < 0 or observed.max() >= len(every) or np.bincount(observed, minlength=len(every)).max() > 1:
+    """Return all evaluations, by ticket; raise :class:`StorageError` if events contradict each other. 3 µs per event."""
+    picks: list[NDArray[Any]] = []
+    tickets: list[NDArray[np.int64]] = []
+    results: list[NDArray[np.float64]] = []
+    before = 0
+    with as_written(journal.path, "an event"):
+        for event in journal.events():
+            if event.picks is not None:
+                picks.append(event.picks)
+            if event.results is not None:
+                if event.kind == "initial":
+                    before = len(event.results)
+                tickets.append(np.arange(before) if event.tickets is None else event.tickets)
+                results.append(event.results)
+        dims = journal.about.get("dims")
+        every = np.concatenate([np.zeros(0, np.int64) if dims is None else np.zeros((0, dims)), *picks])
+        observed, values = np.concatenate([np.zeros(0, np.int64), *tickets]), np.full(len(every), np.nan)
+        if ((observed < 0) | (observed >= len(every))).any() or len(np.unique(observed)) < len(observed):
             raise StorageError(
                 f"{journal.path} has results of tickets that were never handed out, or two of one: it was not written by "
                 "AskTell; take another copy"
             )
-        values[observed], known[observed] = results, True
+        values[observed] = np.concatenate([np.zeros(0), *results])
+        known = np.zeros(len(every), np.bool_)
+        known[observed] = True
     return Evaluations(every, values, known, len(every) - before)
 
 

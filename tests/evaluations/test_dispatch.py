@@ -286,10 +286,9 @@ def test_what_has_started_where_an_executor_does_not_say_so_is_told_too():
             future = Future()
 
             def work():
-                try:
-                    future.set_result(fn(*args))
-                except ArithmeticError as error:
-                    future.set_exception(error)
+                outcome = fn(*args)
+                future.set_result(outcome)
+                if outcome.error is not None:
                     failed.set()
 
             threading.Thread(target=work).start()
