@@ -39,7 +39,7 @@ from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.progress import calling_back, carrying
 from sparse_bo.runs.recorder import Recorder, opened
 from sparse_bo.runs.records import replay
-from sparse_bo.runs.result import Result
+from sparse_bo.runs.result import Result, result_of
 from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_callable, check_count
 
@@ -406,4 +406,4 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        return Result.of(self._engine.state, self.history, self._domain)
+        return result_of(self._engine.state, self.history, self._domain)

@@ -30,15 +30,6 @@ class Result(Report):
     domain: Domain
     """Where was searched."""
 
-    @staticmethod
-    def of(state: State, history: History, domain: Domain) -> Result:
-        """Return the result of a run with this state."""
-        report = state.report()
-        values = {field.name: getattr(report, field.name) for field in fields(Report)}
-        for name in ("best_x", "best_observed_x"):
-            values[name] = None if values[name] is None else values[name].to(domain.dtype)
-        return Result(**values, history=history, state=state, domain=domain)
-
     @property
     def space(self) -> Space | None:
         """Of the named parameters, if the run has such."""
@@ -129,6 +120,15 @@ class Result(Report):
         from sparse_bo.report.page import result_card
 
         return result_card(view_of(self.history, self.state, self.domain))
+
+
+def result_of(state: State, history: History, domain: Domain) -> Result:
+    """Return the result of a run with this state."""
+    report = state.report()
+    values = {field.name: getattr(report, field.name) for field in fields(Report)}
+    for name in ("best_x", "best_observed_x"):
+        values[name] = None if values[name] is None else values[name].to(domain.dtype)
+    return Result(**values, history=history, state=state, domain=domain)
 
 
 def _shown(x: Tensor | None) -> list[float | str] | None:
