@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sparse_bo.report.view import RunView
-from sparse_bo.widths.calibration import Calibration
 
 FEWEST = 20
 """Evaluations or residuals from which statistics are judged."""
@@ -55,38 +54,25 @@ def _missing_model(view: RunView) -> Iterator[Advice]:
 
 
 def _calibration(view: RunView) -> Iterator[Advice]:
+    """Warn of a spread above 1.5 or below 2/3, where 1 is right, and of less than half of the results within 68 % bounds."""
     z = np.clip(view.residuals, -10.0, 10.0)
-    within_68, within_95 = (int((np.abs(z) <= quantile).sum()) for quantile in (0.99446, 1.95996))
-    found = calibration_advice(Calibration(len(z), within_68, within_95, float(np.square(z).sum())))
-    if found is not None:
-        yield found
-
-
-def calibration_advice(found: Calibration) -> Advice | None:
-    """Return a warning if predictions are too sure or too unsure; ``None`` with fewer than :data:`FEWEST` of them.
-
-    Too sure: a spread of the errors above 1.5, or two standard errors less than 60 % within 68 % bounds, or than 88 % within
-    95 %. Too unsure: a spread below 2/3, and two standard errors more than 76 % within 68 % bounds.
-    """
-    n, error = found.results, 2.0 / math.sqrt(max(found.results, 1))
-    if n < FEWEST:
-        return None
+    if len(z) < FEWEST:
+        return
+    spread, within = float(np.sqrt(np.mean(np.square(z)))), float(np.mean(np.abs(z) <= 0.99446))
     seen = (
-        f"{found.within_68:.0%} of {n:,} results lay within 68 % bounds and {found.within_95:.0%} within 95 %; they spread by "
-        f"{found.spread:.2f} predicted standard deviations"
+        f"results lay {spread:.2f} predicted standard deviations from the prediction, {within:.0%} of them within 68 % bounds"
     )
-    if found.spread > 1.5 or found.within_68 + 0.466 * error < 0.60 or found.within_95 + 0.218 * error < 0.88:
-        return Advice(
+    if spread > 1.5 or within < 0.5:
+        yield Advice(
             f"The model was too sure: {seen}.",
             "Do not trust the intervals. Evaluate some points several times to see the noise; look for inputs that matter and "
             "are not among these; try another kernel (policy=BBKB(covar_module=…)).",
         )
-    if found.spread < 1.0 / 1.5 and found.within_68 - 0.466 * error > 0.76:
-        return Advice(
+    elif spread < 1.0 / 1.5:
+        yield Advice(
             f"The model was too unsure: {seen}.",
             "The intervals are wider than they need be. Give noise_variance= if you know it.",
         )
-    return None
 
 
 def _progress(view: RunView) -> Iterator[Advice]:

@@ -107,8 +107,7 @@ class AskTell:
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
         certified, observed = certify_every is not None, count_initial(initial)
-        known: dict[str, Any] = {"budget": budget, "workers": workers, "certified": certified, "observed": observed}
-        choice = chosen_policy(self._domain, goal=goal, **known)
+        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
@@ -187,8 +186,7 @@ class AskTell:
     def release(self) -> None:
         """Release the journal until the next ask or tell, so that another process may resume it.
 
-        Every result is in it. Where its disk has become full, rows of the history may be missing. They follow from the results:
-        that is logged, and they are written at the next ask or tell.
+        Every result is in it. Rows of the history that a full disk keeps out follow from these, and are written later.
         """
         with self._steps.lock:
             self._steps.recorder.release()
@@ -208,11 +206,7 @@ class AskTell:
             error.add_note(note)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: two loops cannot own one run.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse to be pickled or copied: two loops cannot own one run."""
         raise TypeError(
             "expected no pickle or copy of an AskTell, which owns its run and its journal; pickle loop.result(), or pass "
             "storage= and use AskTell.resume(...) in another process"
@@ -386,10 +380,7 @@ class AskTell:
         return self._so_far()
 
     def certificate(self) -> Certificate | None:
-        """Bound the ratio of sparse and exact posterior variance at every point; ``None`` without a model over arms.
-
-        It has its own generator, so later picks do not change. See :func:`sparse_bo.certify` for the cost.
-        """
+        """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
         return self._engine.certificate()
 
     def _began_with(self, initial: tuple[Any, Any]) -> bool:

@@ -7,6 +7,7 @@ import errno
 import gc
 import math
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -453,6 +454,19 @@ def test_paths_that_lead_to_no_file_are_named(attempt, path, tmp_path):
     path.symlink_to(path)
     with pytest.raises(StorageError, match="expected the path of a journal, got .*run.journal, which leads nowhere"):
         attempt(path)
+
+
+def test_a_path_from_home_is_followed_and_the_address_of_a_database_is_named(tmp_path, monkeypatch):
+    """The advice was to create a folder "sqlite:" or "~"."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    AskTell(arms(), policy(), storage="~/run.journal").close()
+    assert read_run(tmp_path / "run.journal").asked == read_run("~/run.journal").asked == 0
+    AskTell.resume("~/run.journal").close()
+    for address in ("sqlite:///run.db", "postgresql+psycopg://me@there/run", "sqlite:///folder/run.db"):
+        for attempt in (AskTell.resume, lambda storage: AskTell(arms(), policy(), storage=storage)):
+            with pytest.raises(ValueError, match=f"got the address {re.escape(address)}; use run.journal"):
+                attempt(address)
 
 
 def test_a_missing_journal_or_folder_is_named_and_a_lock_that_is_none(path, tmp_path):

@@ -209,6 +209,12 @@ def test_a_page_does_not_grow_with_its_run():
         ({"asked": 230}, "30 evaluations are out"),
         ({"missing": "pass arms="}, "could not be computed again: pass arms="),
         ({"residuals": 3.0 * np.random.default_rng(1).standard_normal(100)}, "too sure"),
+        (
+            {"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]},
+            "1.47 predicted standard deviations from the prediction, 44%",
+        ),
+        ({"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]}, "too sure"),
+        ({"residuals": np.full(20, 1.49)}, "too sure"),
         ({"residuals": 0.2 * np.random.default_rng(1).standard_normal(100)}, "too unsure"),
         ({"values": np.ones(200)}, "All results are equal"),
         ({"values": np.r_[9.0, np.zeros(199)]}, "The highest result is number 1 of 200"),
@@ -221,6 +227,8 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
     if expected is None:
         given = view(values=np.r_[np.zeros(150), np.arange(50.0)])
         assert advice_of(given) == []
+        assert advice_of(view(residuals=np.random.default_rng(1).standard_normal(100))) == []
+        assert advice_of(view(residuals=np.full(19, 9.0))) == []  # too few
     else:
         assert [one for one in advice_of(given) if expected in one.warning and one.remedy.endswith((".", ")"))]
 
