@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.batch import Batch, some
-from sparse_bo.evaluations.pools import Pool, Workers
+from sparse_bo.evaluations.pools import Pool, Workers, packed
 from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely
 
 logger = logging.getLogger(__name__)
@@ -115,10 +115,15 @@ class _Task(NamedTuple):
 
 
 class Dispatch:
-    """Runs the evaluations of a job on a pool. Lives for one run."""
+    """Runs the evaluations of a job on a pool. Lives for one run.
+
+    Raises:
+        TypeError: If the objective cannot be pickled for the workers.
+    """
 
     def __init__(self, job: Job, workers: Workers) -> None:
         self.job, self.loop, self.workers = job, job.loop, workers
+        self._packed = packed(workers.executor, job.evaluate)
         self._queue, self._suspects = deque[Batch](), deque[Batch]()  # suspects may have killed their worker
         self._tasks: dict[Future[Outcome], _Task] = {}
         self._hanging: set[Future[Outcome]] = set()  # threads that cannot be ended
@@ -136,10 +141,10 @@ class Dispatch:
 
         Raises:
             EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
-            TypeError: If the objective cannot be sent to the workers; nothing has been asked then.
+            TypeError: If workers cannot load the objective; nothing has been asked then.
         """
         most = self.job.end - self.loop.asked + len(self.loop.pending)
-        pool = Pool(self.workers, self.job.evaluate, most=most)
+        pool = Pool(self.workers, self._packed, self.job.evaluate.arrays, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())

@@ -134,24 +134,24 @@ class Pool:
 
     Args:
         workers: Settings.
-        evaluate: The objective: workers import its modules before their first evaluation.
+        packed: The pickled objective (:func:`packed`): workers load it before their first evaluation.
+        arrays: Type of its arguments.
         most: Number of evaluations to come, an upper limit of workers to start.
 
     Raises:
-        TypeError: If ``evaluate`` cannot be sent to the workers, or ``submit`` of the executor returns no future.
+        TypeError: If a worker cannot load the objective, or ``submit`` of the executor returns no future.
         RuntimeError: If worker processes cannot be started.
     """
 
-    def __init__(self, workers: Workers, evaluate: Evaluate, *, most: int) -> None:
+    def __init__(self, workers: Workers, packed: bytes, arrays: Arrays, *, most: int) -> None:
         self._given, self._count = workers.executor, workers.count
         self.owned = isinstance(self._given, str)
         """Whether it was started by name."""
-        self.pickles = self._given != "threads" and not isinstance(self._given, ThreadPoolExecutor)
+        self.pickles = _pickles(self._given)
         """Whether tasks are pickled to another process."""
         if self.owned:
             self._count = max(min(self._count or os.cpu_count() or 1, most), 1)
-        self._arrays = evaluate.arrays
-        self._packed = self._sendable(evaluate) if self.pickles else b""
+        self._arrays, self._packed = arrays, packed
         self._executor: Any = self._started()
         if self.pickles and not self.owned:
             self._warm_up(everywhere=workers.timeout is not None)
@@ -241,33 +241,41 @@ class Pool:
             return
         self._check_loaded(next(filter(None, troubles), None))
 
-    def _sendable(self, evaluate: Evaluate) -> bytes:
-        """Return the pickled objective for another process."""
-        # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
-        pickler = getattr(self._given, "pickler", "cloudpickle")
-        dumps: Callable[[Any], bytes] = pickle.dumps
-        if self._by_value and importlib.util.find_spec(pickler) is not None:
-            dumps = importlib.import_module(pickler).dumps
-        try:
-            return dumps(evaluate)
-        except Exception as error:
-            raise self._unsendable(f"{type(error).__name__}: {error}") from error
-
-    @property
-    def _by_value(self) -> bool:
-        return self._given != "processes" and not isinstance(self._given, ProcessPoolExecutor)
-
     def _check_loaded(self, trouble: str | None) -> None:
         """Check that workers could load the objective; one of a notebook or of ``python -c`` is in no module of theirs."""
         if trouble is not None:
-            raise self._unsendable(f"a worker cannot load it: {trouble}")
+            raise _unsendable(self._given, f"a worker cannot load it: {trouble}")
 
-    def _unsendable(self, why: str) -> TypeError:
-        advice = "" if self._by_value else ", or use executor='loky', which takes functions of notebooks, lambdas and closures"
-        return TypeError(
-            f"the objective cannot be sent to another process ({why}); define it at the top level of a module, without open "
-            f"files, locks or lambdas inside{advice}, or use executor='threads'"
-        )
+
+def packed(executor: str | Submits, evaluate: Evaluate) -> bytes:
+    """Return the objective pickled for another process; nothing for threads; raise ``TypeError`` if it cannot be pickled."""
+    if not _pickles(executor):
+        return b""
+    pickler = getattr(executor, "pickler", "cloudpickle")
+    dumps: Callable[[Any], bytes] = pickle.dumps
+    if _by_value(executor) and importlib.util.find_spec(pickler) is not None:
+        dumps = importlib.import_module(pickler).dumps
+    try:
+        return dumps(evaluate)
+    except Exception as error:
+        raise _unsendable(executor, f"{type(error).__name__}: {error}") from error
+
+
+def _pickles(executor: str | Submits) -> bool:
+    return executor != "threads" and not isinstance(executor, ThreadPoolExecutor)
+
+
+def _by_value(executor: str | Submits) -> bool:
+    """Return whether lambdas and closures can be sent: loky, Dask and Ray do; the standard library does not."""
+    return executor != "processes" and not isinstance(executor, ProcessPoolExecutor)
+
+
+def _unsendable(executor: str | Submits, why: str) -> TypeError:
+    loky = "" if _by_value(executor) else ", or use executor='loky', which takes functions of notebooks, lambdas and closures"
+    return TypeError(
+        f"the objective cannot be sent to another process ({why}); define it at the top level of a module, without open "
+        f"files, locks or lambdas inside{loky}, or use executor='threads'"
+    )
 
 
 def _end(executor: Any) -> None:

@@ -365,12 +365,13 @@ class AskTell:
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
             call_back = calling_back(self._engine, end, None if callback is None else partial(callback, self))
             job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
+            dispatch = None if spread is None else Dispatch(job, spread)
             with carrying(self, self._engine, self._so_far):
                 self._ranks.agree("run")
-                if spread is None:
+                if dispatch is None:
                     run_serially(job)
                 else:
-                    Dispatch(job, spread).run()
+                    dispatch.run()
                 self._ranks.agree("end")
         return self.result()
 
