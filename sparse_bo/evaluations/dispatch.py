@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from sparse_bo.errors import PendingBatchError, TicketError
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.evaluations.pools import Pool, Workers, packed
-from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely
+from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def _evaluate(job: Job, batch: Batch) -> None:
                 done += size
         except (Exception, SystemExit) as error:
             which = f"a batch of {q}" if evaluate.vectorized else f"ticket {batch.tickets[done]}"
-            raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
+            raise EvaluationFailed(f"on {which} ({named(error)})") from error
         finally:
             if results:
                 job.tell(list(results), list(results.values()), time.perf_counter() - start)
@@ -330,7 +330,7 @@ class Dispatch:
             self.loop.fail([ticket])
             self._observed()
         else:
-            raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
+            raise EvaluationFailed(f"on ticket {ticket} ({named(error)})") from error
 
     def _after_a_death(self, pool: Pool, broken: list[Future[Outcome]]) -> None:
         """Restart a pool that died with its worker, and run the lost tasks alone to find the one that kills."""

@@ -130,13 +130,7 @@ def _check_executor(executor: Any) -> None:
 
 
 class Pool:
-    """A running executor, for one objective.
-
-    Args:
-        workers: Settings.
-        packed: The pickled objective (:func:`packed`): workers load it before their first evaluation.
-        arrays: Type of its arguments.
-        most: Number of evaluations to come, an upper limit of workers to start.
+    """A running executor for one objective (:func:`packed`), with no more workers of its own than evaluations (``most``).
 
     Raises:
         TypeError: If a worker cannot load the objective, or ``submit`` of the executor returns no future.

@@ -159,6 +159,14 @@ def _shape(rows: Sequence[Any]) -> tuple[int, ...]:
     return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)
 
 
+def named(error: BaseException) -> str:
+    """Return the kind of an exception and its message, unless that raises too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a task: its values, or the exception of the objective, which is a result for any executor."""
@@ -174,8 +182,7 @@ class Outcome:
         packed = b""
         with suppress(Exception):
             packed = pickle.dumps(self.error)
-        text = traceback.format_exception_only(self.error)[-1].strip()
-        return _received, (self.seconds, text, "".join(traceback.format_exception(self.error)), packed)
+        return _received, (self.seconds, named(self.error), "".join(traceback.format_exception(self.error)), packed)
 
 
 def _received(seconds: float, text: str, trace: str, packed: bytes) -> Outcome:
@@ -212,7 +219,7 @@ def warm_up(modules: Sequence[str], packed: bytes) -> str | None:
     try:
         pickle.loads(packed)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return named(error)
     return None
 
 

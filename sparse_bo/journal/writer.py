@@ -46,12 +46,6 @@ class Writer:
     ) -> Writer:
         """Create a journal. The file appears with everything known before the run, or not at all.
 
-        Args:
-            storage: Path of a file that does not exist yet.
-            about: Identifies the run: JSON values.
-            arms: Recorded up to :attr:`Storage.arms_bytes`.
-            initial: The first event: observations from before the run.
-
         Raises:
             FileExistsError: If the file exists.
             StorageError: If it cannot be written, or another process has it open for writing.

@@ -56,17 +56,7 @@ class NotebookFigure(Figure):
 def plot_run(
     batches: Batches, about: Mapping[str, Any], *, regret: Sequence[float] | None = None, best_possible: float | None = None
 ) -> Figure:
-    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase.
-
-    Args:
-        batches: At least one.
-        about: Description of the run, for the title.
-        regret: Regret of every evaluation (y): draws the cumulative regret in place of the best value.
-        best_possible: Highest true value (y): draws the gap to it in place of the best value.
-
-    Raises:
-        ValueError: If there are no batches.
-    """
+    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
     if not len(batches.sizes):
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
     with matplotlib.rc_context(STYLE):

@@ -181,18 +181,7 @@ def lines(
     log_x: bool = False,
     zero: bool = False,
 ) -> Plot:
-    """Return a plot of curves over one axis.
-
-    Args:
-        title: Heading.
-        text: Description.
-        curves: Drawn in order.
-        bands: Drawn below the curves.
-        x_name: Of the horizontal axis.
-        y_name: Of the vertical axis.
-        log_x: Whether the horizontal axis is logarithmic.
-        zero: Whether the vertical axis reaches down to zero.
-    """
+    """Return a plot of curves over one axis, drawn in order above bands; ``zero``: its vertical axis reaches down to zero."""
     small = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in curves]
     with matplotlib.rc_context(STYLE):
         canvas = _Canvas()

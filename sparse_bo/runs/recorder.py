@@ -40,18 +40,7 @@ class Recorder:
     def create(
         storage: str | Path | Storage, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
     ) -> Recorder:
-        """Return the recorder of a new journal.
-
-        Args:
-            storage: Of the journal.
-            about: Identifies the run.
-            domain: Its arms are recorded if they are in memory and few.
-            observed: Picks and results from before the run; they are in the journal from its creation on.
-
-        Raises:
-            FileExistsError: If the file exists.
-            StorageError: If it cannot be written.
-        """
+        """Return the recorder of a new journal, with the arms, if few and in memory, and the initial observations."""
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:

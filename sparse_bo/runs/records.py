@@ -161,11 +161,6 @@ def _history(journal: Journal, rows: Sequence[Row], evaluations: Evaluations) ->
 def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Replayed:
     """Bring a new engine to the end of a journal: to its last whole snapshot, then through the events after it.
 
-    Args:
-        engine: Before its first event.
-        journal: Journal of the run.
-        from_start: Whether to ignore snapshots.
-
     Raises:
         StorageError: If the journal is damaged.
 
@@ -202,10 +197,7 @@ def replay(engine: Engine, journal: Journal, *, from_start: bool = False) -> Rep
 def replayed(journal: Journal, arms: ArmSet | None, *, most_seconds: float = 0.0) -> tuple[Engine, Replayed, list[str]]:
     """Compute a recorded run again on the CPU; write nothing. Return its engine, course, and warnings.
 
-    Args:
-        journal: Journal of the run.
-        arms: Arms of the run; required only if they were too large for the journal.
-        most_seconds: A run whose model took at most so long is computed from its start, any other from its last snapshot.
+    A run whose model took at most ``most_seconds`` is computed from its start, any other from its last snapshot.
 
     Raises:
         StorageError: If the journal is damaged.

@@ -82,14 +82,8 @@ def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
 def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> RunView:
     """Return the view of a recorded run, also while it is being written. Costs as much as a resume; writes nothing.
 
-    Args:
-        path: Of the journal.
-        arms: Those of the run, where the journal does not hold them.
-        regret: ``n`` differences from the best possible value (y), where it is known.
-
-    Raises:
-        FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of another format.
+    ``arms`` are those of the run, where the journal does not hold them; ``regret`` has ``n`` differences from the best possible
+    value (y). Errors: :func:`sparse_bo.runs.read_run`.
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
@@ -123,13 +117,8 @@ def view_of(
 ) -> RunView:
     """Return the view of a run.
 
-    Args:
-        history: Rows of the run.
-        state: State at the end; ``None``: it could not be computed.
-        domain: Domain of the search; ``None``, too.
-        certificate: Certificate of the state.
-        regret: ``n`` differences from the best possible value (y), where it is known.
-        others: Other fields of the view; default: those of a run in memory.
+    Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
+    those of a run in memory.
     """
     report = Report() if state is None else state.report()
     names, columns, logs = _columns(history, domain)

@@ -50,6 +50,13 @@ class Unsendable(Exception):
         self.held = threading.Lock()
 
 
+class Speechless(Exception):
+    """Has no message."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
 @dataclass(frozen=True)
 class RaisesAt:
     """Raises at the third ticket."""
@@ -62,6 +69,8 @@ class RaisesAt:
                 raise Unloadable("kiln", 900)
             if self.kind == "cannot be sent":
                 raise Unsendable("kiln at 900 degrees")
+            if self.kind == "has no message":
+                raise Speechless("kiln at 900 degrees")
             if self.kind == "broken pool":
                 raise BrokenProcessPool("of the objective: kiln at 900 degrees")
             raise SystemExit("kiln at 900 degrees")
