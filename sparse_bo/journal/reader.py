@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import re
+import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,9 +184,10 @@ class Journal:
         """Return the history up to the first damaged row, and whether no row is damaged."""
         found: list[Row] = []
         for offset in self._rows:
-            if offset < 0:
+            try:
+                found.append(decode_row(record_at(self._data, offset)[1] if offset >= 0 else b""))
+            except (ValueError, struct.error):
                 return found, False
-            found.append(decode_row(record_at(self._data, offset)[1]))
         return found, True
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
@@ -209,7 +212,9 @@ class Journal:
         """Note where a record is."""
         kind, offset = record.kind, record.offset
         if not record.number:
-            about = json.loads(record.payload) if record.whole and kind == RUN else None
+            about = None
+            with suppress(ValueError):
+                about = json.loads(record.payload) if record.whole and kind == RUN else None
             if not isinstance(about, dict) or not about:
                 raise StorageError(f"the description of the run in {self.path} (record 0) is damaged; take another copy")
             self.about = about
@@ -220,7 +225,12 @@ class Journal:
                 f"without the {len(self._data) - offset:,} bytes from there on, cut off a copy: truncate -s {offset} COPY"
             )
         elif kind == ROW:  # a damaged one is that after the last; a resume computes it again, and records it and all after it
-            self._last_row = row_number(record.payload) if record.whole else self._last_row + 1
+            self._last_row = row_number(record.payload) if record.whole and record.payload[7:] else self._last_row + 1
+            if not 0 <= self._last_row <= len(self._rows):
+                raise StorageError(
+                    f"row {self._last_row} of the history in {self.path} follows row {len(self._rows) - 1}: it was not "
+                    "written by AskTell; take another copy"
+                )
             self._rows.extend([-1] * (self._last_row + 1 - len(self._rows)))
             self._rows[self._last_row] = offset if record.whole else -1
         elif not record.whole:

@@ -146,10 +146,11 @@ def test_a_run_of_a_machine_with_cuda_goes_on_without(written, tmp_path, caplog)
             payload = json.dumps({**json.loads(payload), "device": "cuda:0"}).encode()
         part, end = frame(record.kind, payload, end)
         made += part
+    path.write_bytes(written["arms"])
+    told = read_run(path).told
     path.write_bytes(made)
-    assert read_run(path).asked == 18
-    assert audit_run(path).state.pulls == 16
+    assert read_run(path).told == audit_run(path).state.pulls == told > 8
     with AskTell.resume(path) as loop:
         assert loop.reissue().X.device.type == "cpu"
-        assert loop.state.pulls == 16
+        assert loop.state.pulls == told
     assert "computed on cuda:0, which is not here" in caplog.text
