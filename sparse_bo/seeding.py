@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,20 +59,15 @@ def generators_kept(device: torch.device) -> Iterator[None]:
     Args:
         device: Where the block computes.
     """
-    with ExitStack() as stack:
-        for kind, indices in _generators_of(device):
-            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
-        yield
-
-
-def _generators_of(device: torch.device) -> list[tuple[str, Sequence[int]]]:
-    """Return the devices whose generators are kept beside the CPU's, by kind; CUDA, also where there is none, first."""
     # fork_rng would start a CUDA that is not in use yet.
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    kept: list[tuple[str, Sequence[int]]] = [("cuda", list(cuda))]
+    kept: list[tuple[str, Sequence[int]]] = [("cuda", list(cuda))]  # the CPU's, too
     if device.type not in ("cpu", "cuda"):
         kept.append((device.type, [device.index or 0]))
-    return kept
+    with ExitStack() as stack:
+        for kind, indices in kept:
+            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
+        yield
 
 
 class _DrawsOnTheCPU(TorchFunctionMode):
@@ -80,62 +75,35 @@ class _DrawsOnTheCPU(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        draw = _DRAWS.get(func)
-        if draw is None or kwargs.get("generator") is not None:
+        if func not in _DRAWS or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        return draw(func, args, kwargs)
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        where = kwargs.get("device")
+        if where is None:  # numbers alone are on the default device
+            where = tensors[0].device if tensors else torch.get_default_device()
+        if "device" in kwargs or not tensors:
+            kwargs = {**kwargs, "device": "cpu"}
+        drawn = func(
+            *(x.cpu() if isinstance(x, Tensor) else x for x in args),
+            **{name: x.cpu() if isinstance(x, Tensor) else x for name, x in kwargs.items()},
+        )
+        return args[0].copy_(drawn) if func in _IN_PLACE else drawn.to(where)
 
 
-def _new(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Draw a new tensor: its device is asked for, or the default one."""
-    where = kwargs.get("device")
-    where = torch.get_default_device() if where is None else where
-    return func(*args, **{**kwargs, "device": "cpu"}).to(where)
-
-
-def _like(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Draw a tensor like another one."""
-    like, *rest = args
-    where = kwargs.get("device")
-    where = like.device if where is None else where
-    return func(torch.empty_like(like, device="cpu"), *rest, **{**kwargs, "device": "cpu"}).to(where)
-
-
-def _from(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Draw from distributions whose parameters are tensors; numbers alone are on the default device."""
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if not tensors:
-        return _new(func, args, kwargs)
-    args = [x.cpu() if isinstance(x, Tensor) else x for x in args]
-    kwargs = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in kwargs.items()}
-    return func(*args, **kwargs).to(tensors[0].device)
-
-
-def _into(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Fill a tensor in place."""
-    filled, *rest = args
-    return filled.copy_(func(torch.empty_like(filled, device="cpu"), *rest, **kwargs))
-
-
-_DRAWS: dict[Any, Callable[..., Tensor]] = {
-    **dict.fromkeys((torch.rand, torch.randn, torch.randint, torch.randperm), _new),
-    **dict.fromkeys((torch.rand_like, torch.randn_like, torch.randint_like), _like),
-    **dict.fromkeys(
-        (torch.normal, torch.multinomial, torch.bernoulli, torch.poisson, torch.binomial, torch._standard_gamma), _from
-    ),
-    **dict.fromkeys((Tensor.multinomial, Tensor.bernoulli), _from),
-    **dict.fromkeys(
-        (
-            Tensor.normal_,
-            Tensor.uniform_,
-            Tensor.exponential_,
-            Tensor.random_,
-            Tensor.bernoulli_,
-            Tensor.cauchy_,
-            Tensor.log_normal_,
-            Tensor.geometric_,
-        ),
-        _into,
-    ),
+_IN_PLACE = {
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.exponential_,
+    Tensor.random_,
+    Tensor.bernoulli_,
+    Tensor.cauchy_,
+    Tensor.log_normal_,
+    Tensor.geometric_,
 }
-"""By what draws: torch's functions that take a generator, or draw from the global one."""
+_DRAWS = {
+    *_IN_PLACE,
+    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.randint_like),
+    *(torch.normal, torch.multinomial, torch.bernoulli, torch.poisson, torch.binomial, torch._standard_gamma),
+    *(Tensor.multinomial, Tensor.bernoulli),
+}
+"""Torch's functions that take a generator, or draw from the global one."""

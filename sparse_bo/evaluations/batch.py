@@ -70,11 +70,7 @@ def _unpacked(
 
 
 def tickets_of(tickets: Sequence[int] | Tensor | NDArray[Any]) -> list[int]:
-    """Return tickets as a list of Python integers.
-
-    Raises:
-        TicketError: If ``tickets`` is not a list, or an entry is not an integer.
-    """
+    """Return tickets as a list of Python integers."""
     if type(tickets) is list and {int}.issuperset(map(type, tickets)):  # the usual case, on the fast path
         return tickets.copy()
     if isinstance(tickets, PlainBatch):

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sparse_bo.errors import PendingBatchError, TicketError
-from sparse_bo.evaluations.batch import Batch, PlainBatch, some
-from sparse_bo.evaluations.pools import Pool, Workers
-from sparse_bo.evaluations.worker import Evaluate, evaluate_remotely
+from sparse_bo.evaluations.batch import Batch, some
+from sparse_bo.evaluations.pools import Pool, Workers, packed
+from sparse_bo.evaluations.worker import Evaluate, Outcome, evaluate_remotely, named
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,7 @@ class Job:
 
 
 def run_serially(job: Job) -> None:
-    """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end.
-
-    Raises:
-        EvaluationFailed: If the objective raises or does not return one value per evaluation. Evaluations without a value
-            stay pending.
-    """
+    """Evaluate pending evaluations in this process, then ask and evaluate batch by batch until the end."""
     loop = job.loop
     while loop.asked < job.end or loop.pending:
         batch = loop.reissue() if loop.pending else loop.ask(job.end - loop.asked)
@@ -94,31 +89,24 @@ def run_serially(job: Job) -> None:
 
 def _evaluate(job: Job, batch: Batch) -> None:
     """Evaluate a batch and report its results: all at once if vectorised, else in chunks, also those before an exception."""
-    copy, q = job.evaluate.packed(batch, elsewhere=False), len(batch)
-    rows = iter([slice(0, q)] if job.evaluate.vectorized else [slice(k, k + 1) for k in range(q)])
-    observed = 0
-    while observed < q:
+    evaluate, q = job.evaluate, len(batch)
+    copy, size = evaluate.packed(batch, elsewhere=False), q if evaluate.vectorized else 1
+    done = 0
+    while done < q:
         results: dict[int, float] = {}
         start = time.perf_counter()
         try:
-            for row in rows:
-                results.update(zip(batch.tickets[row], _called(job.evaluate, copy.part(row)), strict=True))
-                if time.perf_counter() - start >= TASK_SECONDS:
-                    break
+            while done < q and time.perf_counter() - start < TASK_SECONDS:
+                rows = slice(done, done + size)
+                results.update(zip(batch.tickets[rows], evaluate(copy.part(rows)), strict=True))
+                done += size
+        except (Exception, SystemExit) as error:
+            which = f"a batch of {q}" if evaluate.vectorized else f"ticket {batch.tickets[done]}"
+            raise EvaluationFailed(f"on {which} ({named(error)})") from error
         finally:
             if results:
-                observed += len(results)
                 job.tell(list(results), list(results.values()), time.perf_counter() - start)
                 job.observed()
-
-
-def _called(evaluate: Evaluate, part: PlainBatch) -> list[float]:
-    """Return the values of some evaluations."""
-    try:
-        return evaluate(part)
-    except Exception as error:
-        which = f"a batch of {len(part)}" if evaluate.vectorized else f"ticket {part.tickets[0]}"
-        raise EvaluationFailed(f"on {which} ({type(error).__name__}: {error})") from error
 
 
 class _Task(NamedTuple):
@@ -127,13 +115,18 @@ class _Task(NamedTuple):
 
 
 class Dispatch:
-    """Runs the evaluations of a job on a pool. Lives for one run."""
+    """Runs the evaluations of a job on a pool. Lives for one run.
+
+    Raises:
+        TypeError: If the objective cannot be pickled for the workers.
+    """
 
     def __init__(self, job: Job, workers: Workers) -> None:
         self.job, self.loop, self.workers = job, job.loop, workers
+        self._packed = packed(workers.executor, job.evaluate)
         self._queue, self._suspects = deque[Batch](), deque[Batch]()  # suspects may have killed their worker
-        self._tasks: dict[Future[Any], _Task] = {}
-        self._hanging: set[Future[Any]] = set()  # threads that cannot be ended
+        self._tasks: dict[Future[Outcome], _Task] = {}
+        self._hanging: set[Future[Outcome]] = set()  # threads that cannot be ended
         self._ended = threading.Event()
         self._attempts: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -148,10 +141,10 @@ class Dispatch:
 
         Raises:
             EvaluationFailed: If an evaluation fails after all retries and ``on_error`` is ``"raise"``.
-            TypeError: If the objective cannot be sent to the workers; nothing has been asked then.
+            TypeError: If workers cannot load the objective; nothing has been asked then.
         """
         most = self.job.end - self.loop.asked + len(self.loop.pending)
-        pool = Pool(self.workers, self.job.evaluate, most=most)
+        pool = Pool(self.workers, self._packed, self.job.evaluate.arrays, most=most)
         try:
             if self.loop.pending:
                 self._take(self.loop.reissue())
@@ -185,12 +178,11 @@ class Dispatch:
         if wanted <= 0:
             return False
         try:
-            batch = self.loop.ask(wanted)
+            self._take(self.loop.ask(wanted))
         except PendingBatchError:
             if idle:
                 raise
             return False
-        self._take(batch)
         return True
 
     def _take(self, batch: Batch) -> None:
@@ -253,16 +245,21 @@ class Dispatch:
     def _collect(self, pool: Pool) -> None:
         """Wait until a task finishes or times out, and report its results."""
         if not self._tasks:
-            self._revive(pool)
+            if len(self._hanging) >= pool.workers:
+                if pool.owned:
+                    pool.restart()
+                    self._hanging.clear()
+                else:
+                    self._wait()
             return
         self._wait(min(task.deadline for task in self._tasks.values()))
         finished = [future for future in self._tasks if future.done()]
-        broken = [future for future in finished if _lost_worker(future)]
+        broken = [future for future in finished if _broke(future)]
         for future in finished:
             if future not in broken:
                 self._settle(future)
         if broken:
-            self._after_a_death(pool, [(future.exception(), self._tasks.pop(future)) for future in broken])
+            self._after_a_death(pool, broken)
         self._after_timeouts(pool)
 
     def _wait(self, until: float = math.inf) -> None:
@@ -274,29 +271,28 @@ class Dispatch:
 
     def _lost(self) -> list[_Task]:
         """Remove and return the unfinished tasks of a pool before its restart."""
-        lost = [future for future in self._tasks if not future.done() or _lost_worker(future)]
-        return [self._tasks.pop(future) for future in lost]
+        return [self._tasks.pop(future) for future in list(self._tasks) if not future.done() or _broke(future)]
 
-    def _settle(self, future: Future[Any]) -> None:
+    def _settle(self, future: Future[Outcome]) -> None:
         """Report the outcome of a finished task and remove it."""
-        error = CancelledError() if future.cancelled() else future.exception()
+        error = CancelledError() if future.cancelled() else future.exception() or future.result().error
         if error is None:
-            batch = self._tasks[future].batch
-            each = self._tell(future) / len(batch)
+            count = len(self._tasks[future].batch)
+            each = self._tell(future) / count
             self._seconds = each if self._seconds is None else 0.7 * self._seconds + 0.3 * each
             self._observed()
             return
         task = self._tasks.pop(future)
         if isinstance(error, KeyboardInterrupt):
             raise error
-        self._failed(task.batch, error)  # SystemExit of a thread included
+        self._failed(task.batch, error)
 
-    def _tell(self, future: Future[Any]) -> float:
+    def _tell(self, future: Future[Outcome]) -> float:
         """Report the results of a finished task and remove it; return its duration in seconds."""
-        values, seconds = future.result()
-        self.job.tell(self._tasks[future].batch.tickets, values, seconds)
+        outcome = future.result()
+        self.job.tell(self._tasks[future].batch.tickets, outcome.values, outcome.seconds)
         del self._tasks[future]
-        return float(seconds)
+        return outcome.seconds
 
     def _wait_for_started(self) -> None:
         """Report submitted tasks as they end, each until its deadline. Dask does not say which of them have started."""
@@ -312,8 +308,8 @@ class Dispatch:
         """Report finished tasks when the run ends; those that cannot be reported stay pending."""
         pending = set(self.loop.pending)  # the run may have ended right after a tell
         for future, task in list(self._tasks.items()):
-            finished = future.done() and not future.cancelled() and future.exception() is None
-            if finished and not pending.isdisjoint(task.batch.tickets):
+            done = future.done() and not future.cancelled() and future.exception() is None and future.result().error is None
+            if done and not pending.isdisjoint(task.batch.tickets):
                 try:
                     self._tell(future)
                 except Exception as error:  # a full disk, for example; the exception that ends the run is raised
@@ -334,17 +330,18 @@ class Dispatch:
             self.loop.fail([ticket])
             self._observed()
         else:
-            raise EvaluationFailed(f"on ticket {ticket} ({type(error).__name__}: {error})") from error
+            raise EvaluationFailed(f"on ticket {ticket} ({named(error)})") from error
 
-    def _after_a_death(self, pool: Pool, broken: list[tuple[BaseException | None, _Task]]) -> None:
+    def _after_a_death(self, pool: Pool, broken: list[Future[Outcome]]) -> None:
         """Restart a pool that died with its worker, and run the lost tasks alone to find the one that kills."""
-        error = broken[0][0]
+        error = broken[0].exception() or RuntimeError("a worker died")
+        lost = [self._tasks.pop(future) for future in broken]
         if not pool.owned:
             raise _died(error) from error
-        lost = [*(task for _, task in broken), *self._lost()]
+        lost += self._lost()
         pool.restart()
         if len(lost) == 1:
-            self._failed(lost[0].batch, error or RuntimeError("a worker died"))
+            self._failed(lost[0].batch, error)
         else:
             self._suspects.extend(task.batch for task in lost)
 
@@ -361,18 +358,8 @@ class Dispatch:
         for batch in batches:
             self._failed(batch, TimeoutError(f"an evaluation took longer than {self.workers.timeout} s"))
 
-    def _revive(self, pool: Pool) -> None:
-        """Restart the pool if all workers hang, or wait for one to come back."""
-        if len(self._hanging) < pool.workers:
-            return
-        if pool.owned:
-            pool.restart()
-            self._hanging.clear()
-        else:
-            self._wait()
 
-
-def _died(error: BaseException | None) -> EvaluationFailed:
+def _died(error: BaseException) -> EvaluationFailed:
     """Return the error of a user's executor that broke; no other is started in its place."""
     return EvaluationFailed(
         f"a worker died and the executor with it ({type(error).__name__}: {error}); executor='processes' or 'loky' "
@@ -380,6 +367,6 @@ def _died(error: BaseException | None) -> EvaluationFailed:
     )
 
 
-def _lost_worker(future: Future[Any]) -> bool:
-    """Return whether a future ended because its executor broke."""
+def _broke(future: Future[Outcome]) -> bool:
+    """Return whether a future ended because its executor broke; exceptions of the objective are results."""
     return not future.cancelled() and isinstance(future.exception(), BrokenExecutor)

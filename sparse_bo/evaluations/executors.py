@@ -18,11 +18,7 @@ from sparse_bo.errors import install_hint
 
 
 def optional(name: str) -> Any:
-    """Return an optional package, which is also the name of its extra.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
+    """Return an optional package, which is also the name of its extra."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -46,11 +42,7 @@ class Threads:
         self._ended = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Start ``fn(*args)``.
-
-        Raises:
-            RuntimeError: If the executor is shut down.
-        """
+        """Start ``fn(*args)``."""
         if self._ended:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[Any] = Future()
@@ -129,11 +121,7 @@ class RayExecutor(Executor):
         return 2.0 * self._startup if time.monotonic() - self._killed < 2.0 * self._startup else 0.0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start ``fn(*args, **kwargs)`` as a Ray task.
-
-        Raises:
-            RuntimeError: If this executor, or Ray itself, is shut down.
-        """
+        """Start ``fn(*args, **kwargs)`` as a Ray task."""
         if self._shutdown or not self._ray.is_initialized():
             raise RuntimeError(f"cannot schedule new futures after {'shutdown' if self._shutdown else 'ray.shutdown()'}")
         reference = self._remote.remote(fn, args, kwargs)

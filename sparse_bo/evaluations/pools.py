@@ -12,8 +12,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -80,31 +79,22 @@ class Workers:
             check_count("workers", self.count)
         if self.timeout is not None:
             check_positive("timeout", self.timeout)
-            self._check_at_once()
+            standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
+            most = getattr(self.executor, "_max_workers", None) if standard else None
+            if self.count is not None and most is not None and self.count > most:
+                kind = type(self.executor).__name__
+                raise ValueError(
+                    f"expected at most {most} evaluations at a time, as many as the {kind} has workers, got {self.count}: the "
+                    "timeout would run out for those that wait in it; give it more workers, or leave out the number"
+                )
         check_count("retries", self.retries, minimum=0)
         check_choice("on_error", self.on_error, ("raise", "drop"))
         if self.chunk is not None:
             check_count("chunk", self.chunk)
 
-    def _check_at_once(self) -> None:
-        """Check that the executor runs ``count`` evaluations at once: the time limit of one that waits would run out."""
-        standard = isinstance(self.executor, ThreadPoolExecutor | ProcessPoolExecutor)
-        most = getattr(self.executor, "_max_workers", None) if standard else None
-        if self.count is not None and most is not None and self.count > most:
-            raise ValueError(
-                f"expected at most {most} evaluations at a time, as many as the {type(self.executor).__name__} has workers, "
-                f"got {self.count}: the timeout would run out for those that wait in it; give it more workers, or leave out "
-                "the number"
-            )
-
 
 def workers_of(executor: str | Submits | Workers | None, workers: int | None) -> Workers | None:
-    """Return the :class:`Workers` of the arguments ``executor`` and ``workers``.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the arguments contradict each other, or one is out of range.
-    """
+    """Return the :class:`Workers` of the arguments ``executor`` and ``workers``."""
     if executor is None:
         if workers is not None:
             check_count("workers", workers)
@@ -140,33 +130,25 @@ def _check_executor(executor: Any) -> None:
 
 
 class Pool:
-    """A running executor, for one objective.
-
-    Args:
-        workers: Settings.
-        evaluate: The objective: workers import its modules before their first evaluation.
-        most: Number of evaluations to come, an upper limit of workers to start.
+    """A running executor for one objective (:func:`packed`), with no more workers of its own than evaluations (``most``).
 
     Raises:
-        TypeError: If ``evaluate`` cannot be pickled (nothing is started then), or ``submit`` of the executor returns no future.
+        TypeError: If a worker cannot load the objective, or ``submit`` of the executor returns no future.
         RuntimeError: If worker processes cannot be started.
     """
 
-    def __init__(self, workers: Workers, evaluate: Evaluate, *, most: int) -> None:
-        self._given, self._arrays, self._count = workers.executor, evaluate.arrays, workers.count
+    def __init__(self, workers: Workers, packed: bytes, arrays: Arrays, *, most: int) -> None:
+        self._given, self._count = workers.executor, workers.count
         self.owned = isinstance(self._given, str)
         """Whether it was started by name."""
-        self.pickles = self._given != "threads" and not isinstance(self._given, ThreadPoolExecutor)
+        self.pickles = _pickles(self._given)
         """Whether tasks are pickled to another process."""
         if self.owned:
             self._count = max(min(self._count or os.cpu_count() or 1, most), 1)
-        self._packed = self._sendable(evaluate) if self.pickles else b""
+        self._arrays, self._packed = arrays, packed
         self._executor: Any = self._started()
-        if not isinstance(self._executor, Executor | Threads):  # any object with a submit: check the type that it returns
-            with suppress(BrokenExecutor, RuntimeError, OSError):  # it takes no work: the first evaluation raises
-                self.submit(present, 0.0)
-        if workers.timeout is not None and not self.owned and self.pickles:
-            self._warm_up()
+        if self.pickles and not self.owned:
+            self._warm_up(everywhere=workers.timeout is not None)
 
     @property
     def workers(self) -> int:
@@ -185,11 +167,7 @@ class Pool:
         return float(getattr(self._executor, "grace", 0.0))
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start ``fn(*args)``.
-
-        Raises:
-            TypeError: If the executor does not return a future of the standard library.
-        """
+        """Start ``fn(*args)``."""
         future = self._executor.submit(fn, *args)
         if not isinstance(future, Future):
             raise TypeError(
@@ -227,7 +205,7 @@ class Pool:
                 context = _context(self._arrays)
                 gate = context.Event()
                 pool = ProcessPoolExecutor(workers, mp_context=context, initializer=initialise_worker, initargs=(*first, gate))
-            _await_workers(pool, workers, gate)
+            self._check_loaded(_await_workers(pool, workers, gate))
         except BaseException as error:  # Ctrl-C too: workers would wait at the gate forever
             if pool is not None:
                 _end(pool)
@@ -240,41 +218,58 @@ class Pool:
             ) from error
         return pool
 
-    def _warm_up(self) -> None:
-        """Import the objective's modules on a user's workers: on Dask on all, on others by one task per worker."""
+    def _warm_up(self, *, everywhere: bool) -> None:
+        """Load the objective on a worker of the user's executor, or ``everywhere``: on Dask by name, else a task per worker.
+
+        An executor that takes no work is named by the first evaluation.
+        """
         arguments = (PRELOADED[self._arrays], self._packed)
         client = getattr(self._executor, "_client", None)
-        if client is not None:
-            client.run(warm_up, *arguments)
+        try:
+            if everywhere and client is not None:
+                troubles = list(client.run(warm_up, *arguments).values())
+            else:
+                futures = [self.submit(warm_up, *arguments) for _ in range(self.workers if everywhere else 1)]
+                troubles = [future.result() for future in futures]
+        except (BrokenExecutor, RuntimeError, OSError):
             return
-        try:
-            for future in [self._executor.submit(warm_up, *arguments) for _ in range(self.workers)]:
-                future.result()
-        except (BrokenExecutor, RuntimeError, OSError) as error:
-            raise RuntimeError(
-                f"the executor accepts no evaluations ({type(error).__name__}: {error}); make a new one"
-            ) from error
+        self._check_loaded(next(filter(None, troubles), None))
 
-    def _sendable(self, evaluate: Evaluate) -> bytes:
-        """Return the pickled objective for another process.
+    def _check_loaded(self, trouble: str | None) -> None:
+        """Check that workers could load the objective; one of a notebook or of ``python -c`` is in no module of theirs."""
+        if trouble is not None:
+            raise _unsendable(self._given, f"a worker cannot load it: {trouble}")
 
-        Raises:
-            TypeError: If it cannot be pickled.
-        """
-        # loky, Dask and Ray send lambdas and closures by value; the standard library does not.
-        by_value = self._given != "processes" and not isinstance(self._given, ProcessPoolExecutor)
-        pickler = getattr(self._given, "pickler", "cloudpickle")
-        dumps: Callable[[Any], bytes] = pickle.dumps
-        if by_value and importlib.util.find_spec(pickler) is not None:
-            dumps = importlib.import_module(pickler).dumps
-        try:
-            return dumps(evaluate)
-        except Exception as error:
-            advice = "" if by_value else ", or use executor='loky', which takes lambdas and closures"
-            raise TypeError(
-                f"the objective cannot be sent to another process ({type(error).__name__}: {error}); define it at the top "
-                f"level of a module, without open files, locks or lambdas inside{advice}, or use executor='threads'"
-            ) from error
+
+def packed(executor: str | Submits, evaluate: Evaluate) -> bytes:
+    """Return the objective pickled for another process; nothing for threads; raise ``TypeError`` if it cannot be pickled."""
+    if not _pickles(executor):
+        return b""
+    pickler = getattr(executor, "pickler", "cloudpickle")
+    dumps: Callable[[Any], bytes] = pickle.dumps
+    if _by_value(executor) and importlib.util.find_spec(pickler) is not None:
+        dumps = importlib.import_module(pickler).dumps
+    try:
+        return dumps(evaluate)
+    except Exception as error:
+        raise _unsendable(executor, f"{type(error).__name__}: {error}") from error
+
+
+def _pickles(executor: str | Submits) -> bool:
+    return executor != "threads" and not isinstance(executor, ThreadPoolExecutor)
+
+
+def _by_value(executor: str | Submits) -> bool:
+    """Return whether lambdas and closures can be sent: loky, Dask and Ray do; the standard library does not."""
+    return executor != "processes" and not isinstance(executor, ProcessPoolExecutor)
+
+
+def _unsendable(executor: str | Submits, why: str) -> TypeError:
+    loky = "" if _by_value(executor) else ", or use executor='loky', which takes functions of notebooks, lambdas and closures"
+    return TypeError(
+        f"the objective cannot be sent to another process ({why}); define it at the top level of a module, without open "
+        f"files, locks or lambdas inside{loky}, or use executor='threads'"
+    )
 
 
 def _end(executor: Any) -> None:
@@ -292,16 +287,17 @@ def _end(executor: Any) -> None:
             process.join(timeout=5.0)
 
 
-def _await_workers(pool: Any, workers: int, gate: Any) -> None:
-    """Wait until every worker of a new pool has finished its imports and run a task."""
-    seen: set[int] = set()
+def _await_workers(pool: Any, workers: int, gate: Any) -> str | None:
+    """Wait until every worker of a new pool has finished its imports and run a task; return why one has no objective."""
+    seen: dict[int, str | None] = {}
     seconds = 0.0
     while len(seen) < workers:
         futures = [pool.submit(present, seconds) for _ in range(workers)]
         if gate is not None:
             gate.set()
-        seen |= {future.result() for future in futures}
+        seen |= dict(future.result() for future in futures)
         seconds = min(0.01 + 2.0 * seconds, 0.1)  # fast workers leave tasks to those that still import
+    return next(filter(None, seen.values()), None)
 
 
 def _context(arrays: Arrays) -> multiprocessing.context.BaseContext:

@@ -15,6 +15,7 @@ import reprlib
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,12 +39,7 @@ class Evaluate:
     arrays: Arrays = "torch"
 
     def packed(self, batch: Batch, *, elsewhere: bool = True) -> Batch | PlainBatch:
-        """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments.
-
-        Args:
-            batch: The batch of :meth:`sparse_bo.AskTell.ask`.
-            elsewhere: Whether the objective runs in another process: tensors are on the CPU there.
-        """
+        """Return a copy of a batch in the types of the objective's arguments: objectives may write into their arguments."""
         indices, X, tickets = batch.indices, batch.X, list(batch.tickets)
         named = None if batch.parameters is None else [dict(point) for point in batch.parameters]
         if elsewhere or self.arrays != "torch":
@@ -56,12 +52,7 @@ class Evaluate:
         return Batch(indices, X, tickets, named)
 
     def __call__(self, batch: PlainBatch) -> list[float]:
-        """Return one value per evaluation, NaN where it failed.
-
-        Raises:
-            ValueError: If the number of values is wrong, or one is infinite.
-            TypeError: If they are not real numbers.
-        """
+        """Return one value per evaluation, NaN where it failed."""
         if self.vectorized:
             tickets = list(batch.tickets)
             return list(answers_of(tickets, self.objective(self._argument(batch))).values())
@@ -106,8 +97,11 @@ def _answer_of(value: Any) -> float:
     try:
         return answers_of([0], [value])[0]
     except (TypeError, ValueError) as error:
-        shown = reprlib.repr(value)
-        raise type(error)(f"expected one finite number (NaN marks a failed evaluation), got {shown}") from error
+        several = isinstance(value, (list, tuple)) or bool(getattr(value, "shape", ()))
+        advice = "; a run maximises one objective: return one number, such as a weighted sum" if several else ""
+        raise type(error)(
+            f"expected one finite number (NaN marks a failed evaluation), got {reprlib.repr(value)}{advice}"
+        ) from error
 
 
 def _rows(tickets: Sequence[int], y: Any) -> list[Any]:
@@ -144,14 +138,16 @@ def _number(tickets: Sequence[int], y: Any, row: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _not_numbers(tickets, y, str(error)) from error
+        raise _not_numbers(tickets, y, error) from error
 
 
 def _wrong_shape(tickets: Sequence[int], shape: tuple[int, ...]) -> ValueError:
-    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}")
+    several = len(shape) == 2 and shape[0] == len(tickets) and shape[1] > 1
+    advice = "; a run maximises one objective: return one number for each, such as a weighted sum" if several else ""
+    return ValueError(f"expected one value for each of {len(tickets)} tickets, got y of shape {shape}{advice}")
 
 
-def _not_numbers(tickets: Sequence[int], y: Any, why: str) -> TypeError:
+def _not_numbers(tickets: Sequence[int], y: Any, why: object) -> TypeError:
     return TypeError(f"expected y to be {len(tickets)} numbers, got {type(y).__name__}: {why}")
 
 
@@ -163,41 +159,76 @@ def _shape(rows: Sequence[Any]) -> tuple[int, ...]:
     return (len(rows), *inner[0]) if inner and all(shape == inner[0] for shape in inner) else (len(rows),)
 
 
-def evaluate_remotely(evaluate: Evaluate, batch: PlainBatch, attempt: int) -> tuple[list[float], float]:
-    """Evaluate a chunk; return its values and its duration in seconds. ``attempt`` makes a retry a different task for Dask."""
+def named(error: BaseException) -> str:
+    """Return the kind of an exception and its message, unless that raises too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a task: its values, or the exception of the objective, which is a result for any executor."""
+
+    values: list[float]
+    seconds: float
+    error: BaseException | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send an exception as bytes, for another process may be unable to load it; its traceback becomes a note."""
+        if self.error is None:
+            return Outcome, (self.values, self.seconds)
+        packed = b""
+        with suppress(Exception):
+            packed = pickle.dumps(self.error)
+        return _received, (self.seconds, named(self.error), "".join(traceback.format_exception(self.error)), packed)
+
+
+def _received(seconds: float, text: str, trace: str, packed: bytes) -> Outcome:
+    error: Any = None
+    with suppress(Exception):
+        error = pickle.loads(packed)
+    error = error if isinstance(error, BaseException) else RuntimeError(text)
+    error.add_note(f"In the worker:\n{trace}")
+    return Outcome([], seconds, error)
+
+
+def evaluate_remotely(evaluate: Evaluate, batch: PlainBatch, attempt: int) -> Outcome:
+    """Evaluate a chunk. ``attempt`` makes a retry a different task for Dask."""
     start = time.perf_counter()
-    return evaluate(batch), time.perf_counter() - start
+    try:
+        return Outcome(evaluate(batch), time.perf_counter() - start)
+    except (Exception, SystemExit) as error:
+        return Outcome([], time.perf_counter() - start, error)
 
 
-def present(seconds: float) -> int:
-    """Return the number of this process, after a pause in which other workers take tasks."""
+_trouble: str | None = None  # of this process, with the objective that it was to load
+
+
+def present(seconds: float) -> tuple[int, str | None]:
+    """Return the number of this process, and why it could not load the objective, after a pause for other workers."""
     time.sleep(seconds)
-    return os.getpid()
+    return os.getpid(), _trouble
 
 
-def warm_up(modules: Sequence[str], packed: bytes) -> None:
-    """Import the modules of evaluations before the first one, and those of the pickled objective.
-
-    If the objective cannot be unpickled, the first evaluation raises the error.
-    """
+def warm_up(modules: Sequence[str], packed: bytes) -> str | None:
+    """Import the modules of evaluations and the pickled objective; return why that one cannot be loaded."""
     for module in modules:
         importlib.import_module(module)
-    with suppress(Exception):
+    try:
         pickle.loads(packed)
+    except Exception as error:
+        return named(error)
+    return None
 
 
 def initialise_worker(parent: int, modules: Sequence[str], packed: bytes, gate: Any = None) -> None:
-    """Initialise a worker process: ignore Ctrl-C, which the parent handles, end with the parent, import, wait for the gate.
-
-    Args:
-        parent: Number of the parent process.
-        modules: See :func:`warm_up`.
-        packed: The pickled objective.
-        gate: Event that is set once all workers are started.
-    """
+    """Initialise a worker process: ignore Ctrl-C, which the parent handles, end with the parent, import, wait for the gate."""
+    global _trouble
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    warm_up(modules, packed)
+    _trouble = warm_up(modules, packed)
     if gate is not None:
         gate.wait()
 

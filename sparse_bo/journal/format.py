@@ -12,7 +12,7 @@ chained that a record that is changed, missing, repeated or of another file is f
 ``ask``   first ticket, number wanted (−1: no limit), ``q`` or ``q x d`` picks
 ``tell``  ``q`` tickets, ``q`` results (NaN: failed)
 ``updt``  an ask updated the state by the results so far; empty
-``row``   a row of the history: its number, then its tickets and fields as JSON; follows from the events before it
+``row``   a row of the history: its number, then its fields as JSON; follows from the events before it
 ``snap``  a snapshot of the state, packed; follows from the events before it
 ========  ==================================================================================================================
 """
@@ -64,7 +64,6 @@ class Row(NamedTuple):
     """A row of the history, without the fields that follow from the events."""
 
     number: int
-    tickets: list[int]
     summary: Mapping[str, Any]
 
 
@@ -107,7 +106,7 @@ def encode(record: Event | Row | bytes) -> tuple[bytes, bytes]:
     if isinstance(record, bytes):
         return SNAPSHOT, record
     if isinstance(record, Row):
-        return ROW, _ROW.pack(record.number) + json.dumps([record.tickets, record.summary]).encode()
+        return ROW, _ROW.pack(record.number) + json.dumps(record.summary).encode()
     kind, first, max_q, *arrays = record
     payload = _ASK.pack(first, -1 if max_q is None else max_q) if kind == "ask" else b""
     for part in arrays:
@@ -150,33 +149,22 @@ def scan(data: bytes, end: End) -> Iterator[Record]:
         number += 1
 
 
-def arrays_of(kind: bytes, payload: bytes, dims: int | None) -> tuple[bytes, bytes, bytes]:
-    """Return the bytes of the picks, tickets and results of an event. ``dims`` is ``d`` of a box, ``None`` over arms."""
-    if kind == b"tell":
-        half = len(payload) // 2
-        return payload[:0], payload[:half], payload[half:]
-    if kind == b"ask ":
-        return payload[_ASK.size :], payload[:0], payload[:0]
-    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
-    return payload[:stop], payload[:0], payload[stop:]
-
-
 def decode_event(kind: bytes, payload: bytes, dims: int | None) -> Event:
-    """Return an event; its arrays are views. Arguments: :func:`arrays_of`."""
+    """Return an event; its arrays are views. ``dims`` is ``d`` of a box, ``None`` over arms. About 2 µs."""
     name = EVENTS[kind]
-    picks, tickets, results = arrays_of(kind, payload, dims)
+    if name == "tell":
+        half = len(payload) // 2
+        return Event(name, tickets=np.frombuffer(payload[:half], "<i8"), results=np.frombuffer(payload[half:], "<f8"))
     if name == "ask":
         first, max_q = _ASK.unpack_from(payload)
-        return Event(name, first, None if max_q < 0 else max_q, decode_picks(picks, dims))
-    if name == "tell":
-        return Event(name, tickets=np.frombuffer(tickets, "<i8"), results=np.frombuffer(results, "<f8"))
-    if name == "initial":
-        return Event(name, picks=decode_picks(picks, dims), results=np.frombuffer(results, "<f8"))
-    return Event(name)
+        return Event(name, first, None if max_q < 0 else max_q, _picks(payload[_ASK.size :], dims))
+    if name == "update":
+        return Event(name)
+    stop = len(payload) // (1 + (dims or 1)) * (dims or 1)
+    return Event(name, picks=_picks(payload[:stop], dims), results=np.frombuffer(payload[stop:], "<f8"))
 
 
-def decode_picks(data: bytes, dims: int | None) -> NDArray[Any]:
-    """Return ``q`` arms, or ``q x d`` points."""
+def _picks(data: bytes, dims: int | None) -> NDArray[Any]:
     return np.frombuffer(data, "<i8") if dims is None else np.frombuffer(data, "<f8").reshape(-1, dims)
 
 
@@ -187,7 +175,7 @@ def row_number(payload: bytes) -> int:
 
 def decode_row(payload: bytes) -> Row:
     """Return a row of the history."""
-    return Row(row_number(payload), *json.loads(payload[_ROW.size :]))
+    return Row(row_number(payload), json.loads(payload[_ROW.size :]))
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
@@ -207,11 +195,7 @@ def pack(values: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return the values that :func:`pack` packed, tensors on the CPU.
-
-    Raises:
-        StorageError: If the bytes are not those of :func:`pack`.
-    """
+    """Return the values that :func:`pack` packed, tensors on the CPU."""
     try:
         start = 8 + int.from_bytes(data[:8], "little")
         values: dict[str, Any] = {}

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sparse_bo._version import __version__
 from sparse_bo.errors import StorageError
 from sparse_bo.journal.format import ARMS, RUN, End, Event, Row, encode, frame, header, pack
-from sparse_bo.journal.journal import Journal
-from sparse_bo.journal.storage import Storage, beside, in_words, locked, storage_of
+from sparse_bo.journal.reader import Journal, Storage, in_words, storage_of
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
@@ -34,7 +35,7 @@ class Writer:
     def __init__(self, path: Path, storage: Storage, lock: FileLock, descriptor: int, end: End) -> None:
         self.path, self.storage = path, storage
         self._descriptor, self._end = descriptor, end
-        self._next: End | None = None  # the end after the write that has begun
+        self._begun: tuple[End | None, bytes] | None = None  # the end after a write (none: it failed), and its bytes
         self._flush_at, self._process = 0.0, os.getpid()
         self._file = os.fstat(descriptor)
         self._release = weakref.finalize(self, _release, lock, descriptor, self._process)
@@ -44,12 +45,6 @@ class Writer:
         storage: str | Path | Storage, about: Mapping[str, Any], arms: Tensor | None, initial: Event | None = None
     ) -> Writer:
         """Create a journal. The file appears with everything known before the run, or not at all.
-
-        Args:
-            storage: Path of a file that does not exist yet.
-            about: Identifies the run: JSON values.
-            arms: Recorded up to :attr:`Storage.arms_bytes`.
-            initial: The first event: observations from before the run.
 
         Raises:
             FileExistsError: If the file exists.
@@ -88,12 +83,7 @@ class Writer:
 
     @staticmethod
     def open(storage: str | Path | Storage) -> tuple[Writer, Journal]:
-        """Open a journal to go on writing; return its contents too. A last record that is cut off is removed.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            StorageError: If it is no journal, damaged, of another format, read-only, or open for writing elsewhere.
-        """
+        """Open a journal to go on writing; return its contents too. A last record that is cut off is removed."""
         storage = storage_of(storage)
         path = storage.resolved(existing=True)
         lock = locked(path)
@@ -111,7 +101,7 @@ class Writer:
     @property
     def end(self) -> End:
         """Where the file ends. Two runs, or two states of one, differ in it."""
-        return self._end if self._next is None else self._settled()
+        return self._end if self._begun is None else self._settled()
 
     @property
     def closed(self) -> bool:
@@ -131,24 +121,26 @@ class Writer:
                 f"{self.path} was opened by process {self._process}, of which this one is a fork, and one process writes a "
                 "journal: tell results there; to go on here, close it there and use AskTell.resume here"
             )
-        before = end = self.end
+        end = self.end
         data = b""
         for record in records:
             part, end = frame(*encode(record), end)
             data += part
         try:
-            self._check_unchanged()
-            self._next = end
+            self._check_size(self._end)
+            self._begun = end, data
             written = os.write(self._descriptor, data)
             while written < len(data):  # a full disk, which the next call names; or more than 2 GB
                 written += os.write(self._descriptor, memoryview(data)[written:])
             self._flush_if_due()
+            self._check_size(end)
         except OSError as error:
-            self._next = before
-            self._settled()
+            if self._begun is not None:
+                self._begun = None, data
+                self._settled()
             raise in_words(error, self.path, "write") from error
         self._end = end
-        self._next = None
+        self._begun = None
 
     def close(self) -> None:
         """Flush and release the file. Can be done twice; a forked child closes nothing.
@@ -165,20 +157,23 @@ class Writer:
         except OSError as error:
             raise in_words(error, self.path, "flush") from error
         finally:
-            self._next = None
+            self._begun = None
             self._release()
 
     def _settled(self) -> End:
         """Return where the file ends. A write that an exception cut off counts if it is complete, and is removed if not."""
-        if self._next is not None:
+        if self._begun is not None:
+            end, data = self._begun
             try:
-                if os.fstat(self._descriptor).st_size != self._next.offset:
+                os.lseek(self._descriptor, self._end.offset, os.SEEK_SET)  # appending ignores the position
+                there = os.read(self._descriptor, len(data) + 1)
+                if end is not None and there == data:
+                    self._end = end
+                elif data.startswith(there):  # else another program wrote there, which the next call names
                     os.ftruncate(self._descriptor, self._end.offset)
-                    self._next = self._end
             except OSError as error:
                 raise in_words(error, self.path, "write") from error
-            self._end = self._next
-            self._next = None
+            self._begun = None
         return self._end
 
     def _flush_if_due(self) -> None:
@@ -188,12 +183,8 @@ class Writer:
             os.fsync(self._descriptor)
             self._flush_at = time.monotonic() + interval
 
-    def _check_unchanged(self) -> None:
-        """Check that the path leads to the file that was opened, and that nobody else has written it. About 2 µs.
-
-        Raises:
-            StorageError: If not.
-        """
+    def _check_size(self, end: End) -> None:
+        """Check that the path leads to the file that was opened, and that this ends where our own writes do. About 2 µs."""
         try:
             found = os.stat(self.path)
         except OSError as error:
@@ -201,12 +192,12 @@ class Writer:
         else:
             if not os.path.samestat(found, self._file):
                 wrong, fix = "another file, put in its place", "Move the run's own back"
-            elif found.st_size != self._end.offset:
+            elif found.st_size != end.offset:
                 wrong, fix = f"{found.st_size:,}: another program has changed it", "Use a copy from before"
             else:
                 return
         raise StorageError(
-            f"expected the open journal with {self._end.offset:,} bytes at {self.path}, got {wrong}. Nothing more is recorded. "
+            f"expected the open journal with {end.offset:,} bytes at {self.path}, got {wrong}. Nothing more is recorded. "
             f"{fix}; the run is in memory too (loop.history.save(...))"
         )
 
@@ -216,3 +207,43 @@ def _release(lock: FileLock, descriptor: int, process: int) -> None:
     if os.getpid() == process:
         os.close(descriptor)
         lock.release()
+
+
+def beside(path: Path, end: str) -> Path:
+    """Return the path of a file that goes with a journal: ``.lock``, or ``.partial`` while it is created."""
+    return path.with_name(path.name + end)
+
+
+def delete(path: Path) -> None:
+    """Delete a journal that nobody has open, and its lock."""
+    for file in (path.resolve(), beside(path.resolve(), ".lock")):
+        file.unlink(missing_ok=True)
+
+
+def locked(path: Path) -> FileLock:
+    """Return the lock of a journal's writer, acquired. The system releases it when the process ends; the file beside stays."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"expected the folder {path.parent} of the journal to exist; create it first")
+    file = beside(path, ".lock")
+    lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        holder = "another process"
+        with suppress(OSError):
+            holder = file.read_text(encoding="utf-8", errors="replace")[:100] or holder
+        raise StorageError(
+            f"{path} is open for writing in {holder}; close that run first. Reading it works meanwhile"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise StorageError(
+            f"cannot lock {path} for writing ({error}). Is its folder writable? A journal cannot be open on a network disk "
+            "without locks: write it on a local disk and copy it, at any time"
+        ) from error
+    with suppress(OSError):  # for the message of others alone
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    names = path.stat().st_nlink if path.exists() else 1
+    if names > 1:
+        lock.release()
+        raise StorageError(f"expected a journal with one name, got {names} (hard links) of {path}; write to a copy of it")
+    return lock

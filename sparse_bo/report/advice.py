@@ -54,19 +54,23 @@ def _missing_model(view: RunView) -> Iterator[Advice]:
 
 
 def _calibration(view: RunView) -> Iterator[Advice]:
-    z = view.residuals
+    """Warn of a spread above 1.5 or below 2/3, where 1 is right, and of less than half of the results within 68 % bounds."""
+    z = np.clip(view.residuals, -10.0, 10.0)
     if len(z) < FEWEST:
         return
-    spread = float(np.sqrt(np.mean(np.square(np.clip(z, -10.0, 10.0)))))
-    if spread > 1.5:
+    spread, within = float(np.sqrt(np.mean(np.square(z)))), float(np.mean(np.abs(z) <= 0.99446))
+    seen = (
+        f"results lay {spread:.2f} predicted standard deviations from the prediction, {within:.0%} of them within 68 % bounds"
+    )
+    if spread > 1.5 or within < 0.5:
         yield Advice(
-            f"The model was too sure: results lay {spread:.1f} predicted standard deviations from the prediction.",
+            f"The model was too sure: {seen}.",
             "Do not trust the intervals. Evaluate some points several times to see the noise; look for inputs that matter and "
             "are not among these; try another kernel (policy=BBKB(covar_module=…)).",
         )
     elif spread < 1.0 / 1.5:
         yield Advice(
-            f"The model was too unsure: results lay {spread:.2f} predicted standard deviations from the prediction.",
+            f"The model was too unsure: {seen}.",
             "The intervals are wider than they need be. Give noise_variance= if you know it.",
         )
 

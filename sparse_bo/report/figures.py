@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparse_bo.report.view import Batches, Numbers
+from sparse_bo.report.view import Batches, Numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,17 +56,7 @@ class NotebookFigure(Figure):
 def plot_run(
     batches: Batches, about: Mapping[str, Any], *, regret: Sequence[float] | None = None, best_possible: float | None = None
 ) -> Figure:
-    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase.
-
-    Args:
-        batches: At least one.
-        about: Description of the run, for the title.
-        regret: Regret of every evaluation (y): draws the cumulative regret in place of the best value.
-        best_possible: Highest true value (y): draws the gap to it in place of the best value.
-
-    Raises:
-        ValueError: If there are no batches.
-    """
+    """Draw a run as four panels: progress, batch sizes, dictionary, time by phase. Arguments and errors: ``History.plot``."""
     if not len(batches.sizes):
         raise ValueError("expected a history of at least one batch, got none; run the loop first")
     with matplotlib.rc_context(STYLE):
@@ -83,7 +73,7 @@ def plot_run(
         if batches.refuted is not None:
             title += f"\nCERTIFICATE REFUTED by the results, after {batches.refuted_after:,} evaluations"
             color = RED
-        figure.suptitle(title, fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
+        figure.suptitle(visible(title), fontsize=11, parse_math=False, color=color)  # a "$" in a name is no formula
     return figure
 
 

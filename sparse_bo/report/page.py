@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import numpy as np
 from markupsafe import Markup
+from scipy.stats import spearmanr
 
 from sparse_bo._version import __version__
 from sparse_bo.report.advice import advice_of
@@ -25,9 +26,8 @@ from sparse_bo.report.plots import (
     lines,
     number,
     parallel,
-    visible,
 )
-from sparse_bo.report.view import Numbers, RunView, Slice
+from sparse_bo.report.view import Numbers, RunView, Slice, visible
 
 LINES, BEST_LINES = 300, 60
 """Evaluations on the parallel axes, and the number of best ones among them."""
@@ -227,20 +227,14 @@ def _relevant(view: RunView, good: Any) -> list[str]:
     if len(view.names) <= MOST_AXES:
         return list(view.names)
     rows = good[np.linspace(0, len(good) - 1, min(len(good), 2000)).astype(int)]
-    ranks = _ranks(view.values[rows])
 
     def correlation(name: str) -> float:
         at = _axis(name, [view.columns[name][k] for k in rows], log=view.logs.get(name, False)).at
-        return 0.0 if at.std() == 0 or ranks.std() == 0 else abs(float(np.corrcoef(_ranks(at), ranks)[0, 1]))
+        constant = at.std() == 0 or view.values[rows].std() == 0
+        return 0.0 if constant else abs(float(spearmanr(at, view.values[rows]).statistic))
 
     best = set(sorted(view.names, key=correlation, reverse=True)[:MOST_AXES])
     return [name for name in view.names if name in best]
-
-
-def _ranks(values: Any) -> Any:
-    """Return twice the rank of each value; equal ones share theirs, or their order in time would correlate with the value."""
-    ordered = np.sort(values)
-    return ordered.searchsorted(values, "left") + ordered.searchsorted(values, "right")
 
 
 def _numeric(values: Sequence[Any]) -> bool:

@@ -21,7 +21,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from sparse_bo.report.figures import drawable
-from sparse_bo.report.view import Numbers
+from sparse_bo.report.view import Numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,11 +113,6 @@ class ParallelAxis:
     labels: Sequence[tuple[float, str]]
 
 
-def visible(text: object) -> str:
-    r"""Return a text with control characters written out, ``\x1b`` for an escape."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number in few digits, thousands parted; a dash for none."""
     if value is None or value != value:
@@ -186,18 +181,7 @@ def lines(
     log_x: bool = False,
     zero: bool = False,
 ) -> Plot:
-    """Return a plot of curves over one axis.
-
-    Args:
-        title: Heading.
-        text: Description.
-        curves: Drawn in order.
-        bands: Drawn below the curves.
-        x_name: Of the horizontal axis.
-        y_name: Of the vertical axis.
-        log_x: Whether the horizontal axis is logarithmic.
-        zero: Whether the vertical axis reaches down to zero.
-    """
+    """Return a plot of curves over one axis, drawn in order above bands; ``zero``: its vertical axis reaches down to zero."""
     small = [c if c.dots else Curve(c.name, *thinned(c.x, c.y), c.colour) for c in curves]
     with matplotlib.rc_context(STYLE):
         canvas = _Canvas()

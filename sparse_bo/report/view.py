@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -99,13 +99,18 @@ class RunView:
     slices: Sequence[Slice]
     variance_factor: float | None
     """Certified factor between sparse and exact variance now; ``None`` without a certificate."""
-    residuals: Numbers
-    """Standardised errors of predictions made before the results."""
-    differing: Sequence[str]
+    residuals: Numbers = field(default_factory=lambda: np.zeros(0))
+    """Standardised errors of predictions made before the results; none in memory."""
+    differing: Sequence[str] = ()
     """Warnings of picks that differ from those in the journal."""
-    missing: str | None
+    missing: str | None = None
     """Reason for which the model could not be computed; ``None`` without one."""
-    regret: Numbers | None
+    regret: Numbers | None = None
     """``n`` differences from the best possible value (y); ``None`` where it is unknown."""
-    source: str | None
+    source: str | None = None
     """File name of the journal."""
+
+
+def visible(text: object) -> str:
+    r"""Return a text with control characters written out, ``\x1b`` for an escape."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))

@@ -19,12 +19,7 @@ MOST = 10**9
 
 
 def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
-    """Return a budget as an ``int`` after checks.
-
-    Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is too small, or above :data:`MOST`.
-    """
+    """Return a budget as an ``int`` after checks."""
     if check_count(name, budget, minimum=minimum) > MOST:
         raise ValueError(
             f"expected {name} of at most {MOST:,}, got {int(budget):,}: a run stores every evaluation in memory, in at least "
@@ -34,11 +29,7 @@ def check_budget(budget: int, *, name: str = "budget", minimum: int = 0) -> int:
 
 
 def check_policy(policy: Any) -> Policy:
-    """Return a policy after a check of its type.
-
-    Raises:
-        TypeError: If ``policy`` is not a policy, or a policy's class.
-    """
+    """Return a policy after a check of its type."""
     if isinstance(policy, type) or not isinstance(policy, Policy):
         got = f"the class {policy.__name__}; call it" if isinstance(policy, type) else type(policy).__name__
         raise TypeError(f"expected a policy such as sparse_bo.BBKB(...), got {got}")
@@ -46,27 +37,14 @@ def check_policy(policy: Any) -> Policy:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed as an ``int`` after checks.
-
-    Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is negative, or not below 2⁶⁴.
-    """
+    """Return a seed as an ``int`` after checks."""
     if check_count("seed", seed, minimum=0) >= 2**64:  # the limit of torch's generators
         raise ValueError(f"expected seed below 2^64, got {seed}")
     return int(seed)
 
 
 def check_notes(notes: Mapping[str, Any] | None, *, kept: bool) -> dict[str, Any]:
-    """Return the notes of a run.
-
-    Args:
-        notes: What the user wants to have beside the run.
-        kept: Whether a journal keeps them.
-
-    Raises:
-        TypeError: If they are no mapping, or are kept and ``json`` cannot write them.
-    """
+    """Return the notes of a run, which json must be able to write if a journal keeps them."""
     if notes is None:
         return {}
     if not isinstance(notes, Mapping):
@@ -90,12 +68,7 @@ def count_initial(initial: Any) -> int:
 
 
 def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, Tensor]:
-    """Return the picks and the results of observations made before a run, each ``n``.
-
-    Raises:
-        TypeError: If they are of another kind.
-        ValueError: If there are none, or not as many inputs as results, or a result is not finite.
-    """
+    """Return the picks and the results of observations made before a run, each ``n``."""
     if not isinstance(initial, (tuple, list)) or len(initial) != 2:
         got = f"{len(initial)} parts" if isinstance(initial, (tuple, list)) else type(initial).__name__
         raise TypeError(f"expected initial as (inputs, results), got {got}")
@@ -117,20 +90,7 @@ def checked_initial(initial: tuple[Any, Any], domain: Domain) -> tuple[Tensor, T
 def evaluation_of(
     objective: Callable[..., Any], call_with: str | None, vectorized: bool | None, arrays: str, *, indexed: bool, named: bool
 ) -> Evaluate:
-    """Return the objective with its calling convention.
-
-    Args:
-        objective: The user's function.
-        call_with: ``None``: dictionaries in a space of named parameters, else points.
-        vectorized: ``None``: one dictionary at a time, or all points at once.
-        arrays: Type of points and indices.
-        indexed: Whether the domain is an arm set.
-        named: Whether the domain is a space of named parameters.
-
-    Raises:
-        TypeError: If the objective is not callable.
-        ValueError: If ``call_with`` or ``arrays`` is unknown, or asks for indices of a box or names of a domain without names.
-    """
+    """Return the objective with its calling convention on a domain of arms (``indexed``) or of parameters (``named``)."""
     check_callable("objective", objective)
     call_with = ("parameters" if named else "X") if call_with is None else call_with
     check_choice("call_with", call_with, get_args(CallWith))

@@ -32,13 +32,15 @@ from sparse_bo.runs.arguments import (
     evaluation_of,
 )
 from sparse_bo.runs.choice import chosen_policy
+from sparse_bo.runs.description import about_run, domain_of, policy_of, run_info, shared_settings
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.progress import Progress, carrying
-from sparse_bo.runs.recorder import Recorder, past_of
-from sparse_bo.runs.records import about_run, run_info, settings_of_run
-from sparse_bo.runs.result import Result
-from sparse_bo.runs.steps import Lockstep, Steps
+from sparse_bo.runs.lockstep import Lockstep
+from sparse_bo.runs.progress import calling_back, carrying
+from sparse_bo.runs.recorder import Recorder, opened
+from sparse_bo.runs.records import replay
+from sparse_bo.runs.result import Result, result_of
+from sparse_bo.runs.steps import Steps
 from sparse_bo.validation import check_callable, check_count
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,8 @@ class AskTell:
     Args:
         arms: ``a x d`` candidates, float64 (float32 is computed with in float64); repeated rows are allowed. Or a
             :class:`sparse_bo.MemmapArms` or :class:`sparse_bo.ProductGrid` of up to 10⁹ arms.
-        policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion` with the goal;
-            over arms :class:`sparse_bo.policies.ExpectedImprovement` if the best arm counts and arms and evaluations are
-            few, else :class:`sparse_bo.BBKB`. All hyper-parameters are learned. The choice is logged; it is :attr:`policy`, and
-            its reason ``about["why"]``.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`, see :func:`sparse_bo.maximize`. The choice is logged; it is
+            :attr:`policy`, and its reason ``about["why"]``.
         goal: Goal of the default policy: ``"best"``, the best point at the end, or ``"cumulative"``, where every evaluation
             counts. Ignored with a ``policy``.
         budget: Planned evaluations, for the choice of the policy; ``None``: unknown.
@@ -81,9 +81,9 @@ class AskTell:
         notes: Kept in the journal: a dictionary of anything that ``json`` takes.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype. ValueError: If arms are empty or not finite, bounds are not those
-        of a box, not exactly one domain is passed, or settings
-            do not fit it.
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If arms are empty or not finite, bounds are not those of a box, not exactly one domain is passed, or
+            settings do not fit it.
         FileExistsError: If there is a file at ``storage``.
         StorageError: If the journal cannot be written.
     """
@@ -107,21 +107,23 @@ class AskTell:
     ) -> None:
         self._domain = check_domain(arms, bounds, space, feasible)
         certified, observed = certify_every is not None, count_initial(initial)
-        known: dict[str, Any] = {"budget": budget, "workers": workers, "certified": certified, "observed": observed}
-        choice = chosen_policy(self._domain, goal=goal, **known)
+        choice = chosen_policy(self._domain, goal=goal, budget=budget, workers=workers, certified=certified, observed=observed)
         chosen, why = (choice.policy, choice.why) if policy is None else (check_policy(policy), None)
         seed, kept = check_seed(seed), check_notes(notes, kept=storage is not None)
         if certify_every is not None:
             certify_every = check_count("certify_every", certify_every)
+        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         self._ranks = Lockstep(group_of(self._domain.points if isinstance(self._domain, Arms) else None))
-        self._ranks.compare(lambda: settings_of_run(chosen, seed=seed, certify_every=certify_every, initial=initial))
+        self._ranks.compare(partial(shared_settings, self._about, initial))
         self._engine = Engine(self._domain, chosen, seed=seed, certify_every=certify_every)
         before = None if initial is None else checked_initial(initial, self._domain)
-        self._about = about_run(self._domain, chosen, seed=seed, certify_every=certify_every, notes=kept, why=why)
         if why is not None:
             logger.info("chose %s: %s", chosen, why)
-        with self._ranks.creating():  # the journal is rank 0's
-            recorder = Recorder.create(storage if self._ranks.leads else None, self._about, self._domain, before)
+        recorder, group, step = Recorder(), self._ranks.group, "creating the journal"
+        with group.shielded(step):
+            if storage is not None and group.leads:
+                recorder = Recorder.create(storage, self._about, self._domain, before)
+        group.from_first(step)
         self._steps = Steps(self._engine, recorder, self._ranks)
         if before is not None:
             try:
@@ -162,15 +164,17 @@ class AskTell:
         Warns:
             ResumeWarning: If picks computed again differ from the recorded ones (other hardware or versions), which stay valid.
         """
-        past = past_of(storage, arms, policy, device, feasible)
+        writer, journal = opened(storage, arms, device)
         try:
-            loop = cls(past.domain, past.policy, **past.settings)
-            loop._about = {**loop._about, **past.why}
-            loop._steps.recorder = Recorder(past.writer)
-            loop._steps.recorder.repeat(loop._engine, past.start, past.events)
+            domain, about = domain_of(journal, arms, device, feasible=feasible), journal.about
+            settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
+            loop = cls(domain, policy_of(journal, policy), **settings)
+            loop._about |= {name: about[name] for name in ("why",) if name in about}
+            loop._steps.recorder = Recorder(writer)
+            loop._steps.recorder.resumed(loop._engine, replay(loop._engine, journal))
         except BaseException:
-            if past.writer is not None:
-                past.writer.close()
+            if writer is not None:
+                writer.close()
             raise
         return loop
 
@@ -182,8 +186,7 @@ class AskTell:
     def release(self) -> None:
         """Release the journal until the next ask or tell, so that another process may resume it.
 
-        Every result is in it. Where its disk has become full, rows of the history may be missing. They follow from the results:
-        that is logged, and they are written at the next ask or tell.
+        Every result is in it. Rows of the history that a full disk keeps out follow from these, and are written later.
         """
         with self._steps.lock:
             self._steps.recorder.release()
@@ -203,11 +206,7 @@ class AskTell:
             error.add_note(note)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Refuse to be pickled or copied: two loops cannot own one run.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse to be pickled or copied: two loops cannot own one run."""
         raise TypeError(
             "expected no pickle or copy of an AskTell, which owns its run and its journal; pickle loop.result(), or pass "
             "storage= and use AskTell.resume(...) in another process"
@@ -332,8 +331,9 @@ class AskTell:
             vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a
                 number. Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
                 twentieth of a second together.
-            arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``, see :func:`sparse_bo.maximize`. Tensors
-                are on the device of the arms or bounds in this process (threads included), and on the CPU in others.
+            arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers; with
+                these, worker processes load torch only if the objective does. Tensors are on the device of the arms or bounds
+                in this process (threads included), and on the CPU in others.
             executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask: ``client.get_executor()``),
                 or :class:`Workers` with timeouts, retries and more; ``None``: this process, batch by batch.
             workers: Concurrent evaluations; default: the executor's number of workers.
@@ -352,8 +352,8 @@ class AskTell:
         Any exception during the run, also of the policy or the callback, has the loop and the result so far as attributes
         ``loop`` and ``result``.
         """
-        if not self._ranks.leads:
-            with carrying(self, self._so_far):
+        if not self._ranks.group.leads:
+            with carrying(self, self._engine, self._so_far):
                 self._steps.follow()
             return self.result()
         with self._ranks.leading():
@@ -363,14 +363,15 @@ class AskTell:
             end = self.asked + check_budget(budget)
             named = isinstance(self._domain, SpaceArms | SpaceBox)
             evaluate = evaluation_of(objective, call_with, vectorized, arrays, indexed=self._domain.indexed, named=named)
-            progress = Progress(self._engine, end, None if callback is None else partial(callback, self))
-            job = Job(self, evaluate, end, progress.evaluated, progress.observed)
-            with carrying(self, self._so_far):
+            call_back = calling_back(self._engine, end, None if callback is None else partial(callback, self))
+            job = Job(self, evaluate, end, partial(self._engine.spend, "objective"), call_back)
+            dispatch = None if spread is None else Dispatch(job, spread)
+            with carrying(self, self._engine, self._so_far):
                 self._ranks.agree("run")
-                if spread is None:
+                if dispatch is None:
                     run_serially(job)
                 else:
-                    Dispatch(job, spread).run()
+                    dispatch.run()
                 self._ranks.agree("end")
         return self.result()
 
@@ -380,10 +381,7 @@ class AskTell:
         return self._so_far()
 
     def certificate(self) -> Certificate | None:
-        """Bound the ratio of sparse and exact posterior variance at every point; ``None`` without a model over arms.
-
-        It has its own generator, so later picks do not change. See :func:`sparse_bo.certify` for the cost.
-        """
+        """Bound the ratio of sparse and exact variance (:func:`sparse_bo.certify`); ``None`` without a model over arms."""
         return self._engine.certificate()
 
     def _began_with(self, initial: tuple[Any, Any]) -> bool:
@@ -400,5 +398,4 @@ class AskTell:
         return numbers
 
     def _so_far(self) -> Result:
-        state = self._engine.state
-        return Result(state.report(), self.history, state, self._domain.dtype, self._domain)
+        return result_of(self._engine.state, self.history, self._domain)

@@ -16,13 +16,12 @@ from torch import Tensor
 from sparse_bo.dictionary import Certificate
 from sparse_bo.domains import ArmSet
 from sparse_bo.gp.diagnostics import Trend, leave_one_out, trend
-from sparse_bo.gp.observations import Observations, merge_observations
+from sparse_bo.gp.observations import merge_observations
 from sparse_bo.journal import Journal
-from sparse_bo.kernels import CovarianceFunction, covariance_function
+from sparse_bo.kernels import covariance_function
 from sparse_bo.policies import BanditState, State
 from sparse_bo.policies.bandits.box_mechanism import BoxUCBState
-from sparse_bo.runs.predictions import recorded_engine, replay
-from sparse_bo.runs.records import Recorded, evaluations_of, recorded_in
+from sparse_bo.runs.records import Recorded, recorded_in, replayed
 from sparse_bo.widths.calibration import Calibration, calibration
 
 
@@ -74,71 +73,52 @@ def audit_run(path: str | Path, *, arms: ArmSet | None = None) -> Audit:
     """
     journal = Journal.read(path)
     recorded = recorded_in(journal)
-    picks, y = _evaluations(journal)
-    engine = recorded_engine(journal, arms)
-    differing = replay(engine, journal)
-    state = engine.state
-    predicted = _predicted(state)
-    drift, repeated = _drift(picks, y), True
+    every = recorded.evaluations
+    picks = every.picks[every.known].tolist()
+    picks = [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks
+    y = torch.from_numpy(every.values[every.known])
+    engine, _, differing = replayed(journal, arms)
+    predicted = _predicted(engine.state)
+    numbers: dict[Any, int] = {}
+    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
+    good = (~y.isnan()).nonzero().squeeze(-1)
+    drift = trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])  # each around the mean of its input
+    repeated = drift is not None or predicted is None
     if drift is None and predicted is not None:
         _, errors, times = predicted
-        drift, repeated = trend(times, errors, torch.zeros_like(times, dtype=torch.int64)), False
+        drift = trend(times, errors, torch.zeros_like(times, dtype=torch.int64))
+    failures = Counter(pick for pick, failed in zip(picks, y.isnan().tolist(), strict=True) if failed)
+    newest = y[-100:].isnan()
     return Audit(
         recorded=recorded,
-        state=state,
+        state=engine.state,
         certificate=engine.certificate(),
         calibration=None if predicted is None else calibration(predicted[0]),
-        failing=_failing(picks, y),
+        failing=Failing(
+            failed=recorded.failed,
+            newest=(int(newest.sum()), len(newest)),
+            often=[(pick, times) for pick, times in failures.most_common(3) if times > 1],
+        ),
         drift=drift,
         repeated=repeated,
         differing=differing,
     )
 
 
-def _evaluations(journal: Journal) -> tuple[list[Any], Tensor]:
-    """Return the evaluations by ticket (arms, or tuples of coordinates), and their results, NaN for failed ones."""
-    every = evaluations_of(journal)
-    picks = every.picks[every.known].tolist()
-    return [tuple(pick) for pick in picks] if every.picks.ndim > 1 else picks, torch.from_numpy(every.values[every.known])
-
-
-def _failing(picks: Sequence[Any], y: Tensor) -> Failing:
-    bad = y.isnan()
-    counts = Counter(pick for pick, failed in zip(picks, bad.tolist(), strict=True) if failed)
-    often = [(pick, times) for pick, times in counts.most_common(3) if times > 1]
-    newest = bad[-100:]
-    return Failing(int(bad.sum()), (int(newest.sum()), len(newest)), often)
-
-
-def _drift(picks: Sequence[Any], y: Tensor) -> Trend | None:
-    """Return the trend of repeated evaluations, each around the mean of its input."""
-    numbers: dict[Any, int] = {}
-    groups = torch.tensor([numbers.setdefault(pick, len(numbers)) for pick in picks], dtype=torch.int64, device=y.device)
-    good = (~y.isnan()).nonzero().squeeze(-1)
-    return trend(good, y[good], torch.unique(groups[good], return_inverse=True)[1])
-
-
 def _predicted(state: State) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return leave-one-out scores and errors of distinct inputs, and the times of their first evaluations; or ``None``."""
-    prior = _prior_of(state)
-    if prior is None:
+    if isinstance(state, BanditState) and state.posterior is not None:
+        prior = state.posterior.prior
+        covariance, mean, noise, observations = prior.covariance, prior.prior_mean, prior.regularization, state.observations
+    elif isinstance(state, BoxUCBState) and state.fitted is not None:
+        known = state.fitted.prior
+        covariance = covariance_function(known.covar_module, like=state.X)
+        mean, noise, observations = known.prior_mean, known.regularization, merge_observations(state.X, state.y)
+    else:
         return None
-    covariance, mean, noise, observations = prior
     rows = torch.linspace(0, observations.n - 1, min(observations.n, 2_000), dtype=torch.float64, device="cpu").long()
     if len(rows) < 8:
         return None
     X, counts = observations.X[rows], observations.counts[rows]
     errors, scores = leave_one_out(covariance.cross(X, X), noise / counts, observations.means[rows] - mean)
     return scores, errors, observations.first_pull[rows]
-
-
-def _prior_of(state: State) -> tuple[CovarianceFunction, float, float, Observations] | None:
-    """Return kernel, mean and λ of a state's model, and its observations; ``None`` without them."""
-    if isinstance(state, BanditState) and state.posterior is not None:
-        prior = state.posterior.prior
-        return prior.covariance, prior.prior_mean, prior.regularization, state.observations
-    if isinstance(state, BoxUCBState) and state.fitted is not None:
-        known = state.fitted.prior
-        covariance = covariance_function(known.covar_module, like=state.X)
-        return covariance, known.prior_mean, known.regularization, merge_observations(state.X, state.y)
-    return None

@@ -11,14 +11,12 @@ applied by functions that copy references and can fail only when memory runs out
 from __future__ import annotations
 
 import math
-import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +26,7 @@ from torch import Tensor
 
 from sparse_bo.dictionary import Certificate, certify
 from sparse_bo.domains import Box, Domain
-from sparse_bo.errors import FailureWarning, ResumeWarning, StorageError
+from sparse_bo.errors import ResumeWarning, StorageError
 from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import results_of
 from sparse_bo.journal import Event
@@ -38,47 +36,6 @@ from sparse_bo.policies.states import Phase
 from sparse_bo.runs.history import HistoryRow, make_row
 from sparse_bo.runs.ledger import Ahead, Handing, Ledger, LedgerMark
 
-PACKAGE = str(Path(__file__).parents[1])
-
-
-class FailureWatch:
-    """Counts the failures in the history of a run, and warns once if they are more than half."""
-
-    def __init__(self) -> None:
-        self._rows = self._evaluated = self._failed = 0
-        self._warned = False
-
-    def look(self, rows: Sequence[HistoryRow]) -> None:
-        """Count the failures of new rows.
-
-        Warns:
-            FailureWarning: If more than half of at least 20 evaluations have failed, the first time.
-        """
-        for row in rows[self._rows :]:
-            self._evaluated += len(row.values)
-            self._failed += sum(math.isnan(value) for value in row.values)
-        self._rows = len(rows)
-        if self._warned or self._evaluated < 20 or 2 * self._failed <= self._evaluated:
-            return
-        self._warned = True
-        succeeded = self._evaluated - self._failed
-        best = f"the best of the {succeeded} others" if succeeded else "empty, as none has succeeded"
-        warnings.warn(
-            f"{self._failed} of {self._evaluated} evaluations failed; inputs that fail again are tried less and less, and "
-            f"the recommendation is {best}; check the objective, or exclude inputs that it cannot evaluate",
-            FailureWarning,
-            stacklevel=_level_of_caller(),
-        )
-
-
-def _level_of_caller() -> int:
-    """Return the stack level of the first frame outside the package, for a warning of the caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 UNLIMITED = 2**62
 _CHANGING = ("state", "generator", "next_ticket", "asked", "seconds", "_ahead", "_at", "_refused", "_effort", "_rechecked")
 """Fields that events change, in addition to ledger and history."""
@@ -86,8 +43,6 @@ _FIELDS = attrgetter(*_CHANGING)
 
 Mark = tuple[tuple[Any, ...], int, LedgerMark]
 """A point to revert to: the fields, the length of the history, and the mark of the ledger."""
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -104,22 +59,14 @@ def with_gradients(function: F) -> F:
     return called  # type: ignore[return-value]  # `wraps` keeps the signature
 
 
-@with_gradients
-def ordinary(domain: Domain) -> Domain:
-    """Return the domain with bounds that support gradients, also if they were made in inference mode."""
-    if isinstance(domain, Box) and domain.bounds.is_inference():
-        return replace(domain, bounds=domain.bounds.clone())
-    return domain
-
-
 @dataclass(frozen=True, eq=False)
 class Update:
     """The next state of the machine by the results so far, not yet applied."""
 
     state: State
     row: HistoryRow
-    tickets: list[int]
-    """Tickets of the results."""
+    errors: Tensor | None
+    """Standardised errors of the predictions before the results; ``None`` without a model."""
     generator: torch.Generator
     seconds: float
     """Approximate cost of a replay (s)."""
@@ -130,14 +77,14 @@ class Engine:
 
     @with_gradients
     def __init__(self, domain: Domain, policy: Policy, *, seed: int, certify_every: int | None) -> None:
-        domain = ordinary(domain)
+        if isinstance(domain, Box) and domain.bounds.is_inference():
+            domain = replace(domain, bounds=domain.bounds.clone())  # bounds that support gradients
         self.domain, self.policy, self.seed, self.certify_every = domain, policy, seed, certify_every
         self.generator = torch.Generator().manual_seed(seed)
         self.mechanism: Mechanism[Any] = policy.on(domain.double())
         self.state: State = self.mechanism.init()
         self.ledger = Ledger(domain)
         self.rows: list[HistoryRow] = []
-        self.row_tickets: list[list[int]] = []
         self.asked = self.next_ticket = 0
         self.seconds = 0.0
         """Seconds of picks and updates since the last snapshot, the approximate cost of a replay."""
@@ -145,7 +92,6 @@ class Engine:
         self._refused: int | None = None  # results that the policy needs, until state or pending picks change
         self._effort: dict[Phase, float] = {}
         self._rechecked = 0
-        self.failures = FailureWatch()
 
     @property
     def due(self) -> bool:
@@ -153,11 +99,7 @@ class Engine:
         return self.ledger.complete if self.mechanism.keeps_batch_open else self.ledger.answered > 0
 
     def propose(self, limit: int) -> Handing | int:
-        """Return the next evaluations: picks made ahead, then new ones. Only timings change.
-
-        Returns:
-            The evaluations, or the number of results that the policy needs first.
-        """
+        """Return the next evaluations, or the number of results that the policy needs first. Only timings change."""
         ahead, at = self._ahead, self._at
         if ahead.count - at >= limit:
             return ahead.part(at, limit, self.next_ticket, self.generator)
@@ -181,14 +123,12 @@ class Engine:
             return more.needed
         self._rechecked += more.rechecked
         made = more.picks if more.ahead is None else torch.cat([more.picks, more.ahead])
-        made = self.domain.mended(made, seen=self._seen(pending), repeats=more.repeats, generator=generator)
+        seen, state = pending, self.state
+        if isinstance(state, BoxState):
+            seen = torch.cat([state.X, state.left_alone(), pending])  # evaluated and failed ones, too
+        made = self.domain.mended(made, seen=seen, repeats=more.repeats, generator=generator)
         q = len(picks) + len(more.picks)
         return Ahead(self.domain, torch.cat([picks, made])).part(0, q, self.next_ticket, generator)
-
-    def _seen(self, pending: Tensor) -> Tensor:
-        """Return evaluated, pending and failed points, as far as the state has them."""
-        state = self.state
-        return torch.cat([state.X, state.left_alone(), pending]) if isinstance(state, BoxState) else pending
 
     def mark(self) -> Mark:
         """Return a mark for :meth:`back_to`. O(1)."""
@@ -198,7 +138,7 @@ class Engine:
         """Revert the machine to a mark: one :meth:`hand_out`, answer or :meth:`apply` since, complete or not."""
         fields, rows, ledger = mark
         self.ledger.back_to(ledger)
-        del self.rows[rows:], self.row_tickets[rows:]
+        del self.rows[rows:]
         for name, value in zip(_CHANGING, fields, strict=True):
             setattr(self, name, value)
 
@@ -218,22 +158,18 @@ class Engine:
 
     def observed(self, picks: Tensor, y: Tensor) -> Update:
         """Return the update by observations from before the run, with tickets 0 to n − 1."""
-        return self._updated(self.ledger.batch(picks, range(len(picks))), y.tolist(), self.mechanism.observe)
+        return self._updated(self.ledger.batch(picks, list(range(len(picks)))), y.tolist(), self.mechanism.observe)
 
     def apply(self, update: Update) -> None:
         """Apply an update of :meth:`next_update` or :meth:`observed`."""
+        tickets = update.row.tickets
         self.rows.append(update.row)
-        self.row_tickets.append(update.tickets)
         self.state, self.generator = update.state, update.generator
         self._ahead, self._at, self._refused = Ahead(self.domain, self.domain.no_picks), 0, None
         self._effort, self._rechecked = {}, 0
-        self.next_ticket = max(self.next_ticket, 1 + max(update.tickets, default=-1))
+        self.next_ticket = max(self.next_ticket, 1 + max(tickets, default=-1))
         self.seconds += update.seconds
-        self.ledger.settle(update.tickets)
-
-    def certificate(self) -> Certificate | None:
-        """See :meth:`sparse_bo.AskTell.certificate`."""
-        return self._certificate_of(self.state)
+        self.ledger.settle(tickets)
 
     def spend(self, on: Phase, seconds: float) -> None:
         """Add time to a phase of the next history row."""
@@ -256,34 +192,36 @@ class Engine:
         }
 
     @with_gradients
-    def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow], row_tickets: list[list[int]]) -> None:
+    def thaw(self, frozen: Mapping[str, Any], rows: list[HistoryRow]) -> None:
         """Restore a snapshot of :meth:`freeze`, with the history up to it."""
         parts = {name.removeprefix("state."): value for name, value in frozen.items() if name.startswith("state.")}
         self.state = self.mechanism.thaw(parts)
         self.generator.set_state(frozen["generator"])
         self.ledger.add(frozen["tickets"], self.domain.recorded(frozen["open"]))
-        self.rows, self.row_tickets = rows[: frozen["rows"]], row_tickets[: frozen["rows"]]
+        self.rows = rows[: frozen["rows"]]
         self.asked, self.next_ticket = frozen["asked"], frozen["next_ticket"]
 
-    def redo(self, event: Event) -> None:
-        """Apply a recorded event."""
-        if event.kind == "tell":
-            assert event.tickets is not None
-            assert event.results is not None
-            self.ledger.answer(dict(zip(event.tickets.tolist(), results_of(event.results.tolist()), strict=True)))
-            if self.ledger.complete:
-                self.apply(self.next_update())
-        elif event.kind == "update":
-            if self.ledger.answered:
-                self.apply(self.next_update())
-        elif event.kind == "ask":
+    def redo(self, event: Event) -> Update | None:
+        """Apply a recorded event; return the update of the state that it causes."""
+        if event.kind == "ask":
             self._redo_ask(event)
-        elif event.kind != "initial":
-            raise StorageError(f"expected a known event, got {event.kind!r} of a newer sparse_bo; install that version")
-        else:
+            return None
+        if event.kind == "initial":
             assert event.results is not None
             y = torch.from_numpy(event.results.copy()).to(self.domain.device)
-            self.apply(self.observed(self._tensor(event.picks), y))
+            update = self.observed(self._tensor(event.picks), y)
+        else:
+            if event.kind == "tell":
+                assert event.tickets is not None
+                assert event.results is not None
+                tickets = event.tickets.tolist()
+                self.ledger.check(tickets)
+                self.ledger.answer(dict(zip(tickets, results_of(event.results.tolist()), strict=True)))
+            if not (self.ledger.complete or (event.kind == "update" and self.ledger.answered)):
+                return None
+            update = self.next_update()
+        self.apply(update)
+        return update
 
     def _redo_ask(self, event: Event) -> None:
         assert event.picks is not None
@@ -319,17 +257,33 @@ class Engine:
         if bad:
             state = self.mechanism.fail(state, batch.picks[torch.tensor(bad, device=device)])
         seconds = time.perf_counter() - start
+        certified = self.certify_every is not None and state.round % self.certify_every == 0
+        certificate = self.certificate(state) if certified else None
         row = make_row(
             state,
-            indices=[] if batch.indices is None else batch.indices.tolist(),
-            points=batch.X.tolist() if batch.indices is None else None,
-            values=values,
+            batch,
+            values,
             rechecked=self._rechecked,
             errors=errors,
-            variance_factor=self._variance_factor(state),
+            variance_factor=None if certificate is None else certificate.factor,
             seconds={**self._effort, **state.seconds},
         )
-        return Update(state, row, batch.tickets, generator, seconds)
+        return Update(state, row, errors, generator, seconds)
+
+    def certificate(self, state: State | None = None) -> Certificate | None:
+        """See :meth:`sparse_bo.AskTell.certificate`; default: of the present state."""
+        state = self.state if state is None else state
+        if not isinstance(state, BanditState) or state.posterior is None:
+            return None
+        prior = state.posterior.prior
+        return certify(
+            state.observations,
+            state.posterior.dictionary,
+            covariance=prior.covariance,
+            regularization=prior.regularization,
+            memory_bytes=prior.memory_bytes,
+            generator=torch.Generator().manual_seed(self.seed),
+        )
 
     def _drawing(self) -> torch.Generator:
         """Return a copy of the run's generator, which advances only when the draws are used."""
@@ -340,22 +294,3 @@ class Engine:
     def _tensor(self, picks: NDArray[Any] | None) -> Tensor:
         assert picks is not None
         return torch.from_numpy(np.array(picks)).to(self.domain.device)
-
-    def _certificate_of(self, state: State) -> Certificate | None:
-        if not isinstance(state, BanditState) or state.posterior is None:
-            return None
-        surrogate = state.posterior.prior
-        return certify(
-            state.observations,
-            state.posterior.dictionary,
-            covariance=surrogate.covariance,
-            regularization=surrogate.regularization,
-            memory_bytes=surrogate.memory_bytes,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
-
-    def _variance_factor(self, state: State) -> float | None:
-        if self.certify_every is None or state.round % self.certify_every:
-            return None
-        certificate = self._certificate_of(state)
-        return None if certificate is None else certificate.factor

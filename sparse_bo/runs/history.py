@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from sparse_bo.domains.encoded import names_of
+from sparse_bo.evaluations.batch import Batch
 from sparse_bo.evaluations.worker import FAILED
 from sparse_bo.policies import State
 from sparse_bo.policies.states import Phase, Summary
@@ -40,6 +41,8 @@ class HistoryRow(Summary):
     """Arms asked, in order; empty on a box."""
     values: list[float]
     """Results, NaN for failed evaluations."""
+    tickets: list[int] = field(default_factory=list)
+    """Their tickets; those of initial observations are the first."""
     points: list[list[float]] | None = None
     """Points asked, in order, on a box; ``None`` on arms."""
     survivors: int | None = None
@@ -80,17 +83,9 @@ class HistoryRow(Summary):
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> HistoryRow:
-        """Return the row of :meth:`plain`'s output.
-
-        Raises:
-            TypeError: If a field is missing or unknown.
-        """
+        """Return the row of :meth:`plain`'s output."""
         values = [FAILED if v is None else v for v in plain.get("values", [])]
         return HistoryRow(**{**plain, "values": values})
-
-
-DERIVED = ("batch_size", "failed")
-"""Properties of a row."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class History:
         Raises:
             ValueError: If there is no such field.
         """
-        names = [*(f.name for f in fields(HistoryRow)), *DERIVED]
+        names = [*(f.name for f in fields(HistoryRow)), "batch_size", "failed"]
         if name not in names:
             raise ValueError(f"expected a field of HistoryRow ({', '.join(names)}), got {name!r}")
         return [getattr(row, name) for row in self.rows]
@@ -196,58 +191,44 @@ class History:
             OSError: If the file cannot be read.
             ValueError: If it is not a history of this version, or a line is damaged (the line is named).
         """
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        header = _parse(lines[0], path, 1) if lines else {}
+        header: dict[str, Any] = {}
+        rows = []
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                parsed = json.loads(line)
+                if not isinstance(parsed, dict):
+                    raise TypeError("expected a JSON object")
+                if number == 1:
+                    header = parsed
+                elif "sparse_bo_history" in header:
+                    rows.append(HistoryRow.of_plain(parsed))
+            except (json.JSONDecodeError, TypeError) as error:
+                raise ValueError(
+                    f"line {number} of {path} is not a row of a history ({error}); the file is damaged from there"
+                ) from error
         if header.pop("sparse_bo_history", None) != SCHEMA:
             raise ValueError(f"expected a history file of version {SCHEMA}, got {path}; was it written by History.save?")
-        rows = []
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                rows.append(HistoryRow.of_plain(_parse(line, path, number)))
-            except TypeError as error:
-                raise ValueError(f"line {number} of {path} is not a row of a history: {error}") from error
         return History(tuple(rows), header)
 
 
-def _parse(line: str, path: str | Path, number: int) -> dict[str, Any]:
-    try:
-        parsed = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number} of {path} is not JSON ({error}); the file is damaged from there") from error
-    if not isinstance(parsed, dict):
-        raise ValueError(f"line {number} of {path} is not a JSON object; the file is damaged from there")
-    return parsed
-
-
-def make_row(
-    state: State,
-    *,
-    indices: list[int],
-    points: list[list[float]] | None,
-    values: list[float],
-    rechecked: int,
-    errors: Tensor | None,
-    variance_factor: float | None,
-    seconds: Mapping[Phase, float],
-) -> HistoryRow:
+def make_row(state: State, batch: Batch, values: list[float], *, errors: Tensor | None, **others: Any) -> HistoryRow:
     """Return the history row of a batch, from the state after it and the standardised errors of its results before it."""
     report = state.report()
     found = Calibration(0, 0, 0, 0.0) if errors is None else calibration(errors)
     return HistoryRow(
         **{field.name: getattr(report, field.name) for field in fields(Summary)},
+        **others,
         round=state.round,
         pulls=state.pulls,
-        indices=indices,
-        points=points,
+        indices=[] if batch.indices is None else batch.indices.tolist(),
+        points=batch.X.tolist() if batch.indices is None else None,
         values=values,
+        tickets=batch.tickets,
         survivors=None if report.survivors is None else len(report.survivors),
-        rechecked=rechecked,
         predicted=found.results,
         inside_68=found.inside_68,
         inside_95=found.inside_95,
         error_squares=found.squares,
-        variance_factor=variance_factor,
-        seconds=seconds,
     )
 
 

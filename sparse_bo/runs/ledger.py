@@ -32,14 +32,10 @@ class Handing(NamedTuple):
 
 
 class Ahead:
-    """Picks made ahead, for the next asks with the same state. A value.
+    """Picks made ahead (``q`` arms, or ``q x d`` points), for the next asks with the same state. A value.
 
     They are on the host and on the device, and their inputs are fetched in blocks: an ask of one costs two small copies, on the
     CPU by NumPy, which takes a fifth of torch's time.
-
-    Args:
-        domain: The user's domain.
-        picks: ``q`` arms, or ``q x d`` points.
     """
 
     def __init__(self, domain: Domain, picks: Tensor) -> None:
@@ -73,14 +69,17 @@ class Ahead:
 class Ledger:
     """Evaluations without a result in the state, by ticket. Only ``AskTell`` owns and changes it.
 
-    Every operation costs O(its evaluations).
+    Every operation costs O(its evaluations), :meth:`settle` O(all evaluations).
     """
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
-        # ticket -> arm, or point (d, float64 array), private copies
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, Any] = {}  # ticket -> arm, or point (d, float64 array), private copies
         self._answers: dict[int, float] = {}  # results of some of them; NaN: failed
+
+    def __len__(self) -> int:
+        """Return the number of evaluations whose results are not in the state."""
+        return len(self._open)
 
     @property
     def answered(self) -> int:
@@ -93,19 +92,13 @@ class Ledger:
         return 0 < len(self._answers) == len(self._open)
 
     @property
-    def outstanding(self) -> int:
-        """Number of pending evaluations."""
-        return len(self._open) - len(self._answers)
-
-    @property
     def pending(self) -> list[int]:
         """Tickets of pending evaluations, in order."""
         return [ticket for ticket in self._open if ticket not in self._answers]
 
-    def batch(self, picks: Tensor, tickets: Iterable[int]) -> Batch:
+    def batch(self, picks: Tensor, tickets: list[int]) -> Batch:
         """Return picks as a batch, without a record."""
-        indices = picks if self.domain.indexed else None
-        return Batch(indices, self.domain.inputs(picks), list(tickets), self.domain.named(picks))
+        return Batch(picks if self.domain.indexed else None, self.domain.inputs(picks), tickets, self.domain.named(picks))
 
     def mark(self) -> LedgerMark:
         """Return a mark for :meth:`back_to`. O(1)."""
@@ -122,7 +115,7 @@ class Ledger:
         """Add asked evaluations; ``picks`` in the form of the journal."""
         self._open.update(zip(tickets, picks.tolist() if picks.ndim == 1 else picks, strict=True))
 
-    def handed_out(self, tickets: Sequence[int]) -> Batch:
+    def handed_out(self, tickets: list[int]) -> Batch:
         """Return asked evaluations again."""
         return self.batch(self.domain.stacked([self._open[t] for t in tickets]), tickets)
 
@@ -140,22 +133,18 @@ class Ledger:
         return self.handed_out(tickets), [self._answers[ticket] for ticket in tickets]
 
     def settle(self, tickets: Iterable[int]) -> None:
-        """Remove evaluations whose results are in the state. O(all evaluations)."""
+        """Remove evaluations whose results are in the state."""
         gone = set(tickets)
         self._open, self._answers = (
             {ticket: value for ticket, value in book.items() if ticket not in gone} for book in (self._open, self._answers)
         )
 
     def check(self, tickets: list[int]) -> None:
-        """Check that tickets are pending and distinct.
-
-        Raises:
-            TicketError: If one is unknown, repeated or already answered.
-        """
+        """Check that tickets are pending and distinct."""
         distinct = set(tickets)
         if not (self._open.keys() >= distinct and self._answers.keys().isdisjoint(distinct)):
             unknown = [t for t in tickets if t not in self._open or t in self._answers]
-            known = f"pending tickets: {some(self.pending)}" if self.outstanding else "no tickets are pending; ask first"
+            known = f"pending tickets: {some(self.pending)}" if self.pending else "no tickets are pending; ask first"
             raise TicketError(f"tickets {some(unknown)} are unknown or already answered; {known}")
         if len(distinct) != len(tickets):
             repeated = sorted({t for t in tickets if tickets.count(t) > 1})

@@ -55,29 +55,24 @@ def maximize(
         feasible: With ``space``: feasibility function of a dictionary. On a box an infeasible pick is replaced by the nearest
             feasible point found.
         budget: Number of evaluations, those of a resumed run included.
-        policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box
-            :class:`sparse_bo.policies.TrustRegion` with the goal; over arms whose best counts, for at most 2,000
-            evaluations (and 10⁷ over arms), :class:`sparse_bo.policies.ExpectedImprovement`; in longer runs it has the first
-            evaluations, and :class:`sparse_bo.BBKB` the others; where every evaluation counts BBKB has all. Batches of the
-            first two are as large as there are workers (at least 4), their initial design is at most a third of the budget.
-            All hyper-parameters are learned. The choice and its reason are logged, and in ``result.history.info``.
+        policy: Default by :func:`sparse_bo.runs.chosen_policy`: on a box :class:`sparse_bo.policies.TrustRegion`; over arms
+            :class:`sparse_bo.policies.ExpectedImprovement`, in long runs followed by :class:`sparse_bo.BBKB`, which has all
+            where every evaluation counts. All hyper-parameters are learned. The choice and its reason are logged, and in
+            ``result.history.info``.
         goal: ``"best"``: the best point at the end counts. ``"cumulative"``: every evaluation counts, as in an experiment on
             patients or customers. Ignored with a ``policy`` and for a resumed run.
         seed: Seed of the policy.
         initial: Earlier observations: ``(indices, y)``, on a box ``(X, y)``, with a space ``(dictionaries, y)``; they do
             not count against the budget. For a resumed run: those of its start, or none.
-        call_with: Argument of the objective, see :meth:`AskTell.run`.
-        vectorized: ``False``: the objective takes one point (``d``), index, dictionary or batch of one and returns a number.
-            Default: ``False`` for dictionaries, else ``True``. Its results are reported as they come, those of a
-            twentieth of a second together.
-        arrays: Type of points and indices: ``"torch"`` tensors, ``"numpy"`` arrays, or ``"list"``: lists and numbers. With
-            these, worker processes load torch only if the objective does.
-        executor: ``"threads"``, ``"processes"``, ``"loky"``, an executor with ``submit`` (Dask:
-            ``client.get_executor()``), or :class:`Workers` with timeouts, retries and more; ``None``: this process.
+        call_with: Argument of the objective; with ``vectorized``, ``arrays``, ``executor``, ``workers`` and ``callback`` see
+            :meth:`AskTell.run`.
+        vectorized: ``False``: the objective takes one point and returns a number.
+        arrays: Type of points and indices: ``"torch"``, ``"numpy"`` or ``"list"``.
+        executor: Where the objective runs; ``None``: in this process.
         workers: Concurrent evaluations; default: the executor's number of workers.
         storage: Path of a journal, or :class:`sparse_bo.Storage`: every result is recorded, and a run can be resumed.
         resume: Resume the run in ``storage`` if there is one, otherwise start it: a script that is run again continues.
-        callback: Called with the loop and the new history row after each update of the state; see :meth:`AskTell.run`.
+        callback: Called with the loop and the new history row after each update of the state.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, the policy does not support the domain, or the objective cannot
@@ -92,28 +87,25 @@ def maximize(
     An exception releases the journal: the same call with ``resume=True`` continues, and so does the exception's ``loop``.
     """
     check_budget(budget)
-    at_a_time = _at_a_time(workers_of(executor, workers))  # checked before a journal is created
+    spread = workers_of(executor, workers)  # checked before a journal is created
     check_choice("goal", goal, get_args(Goal))
     check_callable("objective", objective)
     if callback is not None:
         check_callable("callback", callback)
     if resume and storage is None:
         raise ValueError("expected storage= (the path of the journal) with resume=True, got None")
-    if (
-        storage is not None
-        and resume
-        and group_of(arms).from_first("looking for the journal", storage_of(storage).resolved().exists())
-    ):
-        loop = _resumed(storage, arms, bounds, space, feasible, policy, seed, initial)
+    there = storage is not None and resume and storage_of(storage).resolved().exists()
+    run: dict[str, Any] = {"policy": policy, "bounds": bounds, "space": space, "feasible": feasible, "seed": seed}
+    if resume and group_of(arms).from_first("looking for the journal", there):
+        assert storage is not None
+        loop = _resumed(storage, arms, initial=initial, **run)
     else:
-        chosen_for: dict[str, Any] = {"goal": goal, "budget": budget, "workers": at_a_time}
-        where: dict[str, Any] = {"bounds": bounds, "space": space, "feasible": feasible}
-        loop = AskTell(arms, policy, **where, seed=seed, initial=initial, storage=storage, **chosen_for)
-    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays}
-    more = max(budget - loop.asked, 0)
+        at_a_time = None if spread is None else spread.count
+        loop = AskTell(arms, **run, initial=initial, storage=storage, goal=goal, budget=budget, workers=at_a_time)
+    how: dict[str, Any] = {"call_with": call_with, "vectorized": vectorized, "arrays": arrays, "callback": callback}
     result: Result | None = None
     try:
-        result = loop.run(objective, more, executor=executor, workers=workers, callback=callback, **how)
+        result = loop.run(objective, max(budget - loop.asked, 0), executor=executor, workers=workers, **how)
         loop.close()
     except BaseException as error:
         loop.release()
@@ -123,21 +115,18 @@ def maximize(
     return result
 
 
-def _at_a_time(workers: Workers | None) -> int | None:
-    """Return the number of concurrent evaluations; ``None`` if unknown."""
-    return None if workers is None else workers.count
-
-
 def _resumed(
     storage: str | Path | Storage,
     arms: ArmSet | None,
+    *,
+    policy: Policy | None,
     bounds: Tensor | None,
     space: Space | Mapping[str, Any] | None,
     feasible: Feasible | None,
-    policy: Policy | None,
     seed: int,
     initial: tuple[Any, Any] | None,
 ) -> AskTell:
+    """Return the recorded run, if it is that of the arguments."""
     if bounds is not None:
         Box(bounds)  # checked before the journal is opened
     asked = None if space is None else space_domain(space, feasible).describe()["space"]
@@ -148,7 +137,10 @@ def _resumed(
         if other is None and initial is not None and not loop._began_with(initial):
             other = "has other initial observations, or none; initial= can only be passed to a new run"
         if other is not None:
-            raise ValueError(f"the run in {storage_of(storage).path} {other}; pass another storage=")
+            raise ValueError(
+                f"the run in {storage_of(storage).path} {other}; pass another storage= for a new run, which can learn from the "
+                "results of this one as initial=(inputs, results)"
+            )
     except BaseException:
         loop.close()
         raise
@@ -159,7 +151,7 @@ def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[
     """Return the difference between a recorded run and the arguments, ``None`` if there is none."""
     recorded = about.get("space")
     if (space is not None or bounds is not None) and space != recorded:
-        if space is not None and recorded is not None and _values(space) == _values(recorded):
+        if space is not None and recorded is not None and space["parameters"] == recorded["parameters"]:
             return "had another feasible= over these parameters"
         kind = "is on no space" if recorded is None else f"is on the space {Space.of(recorded)}"
         return f"{kind}; this call asks for another one"
@@ -170,8 +162,3 @@ def _difference(about: Mapping[str, Any], bounds: Tensor | None, space: Mapping[
     if bounds is not None and (bounds.tolist() != about["bounds"] or str(bounds.dtype) != about["dtype"]):
         return f"has bounds {about['bounds']} of {about['dtype']}; this call asks for others, of {bounds.dtype}"
     return None
-
-
-def _values(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a space without its feasible set."""
-    return {name: part for name, part in space.items() if name not in ("feasible", "restricted")}

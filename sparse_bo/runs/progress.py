@@ -1,4 +1,4 @@
-"""The progress of a run of an objective: callbacks, a warning of many failures, and exceptions with the result so far."""
+"""The progress of a run of an objective: callbacks, and exceptions with the result so far."""
 
 from __future__ import annotations
 
@@ -12,47 +12,33 @@ from sparse_bo.runs.history import HistoryRow
 from sparse_bo.runs.result import Result
 
 
-class Progress:
-    """Adds up the time of the objective, and calls back with every new row of the history. Lives for one run.
+def calling_back(engine: Engine, end: int, callback: Callable[[HistoryRow], None] | None) -> Callable[[], None]:
+    """Return a function that calls back with rows of the history that are new since its last call.
 
-    Args:
-        engine: Engine of the run.
-        end: Number of evaluations to ask.
-        callback: Called with each row.
+    Once ``end`` evaluations are asked, it leaves out rows that the callback adds.
     """
+    called = len(engine.rows)
 
-    def __init__(self, engine: Engine, end: int, callback: Callable[[HistoryRow], None] | None) -> None:
-        self._engine, self._end, self._callback, self._rows = engine, end, callback, len(engine.rows)
-
-    def evaluated(self, seconds: float) -> None:
-        """Add time of the objective to the next row."""
-        self._engine.spend("objective", seconds)
-
-    def observed(self) -> None:
-        """Call back with new rows; at the end of the run without rows that the callback adds."""
-        rows = self._engine.rows
+    def call() -> None:
+        nonlocal called
+        rows = engine.rows
         there = len(rows)
-        while self._callback is not None and self._rows < (len(rows) if self._engine.asked < self._end else there):
-            self._rows += 1
-            self._callback(rows[self._rows - 1])
+        while callback is not None and called < (len(rows) if engine.asked < end else there):
+            called += 1
+            callback(rows[called - 1])
+
+    return call
 
 
 @contextmanager
-def carrying(loop: Loop, so_far: Callable[[], Result]) -> Iterator[None]:
-    """Add the loop and the result so far to exceptions of the block, with advice on how to continue.
-
-    Args:
-        loop: Loop of the run.
-        so_far: Function that returns its present result.
-
-    Raises:
-        RunInterrupted: For a ``KeyboardInterrupt``.
-        ObjectiveError: For an :class:`EvaluationFailed`.
-    """
+def carrying(loop: Loop, engine: Engine, so_far: Callable[[], Result]) -> Iterator[None]:
+    """Add the loop and the result so far to exceptions of the block, with advice on how to continue."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        message = f"interrupted after {loop.asked - len(loop.pending)} evaluations; they are in .loop and .result"
+        waiting = engine.ledger.answered
+        more = f" ({waiting} of them wait in .loop for the others of their batch)" if waiting else ""
+        message = f"interrupted after {loop.asked - len(loop.pending)} evaluations{more}; they are in .loop and .result"
         raise RunInterrupted(message, loop=loop, result=so_far()) from interrupt
     except EvaluationFailed as error:
         reason = f"the objective failed {error}"

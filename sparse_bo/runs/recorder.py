@@ -1,10 +1,9 @@
-"""Recording of a run in its journal, and the past of a run that is resumed."""
+"""The recording of a run in its journal."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Arms, ArmSet, Domain, Feasible
-from sparse_bo.domains.sharded import ShardedArms, group_of
+from sparse_bo.domains import Arms, ArmSet, Domain
+from sparse_bo.domains.sharded import group_of
 from sparse_bo.errors import StorageError
-from sparse_bo.journal import End, Event, Row, Storage, Writer, pack
-from sparse_bo.policies import Policy
+from sparse_bo.journal import End, Event, Journal, Row, Storage, Writer, pack
 from sparse_bo.runs.engine import UNLIMITED, Engine
 from sparse_bo.runs.ledger import Handing
-from sparse_bo.runs.records import Start, domain_of, evaluations_of, policy_of, row_of, start_of
+from sparse_bo.runs.records import Replayed, row_of
 
 logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The journal of a run; without one every method does nothing. Owned by ``AskTell``."""
+    """The journal of a run; without a writer every method does nothing. Owned by ``AskTell``.
+
+    An event is in the file when its method returns, and not if it raises :class:`StorageError`. Rows of the history and
+    snapshots follow from the events: if they cannot be written, that is logged, and rows are written with the next event.
+    """
 
     def __init__(self, writer: Writer | None = None) -> None:
         self._writer = writer
@@ -36,22 +38,9 @@ class Recorder:
 
     @staticmethod
     def create(
-        storage: str | Path | Storage | None, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
+        storage: str | Path | Storage, about: Mapping[str, Any], domain: Domain, observed: tuple[Tensor, Tensor] | None
     ) -> Recorder:
-        """Return the recorder of a new journal, or one without a journal.
-
-        Args:
-            storage: Of the journal, or ``None``.
-            about: Identifies the run.
-            domain: Its arms are recorded if they are in memory and few.
-            observed: Picks and results from before the run; they are in the journal from its creation on.
-
-        Raises:
-            FileExistsError: If the file exists.
-            StorageError: If it cannot be written.
-        """
-        if storage is None:
-            return Recorder()
+        """Return the recorder of a new journal, with the arms, if few and in memory, and the initial observations."""
         arms = domain.points if isinstance(domain, Arms) and isinstance(domain.points, Tensor) else None
         initial = None
         if observed is not None:
@@ -59,47 +48,25 @@ class Recorder:
         return Recorder(Writer.create(storage, about, arms, initial))
 
     def asked(self, handing: Handing, limit: int) -> None:
-        """Record that evaluations are handed out.
-
-        Raises:
-            StorageError: If that fails; then nothing is recorded.
-        """
+        """Record that evaluations are handed out."""
         if self._writer is not None:
             wanted = None if limit == UNLIMITED else limit
             self._record(Event("ask", handing.batch.tickets[0], wanted, handing.picks))
 
     def told(self, answers: Mapping[int, float]) -> None:
-        """Record results.
-
-        Raises:
-            StorageError: If that fails; then nothing is recorded.
-        """
+        """Record results."""
         if self._writer is not None:
             n = len(answers)
             tickets, results = np.fromiter(answers, np.int64, n), np.fromiter(answers.values(), np.float64, n)
             self._record(Event("tell", None, None, None, tickets, results))
 
-    def taken_in(self, by_ask: bool) -> None:
-        """Record an update of the state.
-
-        Args:
-            by_ask: Whether an ask made it while evaluations are pending. The update by the last pending result needs no record:
-                it follows from the event before it.
-
-        Raises:
-            StorageError: If that fails; then nothing is recorded.
-        """
-        if self._writer is not None and by_ask:
+    def updated_by_ask(self) -> None:
+        """Record an update of the state by an ask. One by the last pending result follows from the event before it."""
+        if self._writer is not None:
             self._record(Event("update"))
 
     def updated(self, engine: Engine) -> None:
-        """Record new rows of the history, and a snapshot if it is time. A released journal stays so.
-
-        Both follow from the events: if they cannot be written, that is logged, and the rows are written with the next event.
-
-        Args:
-            engine: Right after an update.
-        """
+        """Record new rows of the history right after an update, and a snapshot if it is time. A released journal stays so."""
         writer = self._writer
         if writer is None:
             return
@@ -121,43 +88,30 @@ class Recorder:
             self._seconds += engine.seconds
             engine.seconds = 0.0
 
+    def resumed(self, engine: Engine, course: Replayed) -> None:
+        """Go on after a replay of the journal."""
+        self._snapshot_bytes, self._rows = course.snapshot_bytes, course.rows
+        known = (row.seconds.items() for row in engine.rows[: course.rows])
+        self._seconds = sum(s for phases in known for phase, s in phases if phase != "objective")
+        if self._writer is not None:
+            self._add_rows(engine)
+
     def release(self) -> None:
         """Release the file until something is to be recorded again. Rows that cannot be written now are written then."""
         if self._writer is None or self._writer.closed:
             return
-        try:
-            self._write()
-        except StorageError as error:
-            logger.warning("the last rows of the history are not recorded, all events are: %s", error)
-        try:
-            self._writer.close()
-        except StorageError as error:
-            logger.warning("%s", error)
+        for step in (self._write, self._writer.close):
+            try:
+                step()
+            except StorageError as error:
+                logger.warning("all events are recorded, but not the last rows of the history, or not on the disk: %s", error)
         self._released_at = self._writer.end
 
     def close(self) -> None:
-        """Write the remaining rows of the history, and release the file.
-
-        Raises:
-            StorageError: If they cannot be written. The journal stays open.
-        """
+        """Write the remaining rows of the history, and release the file."""
         if self._writer is not None and not self._writer.closed:
             self._write()
             self._writer.close()
-
-    def repeat(self, engine: Engine, start: Start, events: Iterable[Event]) -> None:
-        """Bring a new engine to the end of a journal that has been read.
-
-        Args:
-            engine: Before its first event.
-            start: Where to begin.
-            events: After that.
-        """
-        repeat(engine, start, events)
-        self._snapshot_bytes, self._rows = start.size, len(start.rows)
-        self._seconds = sum(s for row in start.rows for phase, s in row.seconds.items() if phase != "objective")
-        if self._writer is not None:
-            self._add_rows(engine)
 
     def _record(self, event: Event) -> None:
         """Write an event: it is in the file when this returns, and not if it raises."""
@@ -171,11 +125,7 @@ class Recorder:
             logger.warning("%s was recorded, although that ended in %s", event.kind, type(error).__name__)
 
     def _opened(self) -> Writer:
-        """Return the writer, opened again if it was released.
-
-        Raises:
-            StorageError: If it cannot be opened, or has other events now.
-        """
+        """Return the writer, opened again if it was released."""
         assert self._writer is not None
         if self._released_at is not None:
             writer, journal = Writer.open(self._writer.storage)
@@ -197,87 +147,28 @@ class Recorder:
     def _add_rows(self, engine: Engine) -> None:
         """Take the new rows of the history. One taken twice, after an exception, replaces itself in the file."""
         while self._rows < len(engine.rows):
-            self._unwritten.append(row_of(self._rows, engine.rows[self._rows], engine.row_tickets[self._rows]))
+            self._unwritten.append(row_of(self._rows, engine.rows[self._rows]))
             self._rows += 1
 
 
-def repeat(engine: Engine, start: Start, events: Iterable[Event]) -> None:
-    """Bring a new engine to the end of a journal: to its last snapshot, then through the events after it."""
-    if start.frozen is not None:
-        engine.thaw(start.frozen, start.rows, start.tickets)
-    for event in events:
-        engine.redo(event)
-
-
-@dataclass(frozen=True, eq=False)
-class Past:
-    """A recorded run for a resume."""
-
-    domain: Domain | None
-    """``None`` between ranks: each has its own part of the arms."""
-    policy: Policy
-    settings: Mapping[str, Any]
-    why: Mapping[str, Any]
-    start: Start
-    """Snapshot to start from."""
-    events: Sequence[Event]
-    """Events after it."""
-    writer: Writer | None
-    """The open journal; ``None`` on the other ranks."""
-
-
-def past_of(
-    storage: str | Path | Storage,
-    arms: ArmSet | None,
-    policy: Policy | None,
-    device: str | torch.device | None,
-    feasible: Feasible | None,
-) -> Past:
-    """Read a recorded run; over sharded arms, on rank 0 for every rank. Arguments and errors: ``AskTell.resume``.
-
-    Raises:
-        RankError: On the other ranks, if rank 0 cannot read it.
-    """
-    group = group_of(arms)
-    if group.size == 1:
-        return _read(storage, arms, policy, device, feasible)
-    assert isinstance(arms, ShardedArms)
-    if device is not None:
+def opened(
+    storage: str | Path | Storage, arms: ArmSet | None, device: str | torch.device | None
+) -> tuple[Writer | None, Journal]:
+    """Open a journal to go on; over sharded arms rank 0 opens it, and sends its contents to the others."""
+    group, step = group_of(arms), "reading the journal"
+    if group.size > 1 and device is not None:
         raise ValueError(
             "expected no device= with sharded arms, got one; every rank computes on the device of its part, use arms.to(device)"
         )
-    arms.digest()  # on every rank, for the comparison below
-    step, past = "reading the journal", None
-    if group.leads:
-        with group.shielded(step):
-            past = _read(storage, arms, policy, None, feasible)
-    sent = None if past is None else replace(past, domain=None, writer=None)
+    writer: Writer | None = None
+    journal: Journal | None = None
+    with group.shielded(step):
+        if group.leads:
+            writer, journal = Writer.open(storage)
     try:
-        found: Past = group.from_first(step, sent)
+        first = group.from_first(step, journal)
     except BaseException:
-        if past is not None and past.writer is not None:
-            past.writer.close()
+        if writer is not None:
+            writer.close()
         raise
-    return past or replace(found, domain=Arms(arms))
-
-
-def _read(
-    storage: str | Path | Storage,
-    arms: ArmSet | None,
-    policy: Policy | None,
-    device: str | torch.device | None,
-    feasible: Feasible | None,
-) -> Past:
-    writer, journal = Writer.open(storage)
-    try:
-        about = journal.about
-        domain = domain_of(journal, arms, device, feasible=feasible)
-        settings = {name: about[name] for name in ("seed", "certify_every", "notes")}
-        why = {name: about[name] for name in ("why",) if name in about}
-        chosen = policy_of(journal, policy)
-        start = start_of(journal, evaluations_of(journal))
-        events = list(journal.events(after=start.after))
-    except BaseException:
-        writer.close()
-        raise
-    return Past(domain, chosen, settings, why, start, events, writer)
+    return writer, first if journal is None else journal

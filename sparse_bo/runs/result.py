@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from sparse_bo.domains import Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.policies import Report, State
 from sparse_bo.runs.history import History, written_whole
-from sparse_bo.runs.view import view_of_result
+from sparse_bo.runs.view import view_of
 from sparse_bo.widths.calibration import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHOWN = 12
-"""Inputs of the best point that ``print`` shows."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Result(Report):
+    """The best arms or points of a run (:class:`sparse_bo.policies.Report`, points in the user's dtype), and how it went."""
 
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """The best arms or points of a run, and how it went."""
-
-    summary: Report
-    """Summary of the state: the values of the properties below, and the size of the model."""
     history: History
     """One row per batch."""
     state: State
     """The state at the end: observations, posterior or model, width."""
-    dtype: torch.dtype = torch.float64
-    """The user's, of the points."""
-    domain: Domain | None = None
+    domain: Domain
     """Where was searched."""
 
     @property
@@ -45,75 +36,22 @@ class Result:
         return self.domain.space if isinstance(self.domain, SpaceArms | SpaceBox) else None
 
     @property
-    def best_index(self) -> int | None:
-        """Evaluated arm of the highest posterior mean (without a model: mean result); ``None`` without data, or on a box."""
-        return self.summary.best_index
-
-    @property
-    def best_x(self) -> Tensor | None:
-        """That arm, ``d``; on a box, the evaluated point with the highest posterior mean; ``None`` without data."""
-        return None if self.summary.best_x is None else self.summary.best_x.to(self.dtype)
-
-    @property
     def best_parameters(self) -> dict[str, Any] | None:
         """:attr:`best_x` by name; ``None`` without data, or without a space of named parameters."""
-        return self._named(self.summary.best_x)
+        return self._named(self.best_x)
+
+    @property
+    def best_observed_parameters(self) -> dict[str, Any] | None:
+        """:attr:`best_observed_x` by name; ``None`` without data, or without a space."""
+        return self._named(self.best_observed_x)
 
     def _named(self, x: Tensor | None) -> dict[str, Any] | None:
         return None if x is None or self.space is None else self.space.decode(x.unsqueeze(0))[0]
 
     @property
-    def best_mean(self) -> float | None:
-        """Its posterior mean (mean observation)."""
-        return self.summary.best_mean
-
-    @property
-    def best_sd(self) -> float | None:
-        """Posterior standard deviation of the objective there; ``None`` without a model."""
-        return self.summary.best_sd
-
-    @property
-    def best_observed_index(self) -> int | None:
-        """Arm with the highest mean observation (a lucky arm seen once can win: prefer ``best_index`` under noise)."""
-        return self.summary.best_observed_index
-
-    @property
-    def best_observed_x(self) -> Tensor | None:
-        """That arm, ``d``; on a box, the point with the highest observation."""
-        return None if self.summary.best_observed_x is None else self.summary.best_observed_x.to(self.dtype)
-
-    @property
-    def best_observed_parameters(self) -> dict[str, Any] | None:
-        """:attr:`best_observed_x` by name; ``None`` without data, or without a space."""
-        return self._named(self.summary.best_observed_x)
-
-    @property
-    def best_observed_mean(self) -> float | None:
-        """Mean of its observations."""
-        return self.summary.best_observed_mean
-
-    @property
-    def best_observed_count(self) -> int | None:
-        """Number of its observations."""
-        return self.summary.best_observed_count
-
-    @property
-    def survivors(self) -> Tensor | None:
-        """Arms (ascending) that can still be optimal, on a box candidates (``… x d``); ``None`` where nothing is eliminated.
-
-        ``EliminationState.describe`` says how sure that is.
-        """
-        return self.summary.survivors
-
-    @property
     def calibration(self) -> Calibration | None:
         """Distances of the results from the predictions made before their batches; ``None`` without a model."""
         return self.history.calibration
-
-    @property
-    def refuted(self) -> str | None:
-        """The contradiction to the certificate of a policy that eliminates; ``None`` without one, or without a certificate."""
-        return self.summary.refuted
 
     def plot(
         self, path: str | Path | None = None, *, regret: Sequence[float] | None = None, best_possible: float | None = None
@@ -152,7 +90,7 @@ class Result:
         self._check_regret(regret)
         from sparse_bo.report.page import run_page  # matplotlib is slow to import
 
-        page = run_page(view_of_result(self, regret=regret))
+        page = run_page(view_of(self.history, self.state, self.domain, regret=regret))
         if path is not None:
             write_page(path, page)
         return page
@@ -164,14 +102,13 @@ class Result:
 
     def __repr__(self) -> str:
         """Return the best point and how many observations there are, those before the run included, in one line."""
-        rows = self.history.rows
         best: dict[str, Any] = {"best_index": self.best_index, "best_x": _shown(self.best_x)}
         if self.space is not None:
             best = {"best_parameters": self.best_parameters}
         said = {
             "policy": self.history.info.get("policy"),
             "observations": self.history.observations,
-            "failed": sum(row.failed for row in rows) or None,
+            "failed": sum(row.failed for row in self.history.rows) or None,
             **best,
             "best_mean": self.best_mean,
             "best_sd": self.best_sd,
@@ -182,22 +119,27 @@ class Result:
         """Return the best point and a table of the run, for notebooks."""
         from sparse_bo.report.page import result_card
 
-        return result_card(view_of_result(self))
+        return result_card(view_of(self.history, self.state, self.domain))
+
+
+def result_of(state: State, history: History, domain: Domain) -> Result:
+    """Return the result of a run with this state."""
+    report = state.report()
+    values = {field.name: getattr(report, field.name) for field in fields(Report)}
+    for name in ("best_x", "best_observed_x"):
+        values[name] = None if values[name] is None else values[name].to(domain.dtype)
+    return Result(**values, history=history, state=state, domain=domain)
 
 
 def _shown(x: Tensor | None) -> list[float | str] | None:
-    """Return a point for a line of text: its first inputs, and how many more there are."""
+    """Return a point for a line of text: its first twelve inputs, and how many more there are."""
     if x is None:
         return None
-    shown: list[float | str] = [float(f"{value:.6g}") for value in x[:SHOWN].tolist()]
-    return shown if len(x) <= SHOWN else [*shown, f"… {len(x) - SHOWN} more"]
+    shown: list[float | str] = [float(f"{value:.6g}") for value in x[:12].tolist()]
+    return shown if len(x) <= 12 else [*shown, f"… {len(x) - 12} more"]
 
 
 def write_page(path: str | Path, page: str) -> None:
-    """Write a page; an existing file is replaced only once all is written.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a page; an existing file is replaced only once all is written."""
     with written_whole(path) as partial:
         partial.write_text(page, encoding="utf-8", errors="backslashreplace")

@@ -1,32 +1,26 @@
-"""The steps of a run: ask, tell and update, each synchronised over ranks, recorded, and applied atomically.
-
-Ctrl-C is delayed to the end of a step. A run over sharded arms is one run on every rank: the same engine, generator and events.
-Rank 0 evaluates the objective, writes the journal, and sends each ask and each result to the others before it is applied.
-Without shards nothing is sent.
-"""
+"""The steps of a run: ask, tell and update, each synchronised over ranks, recorded, and applied whole or not at all."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import logging
 import signal
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
-from sparse_bo.errors import ContradictionError, PendingBatchError, RankError, ScheduleComplete
+from sparse_bo.errors import ContradictionError, FailureWarning, PendingBatchError, ScheduleComplete
 from sparse_bo.evaluations.batch import Batch, some
 from sparse_bo.runs.engine import Engine
+from sparse_bo.runs.lockstep import Lockstep
 from sparse_bo.runs.recorder import Recorder
-from sparse_bo.sharding import Group
 
+PACKAGE = str(Path(__file__).parents[1])
 HELD = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM"))
 """Signals whose handlers may raise an exception anywhere in the main thread."""
 # What `signal` wraps: it tries to turn every handler into an enumeration, which takes thirty times as long as setting it.
@@ -98,222 +92,29 @@ class _Held:
             self._before[number](number, frame)
 
 
-STEP = "the next event"
-Kind = Literal["ask", "tell", "run", "end", "stop"]
-
-logger = logging.getLogger(__name__)
-
-
-class Occurrence(NamedTuple):
-    """An event of a run."""
-
-    kind: Kind
-    value: Any
-    """The limit of an ask, the results by ticket of a tell, the reason of a stop."""
-
-
-class Lockstep:
-    """Synchronises the ranks of a run. Owned by ``AskTell``."""
-
-    def __init__(self, group: Group) -> None:
-        self.group, self._events = group, hashlib.blake2b(digest_size=8)
-        self._alone, self._leading = group.size == 1, False
-        self.recording: Callable[[], AbstractContextManager[None]] = Boundary if self._alone else self._closing
-        """Context of a change and its record: delays signals, and closes the group if rank 0 cannot record the change."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank is rank 0, or the only process."""
-        return self.group.leads
-
-    def compare(self, settings: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that every rank has the same settings.
-
-        Raises:
-            ValueError: On every rank, if settings differ; the message names the first.
-            RankError: If a rank has failed or is lost.
-        """
-        if self.group.size == 1:
-            return
-        every = self.group.objects("comparing settings", dict(settings()))
-        for name in every[0]:
-            values = [other.get(name) for other in every]
-            rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-            if rank is not None:
-                raise ValueError(
-                    f"expected the same {name} on every rank, got {values[0]} on rank 0 and {values[rank]} on rank {rank}; "
-                    "start a run over ShardedArms with the same arguments on every rank"
-                )
-
-    def answers(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
-        """Return the results of rank 0 on every rank, as a tell event.
-
-        Args:
-            answers: Returns the results; called on rank 0 only.
-
-        Raises:
-            RankError: As :meth:`agree`; on the other ranks, if ``answers`` raises.
-        """
-        if self._alone:
-            return answers()
-        mine: dict[int, float] = {}
-        if self.leads:
-            with self.leading():
-                mine = answers()
-        return self.agree("tell", mine)
-
-    def agree(self, kind: Kind, value: Any = None) -> Any:
-        """Synchronise an event, and return rank 0's value of it.
-
-        Args:
-            kind: Event of this rank.
-            value: Value of rank 0; ignored on the others.
-
-        Raises:
-            RankError: If rank 0 is at another event, the ranks' picks differ, or a rank is lost.
-        """
-        if self._alone:
-            return value
-        event = self._exchanged(Occurrence(kind, value) if self.leads else None)
-        if event.kind == "stop":
-            raise RankError(f"rank 0 stopped: {event.value}")
-        if event.kind != kind:
-            raise self._apart(
-                f"rank 0 is at {event.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere"
-            )
-        return event.value
-
-    def next(self) -> Occurrence:
-        """Return the next event of rank 0; called on the other ranks.
-
-        Raises:
-            RankError: If rank 0 stopped or is lost.
-        """
-        event = self._exchanged(None)
-        if event.kind == "stop":
-            raise RankError(f"rank 0 stopped: {event.value}")
-        return event
-
-    def note(self, picks: NDArray[Any]) -> None:
-        """Add picks to the digest of events; a rank with other picks is detected at the next event."""
-        if not self._alone:
-            self._events.update(picks.tobytes())
-
-    def leading(self) -> AbstractContextManager[None]:
-        """Return a context that notifies the other ranks of an exception on rank 0; they raise too, and the run can continue.
-
-        Nested contexts leave the notice to the outermost, since an inner exception may be caught.
-        """
-        return nullcontext() if self._alone else self._notifying()
-
-    @contextmanager
-    def _notifying(self) -> Iterator[None]:
-        outermost, self._leading = not self._leading, True
-        try:
-            yield
-        except BaseException as error:
-            if outermost and not isinstance(error, RankError):
-                self.stop(error)
-            raise
-        finally:
-            self._leading = not outermost
-
-    @contextmanager
-    def creating(self) -> Iterator[None]:
-        """Create the journal on rank 0; the others raise if that fails.
-
-        Raises:
-            RankError: On the other ranks, if rank 0 raised.
-        """
-        step = "creating the journal"
-        with self.group.shielded(step):
-            yield
-        if self.group.size > 1:
-            self.group.exchange(step)
-
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        try:
-            with Boundary():
-                yield
-        except Exception as error:
-            if self.leads and self.group.closed is None:
-                with suppress(RankError):
-                    self.group.await_first()
-                    self.group.give_up(STEP, f"{type(error).__name__}: {error}")
-            raise
-
-    def stop(self, error: BaseException) -> None:
-        """Notify the other ranks that rank 0 has stopped."""
-        if self.group.size == 1 or not self.leads or self.group.closed is not None:
-            return
-        reason = f"{type(error).__name__}: {error}"
-        try:
-            self._exchanged(Occurrence("stop", reason[:2000]))
-        except RankError as lost:
-            logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
-
-    def _exchanged(self, mine: Occurrence | None) -> Occurrence:
-        group = self.group
-        group.await_first()
-        every = group.objects(STEP, (self._events.hexdigest(), mine))
-        rank = next((rank for rank, (digest, _) in enumerate(every) if digest != every[0][0]), None)
-        if rank is not None:
-            raise self._apart(f"rank {rank} has other picks than rank 0: their hardware or libraries round differently")
-        event: Occurrence | None = every[0][1]
-        assert event is not None
-        return event
-
-    def _apart(self, message: str) -> RankError:
-        self.group.closed = self.group.closed or message
-        return RankError(message)
-
-
 W = TypeVar("W")
 
 
 class Steps:
-    """Applies the steps of a run one at a time; threads take turns. Only ``AskTell`` owns it.
-
-    Args:
-        engine: A new engine.
-        recorder: Recorder of its journal.
-        ranks: Ranks of the run.
-    """
+    """Applies the steps of a run one at a time; threads take turns. Only ``AskTell`` owns it."""
 
     def __init__(self, engine: Engine, recorder: Recorder, ranks: Lockstep) -> None:
         self.engine, self.recorder, self.ranks = engine, recorder, ranks
         self.lock = threading.RLock()
+        self._warned = False
 
     def ask(self, limit: int) -> Batch:
-        """Return the next evaluations, at most ``limit`` (that of rank 0).
-
-        Raises:
-            PendingBatchError: If the policy needs results of pending evaluations first.
-            StorageError: If the journal cannot be written; the run is unchanged then.
-        """
+        """Return the next evaluations, at most ``limit`` (that of rank 0)."""
         with self.lock:
             return self._asked(self.ranks.agree("ask", limit))
 
     def answer(self, answers: Callable[[], dict[int, float]]) -> None:
-        """Record the results of rank 0 (NaN: failed), and update the state once none is pending.
-
-        Args:
-            answers: Returns the results; called on rank 0 only.
-
-        Raises:
-            TicketError: If a ticket is unknown or already answered.
-            StorageError: If the journal cannot be written; nothing is recorded then.
-        """
+        """Record the results that ``answers`` returns on rank 0 (NaN: failed), and update the state once none is pending."""
         with self.lock:
             self._answered(self.ranks.answers(answers))
 
     def follow(self) -> None:
-        """Apply the events of rank 0's run, to its end.
-
-        Raises:
-            RankError: If rank 0 stopped or is lost.
-        """
+        """Apply the events of rank 0's run, to its end."""
         self.ranks.agree("run")
         while (event := self.ranks.next()).kind != "end":
             with suppress(PendingBatchError, ScheduleComplete, ContradictionError), self.lock:  # raised on rank 0 too
@@ -328,10 +129,11 @@ class Steps:
     def update(self, *, by_ask: bool) -> None:
         """Update the state by all results so far, or leave it unchanged if that raises."""
         update = self.engine.next_update()
-        with self.ranks.recording():
-            self._apply(self.engine.apply, update, self.recorder.taken_in, by_ask)
+        record = [self.recorder.updated_by_ask] if by_ask else []
+        with self.ranks.recording(), Boundary():
+            self._apply(self.engine.apply, update, *record)
             self.recorder.updated(self.engine)
-        self.engine.failures.look(self.engine.rows)  # last, since a warning may be an error
+        self._watch_failures()  # last, since a warning may be an error
 
     def _asked(self, limit: int) -> Batch:
         """See :meth:`ask`; collective."""
@@ -343,38 +145,52 @@ class Steps:
             self.update(by_ask=True)
             handing = engine.propose(limit)
         if isinstance(handing, int):
-            raise self._waiting(handing)
-        with self.ranks.recording():
-            self._apply(engine.hand_out, handing, self.recorder.asked, handing, limit)
+            pending = engine.ledger.pending
+            raise PendingBatchError(
+                f"{len(pending)} evaluations are pending (tickets {some(pending)}), and the policy needs about {handing} of "
+                "their results for the next ones; tell or fail them before the next ask",
+                needed=handing,
+                pending=len(pending),
+            )
+        with self.ranks.recording(), Boundary():
+            self._apply(engine.hand_out, handing, lambda: self.recorder.asked(handing, limit))
         self.ranks.note(handing.picks)
         return handing.batch
-
-    def _waiting(self, needed: int) -> PendingBatchError:
-        """Return the error of a policy that needs results first; an update by the ask is kept."""
-        ledger = self.engine.ledger
-        return PendingBatchError(
-            f"{ledger.outstanding} evaluations are pending (tickets {some(ledger.pending)}), and the policy needs about "
-            f"{needed} of their results for the next ones; tell or fail them before the next ask",
-            needed=needed,
-            pending=ledger.outstanding,
-        )
 
     def _answered(self, answers: dict[int, float]) -> None:
         """Record results, and update once none is pending. If the update raises, the next ask repeats it."""
         if not answers:
             return
         ledger = self.engine.ledger
-        with self.ranks.recording():
-            self._apply(ledger.answer, answers, self.recorder.told, answers)
+        with self.ranks.recording(), Boundary():
+            self._apply(ledger.answer, answers, lambda: self.recorder.told(answers))
         if ledger.complete:
             self.update(by_ask=False)
 
-    def _apply(self, change: Callable[[W], None], value: W, record: Callable[..., None], *recorded: Any) -> None:
+    def _apply(self, change: Callable[[W], None], value: W, *records: Callable[[], None]) -> None:
         """Change the engine and record it; an exception reverts both."""
         before = self.engine.mark()
         try:
             change(value)
-            record(*recorded)
+            for record in records:
+                record()
         except BaseException:
             self.engine.back_to(before)
             raise
+
+    def _watch_failures(self) -> None:
+        """Warn the caller once if more than half of at least 20 evaluations have failed."""
+        succeeded, evaluated = self.engine.state.pulls, self.engine.next_ticket - len(self.engine.ledger)
+        if self._warned or evaluated < 20 or 2 * succeeded >= evaluated:
+            return
+        self._warned = True
+        best = f"the best of the {succeeded} others" if succeeded else "empty, as none has succeeded"
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(
+            f"{evaluated - succeeded} of {evaluated} evaluations failed; inputs that fail again are tried less and less, and "
+            f"the recommendation is {best}; check the objective, or exclude inputs that it cannot evaluate",
+            FailureWarning,
+            stacklevel=level,
+        )

@@ -2,125 +2,156 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Int, Space, SpaceArms, SpaceBox
+from sparse_bo.dictionary import Certificate
+from sparse_bo.domains import Arms, ArmSet, Box, Choice, Domain, Space, SpaceArms, SpaceBox
 from sparse_bo.domains.encoded import names_of
 from sparse_bo.errors import StorageError
-from sparse_bo.policies import Report, State
+from sparse_bo.journal import Journal
+from sparse_bo.policies import BanditState, Report, State
+from sparse_bo.policies.box_states import BoxState
+from sparse_bo.policies.improvement.policy import ImprovementState
+from sparse_bo.policies.trust_region.state import RegionState
+from sparse_bo.policies.trust_region.surrogate import FittedRegion
 from sparse_bo.report.view import Observation, RunView, Slice
 from sparse_bo.runs.history import History
-from sparse_bo.runs.predictions import Replayed, predictions_of, replayed
-from sparse_bo.runs.records import read_run
+from sparse_bo.runs.records import recorded_in, replayed
 
 SLICE_POINTS = 41
 MOST_SLICES = 12
 """Inputs with a slice, at most."""
+REPLAYED_SECONDS = 60.0
+"""Limit of the model's seconds up to which a whole run is computed again, for its residuals."""
+
+
+class Predictions(NamedTuple):
+    """Marginal posterior of the noiseless objective at n inputs."""
+
+    lower: Tensor
+    """``n`` quantiles at 2.5 % (y)."""
+    median: Tensor
+    """``n`` (y)."""
+    upper: Tensor
+    """``n`` quantiles at 97.5 % (y)."""
+    floor: float | None = None
+    """Value (y) below which the model does not tell observations apart: quantiles below it are ``-inf``; ``None`` without."""
+
+
+def predictions_of(state: State, picks: Tensor) -> Predictions | None:
+    """Return the marginal posterior of a state's model at picks (``n`` arms, or ``n x d`` points); ``None`` without one."""
+    if isinstance(state, RegionState) and state.fitted is not None:
+        return _warped(state.fitted, state.box.to_unit(picks), state.y)
+    if isinstance(state, ImprovementState) and state.surrogate is not None:
+        return _warped(state.surrogate, state.unit[picks], state.y)
+    if isinstance(state, BanditState) and state.posterior is not None:
+        posterior = state.posterior
+        mean, variance = posterior.means_at(picks).double(), posterior.leverages_at(picks) * posterior.prior.regularization
+    elif isinstance(state, BoxState) and state.model is not None:
+        mean, variance = (moment.detach().flatten() for moment in state.predicted(picks))
+    else:
+        return None
+    spread = 1.96 * variance.clamp_min(0.0).sqrt()
+    return Predictions(mean - spread, mean, mean + spread)
+
+
+def _warped(fitted: FittedRegion, U: Tensor, y: Tensor) -> Predictions:
+    """Return the quantiles of a model of warped observations at ``n x d`` points of the unit cube, back in y.
+
+    The model takes observations below the floor of its warping for observations of the floor. Where a quantile reaches the
+    floor and some of ``y`` are below it, nothing bounds the objective from below.
+    """
+    at, warp = fitted.gp.moments(U), fitted.warp
+    spread = 1.96 * at.variance.sqrt()
+    floor = warp.floor if warp.floor is not None and bool((y < warp.floor).any()) else None
+
+    def unwarped(t: Tensor) -> Tensor:
+        if floor is None:
+            return warp.inverse(t)
+        return torch.where(t <= warp(y.min()), -torch.inf, warp.inverse(t))  # the lowest observation is warped to the floor
+
+    return Predictions(unwarped(at.mean - spread), unwarped(at.mean), unwarped(at.mean + spread), floor)
 
 
 def view_of_journal(path: str | Path, *, arms: ArmSet | None = None, regret: Sequence[float] | None = None) -> RunView:
     """Return the view of a recorded run, also while it is being written. Costs as much as a resume; writes nothing.
 
-    Args:
-        path: Of the journal.
-        arms: Those of the run, where the journal does not hold them.
-        regret: ``n`` differences from the best possible value (y), where it is known.
-
-    Raises:
-        FileNotFoundError: If there is no journal.
-        StorageError: If the file is no journal, damaged, or of another format.
+    ``arms`` are those of the run, where the journal does not hold them; ``regret`` has ``n`` differences from the best possible
+    value (y). Errors: :func:`sparse_bo.runs.read_run`.
     """
-    recorded = read_run(path)
-    again: Replayed | None = None
-    missing: str | None = None
+    journal = Journal.read(path)
+    recorded = recorded_in(journal)
+    others: dict[str, Any] = {
+        "about": recorded.about,
+        "asked": recorded.asked + recorded.before,
+        "succeeded": recorded.told,
+        "failed": recorded.failed,
+        "source": Path(path).name,
+    }
+    again: tuple[Any, ...] = (None, None, None)
     try:
-        again = replayed(path, arms=arms)
+        engine, course, others["differing"] = replayed(journal, arms, most_seconds=REPLAYED_SECONDS)
+        others["residuals"] = np.array(course.residuals, np.float64)
+        again = engine.state, engine.domain, engine.certificate()
     except StorageError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-        missing = str(error)
-    counts = (recorded.asked + recorded.before, recorded.told, recorded.failed)
-    return _view(recorded.about, recorded.history, counts, again=again, missing=missing, regret=regret, source=Path(path).name)
+        others["missing"] = str(error)
+    return view_of(recorded.history, *again, regret=regret, **others)
 
 
-class Finished(Protocol):
-    """The parts of a :class:`sparse_bo.Result` that a view needs."""
-
-    @property
-    def history(self) -> History:
-        """One row per batch."""
-        ...
-
-    @property
-    def state(self) -> State:
-        """State at the end."""
-        ...
-
-    @property
-    def domain(self) -> Domain | None:
-        """Domain of the search."""
-        ...
-
-
-def view_of_result(result: Finished, *, regret: Sequence[float] | None = None) -> RunView:
-    """Return the view of a result in memory. It has no residuals: a result has no predictions from before the results."""
-    values = [value for row in result.history.rows for value in row.values]
-    failed = sum(map(math.isnan, values))
-    counts = (len(values), len(values) - failed, failed)
-    return _view(result.history.info, result.history, counts, domain=result.domain, state=result.state, regret=regret)
-
-
-def _view(
-    about: Mapping[str, Any],
+def view_of(
     history: History,
-    counts: tuple[int, int, int],
+    state: State | None,
+    domain: Domain | None,
+    certificate: Certificate | None = None,
     *,
-    domain: Domain | None = None,
-    state: State | None = None,
-    again: Replayed | None = None,
-    missing: str | None = None,
     regret: Sequence[float] | None = None,
-    source: str | None = None,
+    **others: Any,
 ) -> RunView:
-    if again is not None:
-        domain, state = again.domain, again.state
-    report = None if state is None else state.report()
-    names, columns, logs = _columns(about, history, domain)
-    best = {} if report is None or report.best_x is None else _named(report.best_x, names, domain)
+    """Return the view of a run.
+
+    Without a state and its domain (they could not be computed) it has no model. ``others`` are fields of the view; default:
+    those of a run in memory.
+    """
+    report = Report() if state is None else state.report()
+    names, columns, logs = _columns(history, domain)
     batches = history.batches()
-    mean = float(batches.best_mean[-1]) if report is None and history.rows else None if report is None else report.best_mean
-    observed = None
-    if report is not None and report.best_observed_mean is not None:
-        observed = Observation(report.best_observed_mean, report.best_observed_count or 1)
-    certificate = None if again is None else again.certificate
+    mean = report.best_mean
+    if state is None and history.rows and not np.isnan(batches.best_mean[-1]):
+        mean = float(batches.best_mean[-1])
+    best: dict[str, Any] = {}
+    slices: list[Slice | None] = []
+    if report.best_x is not None and state is not None and domain is not None:
+        x = report.best_x.to(device="cpu", dtype=torch.float64)
+        at = x.tolist() if not isinstance(domain, SpaceArms | SpaceBox) else domain.space.decode(x.unsqueeze(0))[0].values()
+        best = dict(zip(names or [f"x{j + 1}" for j in range(len(x))], at, strict=True))
+        slices = [_slice(state, domain, x, j, name, best) for j, name in enumerate(names[:MOST_SLICES])]
+    values = np.array([value for row in history.rows for value in row.values], np.float64)
+    failed = int(np.isnan(values).sum())
+    in_memory = {"about": history.info, "asked": len(values), "succeeded": len(values) - failed, "failed": failed}
     return RunView(
-        about=about,
         batches=batches,
-        asked=counts[0],
-        succeeded=counts[1],
-        failed=counts[2],
-        values=np.array([value for row in history.rows for value in row.values], np.float64),
+        values=values,
         names=names,
         columns=columns,
         logs=logs,
         best=best,
-        best_mean=None if mean is None or math.isnan(mean) else mean,
-        best_interval=None if state is None or report is None else _interval(state, domain, report),
-        best_observed=observed,
-        slices=[] if state is None or domain is None or not best else _slices(state, domain, names, report),
+        best_mean=mean,
+        best_interval=None if state is None else _interval(state, domain, report),
+        best_observed=None
+        if report.best_observed_mean is None
+        else Observation(report.best_observed_mean, report.best_observed_count or 1),
+        slices=[one for one in slices if one is not None],
         variance_factor=None if certificate is None else certificate.factor,
-        residuals=np.array([] if again is None else again.residuals, np.float64),
-        differing=[] if again is None else again.differing,
-        missing=missing,
         regret=None if regret is None else np.asarray(regret, np.float64),
-        source=source,
+        **{**in_memory, **others},
     )
 
 
@@ -128,61 +159,43 @@ def _interval(state: State, domain: Domain | None, report: Report) -> tuple[floa
     """Return the 95 % interval at the best point (y); ``None`` without a model."""
     if report.best_mean is None or report.best_sd is None:
         return None
-    x, index = report.best_x, report.best_index
     found = None
-    if report.best_sd > 0.0 and isinstance(domain, Box) and x is not None:
-        found = predictions_of(state, x.to(device="cpu", dtype=torch.float64).unsqueeze(0))
-    elif report.best_sd > 0.0 and index is not None:
-        found = predictions_of(state, torch.tensor([index], dtype=torch.long, device="cpu"))
+    if report.best_sd > 0.0 and isinstance(domain, Box) and report.best_x is not None:
+        found = predictions_of(state, report.best_x.to(domain.device, torch.float64).unsqueeze(0))
+    elif report.best_sd > 0.0 and isinstance(domain, Arms) and report.best_index is not None:
+        found = predictions_of(state, torch.tensor([report.best_index], device=domain.device))
     if found is not None:
         return float(found.lower[0]), float(found.upper[0])
     return report.best_mean - 1.96 * report.best_sd, report.best_mean + 1.96 * report.best_sd
 
 
-def _columns(
-    about: Mapping[str, Any], history: History, domain: Domain | None
-) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
+def _columns(history: History, domain: Domain | None) -> tuple[list[str], dict[str, list[Any]], dict[str, bool]]:
     """Return the names of the inputs, the values of each at all evaluations, and the scale of each; empty where unknown."""
-    if "space" in about:
-        names, named = names_of(about["space"])
+    if "space" in history.info:
+        described = history.info["space"]
+        names, named = names_of(described)
         points = named(history.indices or history.points)
-        parameters = Space.of(about["space"]).parameters
+        parameters = Space.of(described).parameters
         logs = {name: bool(getattr(parameters[name], "log", False)) for name in names}
         return names, {name: [point[name] for point in points] for name in names}, logs
     if history.points:
         X = np.array(history.points, np.float64)
     elif isinstance(domain, Arms) and history.indices:
-        X = domain.inputs(torch.tensor(history.indices, dtype=torch.long, device="cpu")).double().cpu().numpy()
+        X = domain.inputs(torch.tensor(history.indices, device=domain.device)).double().cpu().numpy()
     else:
         return [], {}, {}
     names = [f"x{j + 1}" for j in range(X.shape[1])]
     return names, {name: X[:, j].tolist() for j, name in enumerate(names)}, dict.fromkeys(names, False)
 
 
-def _named(x: Tensor, names: Sequence[str], domain: Domain | None) -> dict[str, Any]:
+def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str, best: dict[str, Any]) -> Slice | None:
+    """Return the model along input ``j`` through the best point; ``None`` without a model, or too few points there."""
+    fewest, log, device = 3, False, domain.device
     if isinstance(domain, SpaceArms | SpaceBox):
-        return domain.space.decode(x.unsqueeze(0))[0]
-    return dict(zip(names or [f"x{j + 1}" for j in range(len(x))], x.tolist(), strict=True))
-
-
-def _slices(state: State, domain: Domain, names: Sequence[str], report: Report | None) -> list[Slice]:
-    """Return the model along each of the first inputs through the best point, as far as the domain has points there."""
-    x = None if report is None else report.best_x
-    if x is None:
-        return []
-    x = x.to(device="cpu", dtype=torch.float64)
-    made = [_slice(state, domain, x, j, name) for j, name in enumerate(names[:MOST_SLICES])]
-    return [one for one in made if one is not None]
-
-
-def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice | None:
-    here: Any = float(x[j]) if not isinstance(domain, SpaceArms | SpaceBox) else None
-    log = False
-    if isinstance(domain, SpaceArms | SpaceBox):
-        point = domain.space.decode(x.unsqueeze(0))[0]
-        values, here, log = _along(domain.space, name), point[name], bool(getattr(domain.space.parameters[name], "log", False))
+        values, fewest = _along(domain.space, name), 2
+        log = bool(getattr(domain.space.parameters[name], "log", False))
         try:
-            picks = domain.check("slice", [{**point, name: value} for value in values])
+            picks = domain.check("slice", [{**best, name: value} for value in values])
         except ValueError:  # some of these combinations are no arms, for they are not feasible
             return None
     elif isinstance(domain, Box):
@@ -192,15 +205,13 @@ def _slice(state: State, domain: Domain, x: Tensor, j: int, name: str) -> Slice 
         picks[:, j] = torch.tensor(values, dtype=torch.float64, device="cpu")
     else:
         assert isinstance(domain, Arms)
-        picks = _arms_along(domain, x, j)
+        picks = _arms_along(domain, x, j).to(device)
         values = domain.inputs(picks).double()[:, j].tolist()
-    if len(values) < (2 if isinstance(domain, SpaceArms | SpaceBox) else 3):
-        return None
-    found = predictions_of(state, picks)
+    found = predictions_of(state, picks.to(device)) if len(values) >= fewest else None
     if found is None:
         return None
     lower, median, upper = (column.double().cpu().numpy() for column in (found.lower, found.median, found.upper))
-    return Slice(name, list(values), log, here, lower, median, upper, found.floor)
+    return Slice(name, values, log, best[name], lower, median, upper, found.floor)
 
 
 def _along(space: Space, name: str) -> list[Any]:
@@ -210,17 +221,15 @@ def _along(space: Space, name: str) -> list[Any]:
         return list(parameter.values)[:SLICE_POINTS]
     n = min(parameter.count or SLICE_POINTS, SLICE_POINTS)
     u = torch.linspace(0.0, 1.0, n, dtype=torch.float64, device="cpu").unsqueeze(-1)[:, : parameter.width]
-    values = parameter.decode(u)
-    return list(dict.fromkeys(values)) if isinstance(parameter, Int) or parameter.count else list(values)
+    return list(dict.fromkeys(parameter.decode(u)))
 
 
 def _arms_along(domain: Arms, x: Tensor, j: int) -> Tensor:
     """Return the arms that differ from a point in one input alone, by that input; only of arms in memory."""
     if not isinstance(domain.points, Tensor):
         return torch.zeros(0, dtype=torch.long, device="cpu")
-    X = domain.points.double()
+    X = domain.points.double().cpu()
     others = [k for k in range(X.shape[1]) if k != j]
     rows = (X[:, others] == x[others]).all(dim=-1).nonzero().squeeze(-1)
-    order = X[rows, j].argsort(stable=True)
-    rows = rows[order]
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), SLICE_POINTS), device="cpu").round().long()]
+    rows = rows[X[rows, j].argsort(stable=True)]
+    return rows[np.linspace(0, len(rows) - 1, min(len(rows), SLICE_POINTS)).round().astype(int)]

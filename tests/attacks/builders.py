@@ -206,7 +206,7 @@ def _made(
         return loop
 
     def row_told(loop: AskTell, row: Any) -> None:
-        for ticket, y in zip(loop._engine.row_tickets[-1], row.values, strict=True):
+        for ticket, y in zip(row.tickets, row.values, strict=True):
             told(ticket, y)
 
     objective = Watched(None if watched is None else str(watched))
@@ -270,8 +270,7 @@ def _missing(storage: Path, log: Path) -> int:
 
 def told_lost(loop: AskTell, told: dict[int, float]) -> int:
     """Return how many of the results told are not in the history with their value."""
-    rows = zip(loop.history.rows, loop._engine.row_tickets, strict=True)
-    there = {t: repr(v) for row, tickets in rows for t, v in zip(tickets, row.values, strict=True)}
+    there = {t: repr(v) for row in loop.history.rows for t, v in zip(row.tickets, row.values, strict=True)}
     return sum(there.get(t) != repr(y) for t, y in told.items())
 
 

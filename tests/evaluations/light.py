@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,48 @@ def smooth_soon(X: Sequence[Sequence[float]]) -> list[float]:
 def loaded(X: Any) -> list[float]:
     """Return, for every point, which of the heavy packages this process has loaded, as a binary number."""
     return [float(sum(2**i for i, name in enumerate(HEAVY) if name in sys.modules))] * len(X)
+
+
+class Unloadable(Exception):
+    """Cannot be unpickled: its constructor takes other arguments than it keeps."""
+
+    def __init__(self, oven: str, degrees: int) -> None:
+        super().__init__(f"{oven} at {degrees} degrees")
+
+
+class Unsendable(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.held = threading.Lock()
+
+
+class Speechless(Exception):
+    """Has no message."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+@dataclass(frozen=True)
+class RaisesAt:
+    """Raises at the third ticket."""
+
+    kind: str
+
+    def __call__(self, batch: Any) -> list[float]:
+        if 2 in batch.tickets:
+            if self.kind == "cannot be loaded":
+                raise Unloadable("kiln", 900)
+            if self.kind == "cannot be sent":
+                raise Unsendable("kiln at 900 degrees")
+            if self.kind == "has no message":
+                raise Speechless("kiln at 900 degrees")
+            if self.kind == "broken pool":
+                raise BrokenProcessPool("of the objective: kiln at 900 degrees")
+            raise SystemExit("kiln at 900 degrees")
+        return [1.0] * len(batch.tickets)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -170,6 +172,84 @@ def test_an_objective_that_raises_ends_the_run_with_everything_told_and_the_rest
     loop.close()
 
 
+KINDS = {
+    "cannot be loaded": "kiln at 900 degrees",
+    "cannot be sent": "kiln at 900 degrees",
+    "broken pool": "kiln at 900 degrees",
+    "ends the program": "kiln at 900 degrees",
+    "has no message": "Speechless",
+}
+
+
+@pytest.fixture(params=[None, "threads", "processes", "loky", "dask", "own threads", "own processes", "own loky"])
+def anywhere(request):
+    if request.param == "own processes":
+        with ProcessPoolExecutor(2) as pool:
+            yield pool
+    elif request.param == "dask":
+        yield request.getfixturevalue("dask_client").get_executor()
+    elif request.param == "own loky":
+        yield request.getfixturevalue("loky_executor")
+    elif request.param == "own threads":
+        with ThreadPoolExecutor(2) as pool:
+            yield pool
+    else:
+        yield request.param
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_exception_of_an_objective_is_one_of_its_evaluation(anywhere, kind):
+    """Those that do not unpickle broke the pool, a broken pool of the objective's own was taken for ours."""
+    how = {"policy": RandomSearch(batch_size=5), "call_with": "batch", "arrays": "list", "budget": 5}
+    spread = None if anywhere is None else Workers(executor=anywhere, count=2, chunk=1)
+    with pytest.raises(ObjectiveError, match=rf"on (ticket 2|a batch of 5) \(.*{KINDS[kind]}") as caught:
+        run(light.RaisesAt(kind), executor=spread, **how)
+    assert 2 in caught.value.loop.pending
+    assert caught.value.result is not None
+    if spread is not None:
+        spread = Workers(executor=anywhere, count=2, chunk=1, on_error="drop")
+        history = run(light.RaisesAt(kind), executor=spread, **how).history
+        values = dict(zip(history.rows[0].tickets, history.rows[0].values, strict=True))
+        assert [ticket for ticket, value in values.items() if value != 1.0] == [2]
+
+
+def test_the_traceback_of_a_worker_is_a_note_of_the_exception():
+    with pytest.raises(ObjectiveError) as caught:
+        run(light.RaisesAt("cannot be sent"), executor="processes", workers=1, call_with="batch", arrays="list")
+    assert any("in __call__" in note and "Unsendable" in note for note in caught.value.__cause__.__notes__)
+
+
+@pytest.mark.parametrize("executor", ["processes", "own processes", "loky"])
+def test_a_function_of_a_notebook_is_refused_before_anything_is_asked_or_runs(executor, tmp_path):
+    """Workers import modules; a pool of the standard library broke at the first evaluation."""
+    text = f"""
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from sparse_bo import AskTell
+from sparse_bo.policies import RandomSearch
+import torch
+def objective(X):
+    return [x[0] for x in X]
+loop = AskTell(bounds=torch.tensor([[0.0], [1.0]], dtype=torch.float64), policy=RandomSearch(batch_size=2))
+executor = {executor!r}
+if executor == "own processes":
+    executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+try:
+    loop.run(objective, 2, executor=executor, workers=1, arrays="list")
+except TypeError as error:
+    print(error)
+print(loop.asked)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
+    *message, asked = done.stdout.splitlines()
+    if executor == "loky":
+        assert (message, asked) == ([], "2")
+    else:
+        assert asked == "0"
+        assert "the objective cannot be sent to another process (a worker cannot load it: AttributeError" in message[0]
+        assert "executor='loky', which takes functions of notebooks" in message[0]
+
+
 def test_what_finished_with_an_evaluation_that_ends_the_run_is_told():
     gate = threading.Barrier(3)
 
@@ -215,10 +295,9 @@ def test_what_has_started_where_an_executor_does_not_say_so_is_told_too():
             future = Future()
 
             def work():
-                try:
-                    future.set_result(fn(*args))
-                except ArithmeticError as error:
-                    future.set_exception(error)
+                outcome = fn(*args)
+                future.set_result(outcome)
+                if outcome.error is not None:
                     failed.set()
 
             threading.Thread(target=work).start()

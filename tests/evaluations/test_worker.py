@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_bo import Batch, Workers, maximize
+from sparse_bo import Batch, ObjectiveError, Workers, maximize
 from sparse_bo.evaluations.batch import PlainBatch
 from sparse_bo.evaluations.worker import Evaluate, answers_of, evaluate_remotely, results_of
 from sparse_bo.policies import RandomSearch
@@ -102,7 +102,8 @@ def test_answers_are_the_values_whatever_holds_them(form, y):
     [
         ([1.0], ValueError, r"one value for each of 2 tickets, got y of shape \(1,\)"),
         (3.0, ValueError, r"got y of shape \(\)"),
-        (torch.zeros(2, 2), ValueError, r"got y of shape \(2, 2\)"),
+        (torch.zeros(2, 2), ValueError, r"got y of shape \(2, 2\); a run maximises one objective"),
+        ([(1.0, 2.0), (3.0, 4.0)], ValueError, r"got y of shape \(2, 2\); a run maximises one objective"),
         (torch.zeros(2, 1, 1), ValueError, r"got y of shape \(2, 1, 1\)"),
         (np.zeros((1, 2)), ValueError, r"got y of shape \(1, 2\)"),
         ([[1.0, 2.0], [3.0]], ValueError, r"got y of shape \(2,\)"),
@@ -128,8 +129,8 @@ def test_a_worker_of_a_plain_objective_loads_nothing_heavy():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         for arrays, expected in (("list", 0.0), ("numpy", 1.0), ("torch", 3.0)):
             evaluate = Evaluate(light.loaded, "X", True, arrays)
-            values, _ = pool.submit(evaluate_remotely, evaluate, evaluate.packed(BATCH), 0).result()
-            assert values == [expected] * 3, arrays
+            outcome = pool.submit(evaluate_remotely, evaluate, evaluate.packed(BATCH), 0).result()
+            assert outcome.values == [expected] * 3, arrays
 
 
 SCRIPT = """
@@ -163,6 +164,12 @@ def test_runs_with_lists_make_the_picks_of_runs_with_tensors(executor):
         history = maximize(objective, vectorized=vectorized, arrays="list", executor=workers, **settings).history
         assert history.indices == expected.indices
         assert history.column("values") == expected.column("values")
+
+
+@pytest.mark.parametrize("value", [(1.0, 2.0), np.zeros(2), torch.zeros(2)], ids=["tuple", "array", "tensor"])
+def test_two_objectives_are_said_to_be_one_too_many(value):
+    with pytest.raises(ObjectiveError, match="got .*; a run maximises one objective: return one number, such as"):
+        maximize(lambda x: value, arms=X, policy=RandomSearch(), budget=2, vectorized=False)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def data(tmp_path_factory) -> bytes:
     first, *others = events()
     writer = Writer.create(path, ABOUT, arms(3), first)
     for number, event in enumerate(others):
-        writer.write(event, Row(number, [number], {"round": number}), pack({"x": torch.ones(2)}))
+        writer.write(event, Row(number, {"round": number}), pack({"x": torch.ones(2)}))
     writer.close()
     return path.read_bytes()
 
@@ -86,7 +86,7 @@ def test_records_come_back_as_they_were_written(data):
     assert torch.equal(journal.arms(), arms(3))
     rows, whole = journal.rows()
     assert whole
-    assert rows == [Row(k, [k], {"round": k}) for k in range(7)]
+    assert rows == [Row(k, {"round": k}) for k in range(7)]
     after, snapshot = next(journal.snapshots())
     assert (after, unpack(snapshot)["x"].tolist()) == (7, [1.0, 1.0])
     assert data.startswith(b"sparse_bo journal 1 (sparse_bo 0.1.0)\n")
@@ -232,13 +232,9 @@ def described(data: bytes, **changes) -> bytes:
 def test_a_description_that_lacks_something_is_named(run, missing, tmp_path):
     path = tmp_path / "run.journal"
     path.write_bytes(described(run, **{missing: None}))
-    with pytest.raises(StorageError, match=f"the description of the run in .*run.journal lacks {missing}: it is damaged"):
-        AskTell.resume(path)
-    if missing in ("policy", "seed", "notes"):
-        with pytest.raises(StorageError, match=f"lacks {missing}"):
-            read_run(path)
-    else:
-        assert read_run(path).asked == 60
+    for attempt in (AskTell.resume, read_run):
+        with pytest.raises(StorageError, match=f"the description of the run in .*run.journal lacks {missing}: it is damaged"):
+            attempt(path)
 
 
 def append_kind(kind: bytes, part: bytes):
@@ -264,15 +260,15 @@ FORGED = {
         "has the unknown kind 'paus': a newer sparse_bo than this .* wrote it; use that one",
     ),
     "new field": (
-        append_kind(ROW, (0).to_bytes(8, "little") + b'[[0], {"sparkle": 1}]'),
-        "another version's of sparse_bo .*'sparkle'.*; use that version",
+        append_kind(ROW, (0).to_bytes(8, "little") + b'{"sparkle": 1}'),
+        "the history in .*run.journal cannot be used .*'sparkle'.*another version .* use that version",
     ),
     "told twice": (
         append_kind(b"tell", np.array([1]).tobytes() + np.array([0.5]).tobytes()),
         "tickets that were never handed out, or two of one",
     ),
     "row of nothing": (
-        append_kind(ROW, (0).to_bytes(8, "little") + b"[[99], {}]"),
+        append_kind(ROW, (0).to_bytes(8, "little") + b'{"round": 1, "pulls": 1, "tickets": [99]}'),
         "has evaluation 99, but the events before it",
     ),
 }

@@ -143,6 +143,19 @@ def test_bounds_of_another_dtype_are_another_run(tmp_path):
         maximize(lambda X: X.sum(-1), bounds=bounds.float(), **how, storage=tmp_path / "run.journal", resume=True)
 
 
+def test_other_bounds_are_a_new_run_that_learns_from_the_old_one(tmp_path):
+    """The advice was another storage alone."""
+    narrow, wide = (torch.tensor([[0.0], [high]], dtype=torch.float64) for high in (1.0, 2.0))
+    how = {"budget": 6, "policy": RandomSearch()}
+    old = maximize(lambda X: X.sum(-1), bounds=narrow, **how, storage=tmp_path / "run.journal").history
+    with pytest.raises(ValueError, match=r"has bounds .*; pass another storage= .* initial=\(inputs, results\)"):
+        maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "run.journal", resume=True)
+    known = torch.tensor(old.points, dtype=torch.float64), [value for row in old.rows for value in row.values]
+    new = maximize(lambda X: X.sum(-1), bounds=wide, **how, storage=tmp_path / "new.journal", initial=known)
+    assert new.history.points[:6] == old.points
+    assert new.state.pulls == 12
+
+
 def test_initial_observations_are_in_the_journal_from_its_creation_on(tmp_path, monkeypatch):
     """Whatever comes after it: a killed process among others."""
 
@@ -320,7 +333,7 @@ def test_snapshots_of_a_long_run_are_ever_rarer_and_a_replay_is_a_hundredth_of_i
     """A run of 1,000 updates of a second each, its state 100 kB."""
     path = tmp_path / "run.journal"
     state = {"x": torch.zeros(12_500, dtype=torch.float64)}
-    engine = SimpleNamespace(rows=[], row_tickets=[], seconds=0.0, freeze=lambda: state)
+    engine = SimpleNamespace(rows=[], seconds=0.0, freeze=lambda: state)
     recorder, longest = Recorder.create(path, {"seed": 0}, Box(torch.tensor([[0.0], [1.0]]).double()), None), 0.0
     for _ in range(1000):
         engine.seconds += 1.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import math
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -210,7 +212,7 @@ def test_an_exception_at_any_line_leaves_all_records_in_the_file_or_none(error, 
         k += 1
         before = writer.end
         with RaisedAtLine(error, k, again) as injected, suppress(error):
-            writer.write(Row(written, [0], {}), TELL)
+            writer.write(Row(written, {"round": 1, "pulls": 1, "tickets": [0]}), TELL)
         done = writer.end != before
         outcomes.add(done)
         written += done
@@ -455,6 +457,19 @@ def test_paths_that_lead_to_no_file_are_named(attempt, path, tmp_path):
         attempt(path)
 
 
+def test_a_path_from_home_is_followed_and_the_address_of_a_database_is_named(tmp_path, monkeypatch):
+    """The advice was to create a folder "sqlite:" or "~"."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    AskTell(arms(), policy(), storage="~/run.journal").close()
+    assert read_run(tmp_path / "run.journal").asked == read_run("~/run.journal").asked == 0
+    AskTell.resume("~/run.journal").close()
+    for address in ("sqlite:///run.db", "postgresql+psycopg://me@there/run", "sqlite:///folder/run.db"):
+        for attempt in (AskTell.resume, lambda storage: AskTell(arms(), policy(), storage=storage)):
+            with pytest.raises(ValueError, match=f"got the address {re.escape(address)}; use run.journal"):
+                attempt(address)
+
+
 def test_a_missing_journal_or_folder_is_named_and_a_lock_that_is_none(path, tmp_path):
     with pytest.raises(FileNotFoundError, match="expected a journal at"):
         AskTell.resume(path)
@@ -513,6 +528,45 @@ def test_a_file_that_is_changed_while_it_is_open_is_missed_at_once(change, messa
     loop.tell(batch.tickets[1:], [2.0])
     loop.close()
     assert read_run(path).history.column("values") == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["nothing written", "written"])
+@pytest.mark.parametrize("size", [None, 5, 400], ids=["as much", "less", "more"])
+def test_what_another_program_writes_meanwhile_is_not_taken_for_our_own_and_stays(fails, size, path, monkeypatch):
+    """Where locks do not hold: the file had grown, and ``tell`` returned although its result was not there."""
+    loop, batch = with_one_result(path)
+    before, write, others = path.stat().st_size, os.write, []
+
+    def both(descriptor: int, data: bytes) -> int:
+        if not others:
+            others.append(os.urandom(len(data) if size is None else size))
+            with path.open("ab") as file:
+                file.write(others[0])
+        if fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", both)
+    with pytest.raises(StorageError, match="Input/output error" if fails else "another program has changed it"):
+        loop.tell(batch.tickets[1:], [2.0])
+    monkeypatch.undo()
+    assert loop.pending == batch.tickets[1:]
+    assert path.read_bytes()[before:].startswith(others[0])
+    with pytest.raises(StorageError, match="another program has changed it"):
+        loop.tell(batch.tickets[1:], [2.0])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_not_taken_for_another_process(number, path, monkeypatch):
+    import fcntl
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StorageError, match=f"cannot lock .*{os.strerror(number)}.*network disk"):
+        AskTell(arms(), policy(), storage=path)
 
 
 def test_a_journal_that_was_written_or_replaced_while_it_was_released_is_not_continued(path, tmp_path):

@@ -8,7 +8,7 @@ from sparse_bo import GSSBO
 from sparse_bo.domains import Box
 from sparse_bo.policies import QFFTS, REMBO, RSSBO, SGPTS, BoTorchUCB, SparseUCB, VecchiaUCB
 from sparse_bo.policies.persistence import describe, fingerprint, rebuild
-from sparse_bo.runs.records import about_run, policy_of
+from sparse_bo.runs.description import about_run, policy_of
 from tests.builders import unit_box
 from tests.policies.builders import SMALL, keep_parameters
 

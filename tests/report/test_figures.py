@@ -31,6 +31,7 @@ def row(number: int = 1, **settings) -> HistoryRow:
         ({"policy": "bbkb", "bounds": [[0.0, 0.0], [1.0, 1.0]], "seed": 3}, "bbkb   ·   a box of 2 inputs   ·   seed 3"),
         ({"policy": "bbkb"}, "bbkb"),
         ({}, ""),
+        ({"policy": "bbkb", "space": {"parameters": {"\x1b[31mred": {}}}}, "bbkb   ·   \\x1b[31mred"),
         ({**ARMS, "policy": "$\\oops$ $"}, "$\\oops$ $   ·   1,000 arms x 3 inputs   ·   seed 3"),
     ],
 )

@@ -23,7 +23,7 @@ from sparse_bo.report.advice import advice_of
 from sparse_bo.report.page import run_page
 from sparse_bo.report.plots import MOST, thinned
 from sparse_bo.runs.history import History, HistoryRow
-from sparse_bo.runs.view import view_of_journal, view_of_result
+from sparse_bo.runs.view import view_of, view_of_journal
 from tests.builders import arms, bbkb, noisy
 from tests.report.builders import view
 
@@ -193,14 +193,8 @@ def many(n):
 
 
 def test_a_page_does_not_grow_with_its_run():
-    class Many:
-        history, domain = many(100_000), None
-
-        class state:
-            report = staticmethod(lambda: None)
-
-    start = time.process_time()
-    page = run_page(view_of_result(Many()))
+    history, start = many(100_000), time.process_time()
+    page = run_page(view_of(history, None, None))
     assert time.process_time() - start < 10.0
     assert len(page) < 400_000
     assert "100,000 evaluations asked" in page
@@ -215,6 +209,12 @@ def test_a_page_does_not_grow_with_its_run():
         ({"asked": 230}, "30 evaluations are out"),
         ({"missing": "pass arms="}, "could not be computed again: pass arms="),
         ({"residuals": 3.0 * np.random.default_rng(1).standard_normal(100)}, "too sure"),
+        (
+            {"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]},
+            "1.47 predicted standard deviations from the prediction, 44%",
+        ),
+        ({"residuals": np.r_[np.full(44, 0.5), np.full(56, 1.91)]}, "too sure"),
+        ({"residuals": np.full(20, 1.49)}, "too sure"),
         ({"residuals": 0.2 * np.random.default_rng(1).standard_normal(100)}, "too unsure"),
         ({"values": np.ones(200)}, "All results are equal"),
         ({"values": np.r_[9.0, np.zeros(199)]}, "The highest result is number 1 of 200"),
@@ -227,6 +227,8 @@ def test_warnings_are_given_where_there_is_reason(changes, expected):
     if expected is None:
         given = view(values=np.r_[np.zeros(150), np.arange(50.0)])
         assert advice_of(given) == []
+        assert advice_of(view(residuals=np.random.default_rng(1).standard_normal(100))) == []
+        assert advice_of(view(residuals=np.full(19, 9.0))) == []  # too few
     else:
         assert [one for one in advice_of(given) if expected in one.warning and one.remedy.endswith((".", ")"))]
 

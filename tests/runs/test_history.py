@@ -51,10 +51,10 @@ def test_a_damaged_history_is_named_by_line(result, tmp_path):
     result.history.save(path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:3], lines[3][:-20]]))
-    with pytest.raises(ValueError, match="line 4 of .* is not JSON"):
+    with pytest.raises(ValueError, match="line 4 of .* is not a row of a history"):
         History.load(path)
     path.write_text("\n".join([lines[0], "[1]"]))
-    with pytest.raises(ValueError, match="line 2 of .* not a JSON object"):
+    with pytest.raises(ValueError, match="line 2 of .* is not a row of a history .expected a JSON object"):
         History.load(path)
     path.write_text("\n".join([lines[0], '{"colour": 1}']))
     with pytest.raises(ValueError, match="line 2 of .* is not a row"):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from sparse_bo import AskTell, Choice, Float, Int, maximize
-from sparse_bo.runs.predictions import predictions_of
-from sparse_bo.runs.view import view_of_result
+from sparse_bo import GPUCB, AskTell, Choice, Float, Int, maximize
+from sparse_bo.runs.view import predictions_of, view_of
+from tests.builders import arms, rbf_kernel, unit_box
+from tests.oracles import exact_gp, rbf
 
 SPACE = {"lr": Float(1e-5, 1, log=True), "depth": Int(1, 12), "kind": Choice("tree", "linear", "net")}
 
@@ -19,7 +20,8 @@ def score(point):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_slice_far_below_the_best_point_contains_the_value_there(seed):
     """A logarithmic warping clips what is far below: 0.975 ± 0.33 was shown at a depth of 12, where the value is −48."""
-    found = view_of_result(maximize(score, space=SPACE, budget=30, seed=seed))
+    result = maximize(score, space=SPACE, budget=30, seed=seed)
+    found = view_of(result.history, result.state, result.domain)
     depth = next(one for one in found.slices if one.name == "depth")
     at = list(depth.values).index(12)
     truth = score({**found.best, "depth": 12})
@@ -64,3 +66,23 @@ def test_intervals_without_clipped_observations_are_finite():
     assert bool((found.lower <= found.median).all())
     assert bool((found.median <= found.upper).all())
     assert torch.allclose(found.median, bowl(X), atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["arms", "box"])
+def test_intervals_of_a_known_model_are_those_of_the_exact_gaussian_process(kind):
+    """Posterior mean ± 1.96 standard deviations of the noiseless objective, in the units of the results."""
+    X, chosen = arms(40), GPUCB(covar_module=rbf_kernel(0.3), regularization=0.01)
+    domain = {"arms": X} if kind == "arms" else {"bounds": unit_box()}
+    loop = AskTell(**domain, policy=chosen, seed=0)
+    loop.run(lambda X: torch.sin(9.0 * X).sum(dim=-1), 12)
+    history = loop.history
+    seen = X[history.indices] if kind == "arms" else torch.tensor(history.points, dtype=torch.float64)
+    y = torch.tensor([v for row in history.rows for v in row.values], dtype=torch.float64)
+    found = predictions_of(loop.state, torch.arange(40) if kind == "arms" else X)
+    K = lambda A, B: rbf(A, B, lengthscale=0.3)  # noqa: E731
+    for k in range(40):
+        new = X[k : k + 1]
+        exact = exact_gp(K(seen, seen), K(seen, new), K(new, new), y, noise=0.01)
+        mean, half = float(exact.mean), 1.96 * float(exact.variance) ** 0.5
+        got = [float(column[k]) for column in found[:3]]
+        assert got == pytest.approx([mean - half, mean, mean + half], abs=1e-4)

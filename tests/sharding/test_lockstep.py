@@ -107,9 +107,7 @@ def test_a_journal_of_other_arms_is_refused_everywhere(tmp_path):
     storage = tmp_path / "run.journal"
     rehearse(2, lambda group: run(group, storage=storage))
     outcomes = rehearse(2, lambda group: AskTell.resume(storage, arms=split(scattered(seed=5), group)))
-    assert isinstance(outcomes[0], ValueError)
-    assert isinstance(outcomes[1], RankError)
-    assert all("another problem" in str(error) for error in outcomes)
+    assert all(isinstance(error, ValueError) and "another problem" in str(error) for error in outcomes)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
-"""The contents of a journal, read and verified."""
+"""The contents of a journal, read and verified; where it lies, and the errors of the file system in words."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
+import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparse_bo._version import __version__
@@ -27,9 +30,7 @@ from sparse_bo.journal.format import (
     Event,
     Record,
     Row,
-    arrays_of,
     decode_event,
-    decode_picks,
     decode_row,
     read_header,
     record_at,
@@ -37,9 +38,84 @@ from sparse_bo.journal.format import (
     scan,
     unpack,
 )
-from sparse_bo.journal.storage import Storage, in_words
 
 logger = logging.getLogger(__name__)
+
+_FIXES = {
+    errno.ENOSPC: "the disk is full; free some space and try again",
+    errno.EDQUOT: "the quota of the disk is used up; free some space and try again",
+    errno.EFBIG: "the disk or a limit (ulimit -f) allows no larger file; raise it and try again",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "it, its folder or its disk is read-only; change the permissions, or work on a copy",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run is recorded, and how. A path alone stands for the defaults.
+
+    A killed process loses nothing at any setting.
+
+    Args:
+        path: Of the journal.
+        flush_seconds: Wait for the disk at the first event that comes so long after the last wait, and at the end. A power
+            failure loses the events since then: none at 0, which costs 0.1 to 10 ms an event. ``math.inf``: never wait.
+        replay_seconds: Record a snapshot of the state once computing the events since the last one again would take longer. As
+            the file grows by each, this is multiplied by 1 + size of the last / 50 kB + duration of the run / 50 s. 0: after
+            every update. ``math.inf``: never.
+        arms_bytes: Record arms up to this size. Larger ones must be passed again to resume the run.
+
+    Raises:
+        TypeError: If the path is none.
+        ValueError: If it is the address of a database, or a number is negative.
+    """
+
+    path: str | Path
+    flush_seconds: float = 1.0
+    replay_seconds: float = 0.5
+    arms_bytes: float = 8 * 2**20
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            kind = type(self.path).__name__
+            raise TypeError(f"expected the path of a journal as text or pathlib.Path, got {kind} {self.path!r}")
+        if found := re.match(r"[A-Za-z][\w+.-]+://+(.*)", os.fspath(self.path)):
+            name = Path(found[1]).stem or "run"
+            raise ValueError(f"expected the path of a file for the journal, got the address {self.path}; use {name}.journal")
+        for name in ("flush_seconds", "replay_seconds", "arms_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"expected {name} as a number ≥ 0, got {value!r}; math.inf stands for no limit")
+
+    def resolved(self, *, existing: bool = False) -> Path:
+        """Return the path with ``~`` and links followed: the lock lies beside the file, not beside a link."""
+        path = Path(self.path)
+        try:
+            real = path.expanduser().resolve()
+        except (OSError, RuntimeError) as error:
+            raise StorageError(
+                f"expected the path of a journal, got {path}, which leads nowhere ({error}); use another"
+            ) from error
+        if real.is_dir():
+            raise StorageError(
+                f"expected the path of a file for the journal, got the folder {path}; use {path / 'run.journal'}"
+            )
+        if existing and not real.is_file():
+            raise FileNotFoundError(f"expected a journal at {path}, found none; AskTell(..., storage={str(path)!r}) starts one")
+        return real
+
+
+def storage_of(storage: str | Path | Storage) -> Storage:
+    """Return settings of a journal; those of a path are the defaults."""
+    return storage if isinstance(storage, Storage) else Storage(storage)
+
+
+def in_words(error: OSError, path: Path, action: str) -> StorageError:
+    """Return the exception to raise for an error of the file system."""
+    fix = _FIXES.get(error.errno or 0, "is its disk damaged, or gone? Try again, or copy the file to another one")
+    return StorageError(f"cannot {action} {path}: {error.strerror or error}; {fix}")
 
 
 class Journal:
@@ -104,32 +180,14 @@ class Journal:
         for offset in self._events[after + 1 :]:
             yield decode_event(*record_at(self._data, offset), dims)
 
-    def evaluations(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float64], int]:
-        """Return all picks by ticket, the tickets observed, their results, and the number from before the run.
-
-        About 1 µs per event: their arrays are joined as bytes.
-        """
-        dims, before = self.about.get("dims"), 0
-        picks, tickets, results = list[bytes](), list[bytes](), list[bytes]()
-        for offset in self._events:
-            kind, payload = record_at(self._data, offset)
-            picked, observed, values = arrays_of(kind, payload, dims)
-            picks.append(picked)
-            results.append(values)
-            if EVENTS[kind] == "initial":
-                before = len(values) // 8
-                tickets.append(np.arange(before, dtype="<i8").tobytes())
-            tickets.append(observed)
-        every = decode_picks(b"".join(picks), dims)
-        return every, np.frombuffer(b"".join(tickets), "<i8"), np.frombuffer(b"".join(results), "<f8"), before
-
     def rows(self) -> tuple[list[Row], bool]:
         """Return the history up to the first damaged row, and whether no row is damaged."""
         found: list[Row] = []
         for offset in self._rows:
-            if offset < 0:
+            try:
+                found.append(decode_row(record_at(self._data, offset)[1] if offset >= 0 else b""))
+            except (ValueError, struct.error):
                 return found, False
-            found.append(decode_row(record_at(self._data, offset)[1]))
         return found, True
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
@@ -151,14 +209,12 @@ class Journal:
         return found
 
     def _take(self, record: Record) -> None:
-        """Note where a record is.
-
-        Raises:
-            StorageError: If it is damaged and does not follow from others, or its kind is unknown.
-        """
+        """Note where a record is."""
         kind, offset = record.kind, record.offset
         if not record.number:
-            about = json.loads(record.payload) if record.whole and kind == RUN else None
+            about = None
+            with suppress(ValueError):
+                about = json.loads(record.payload) if record.whole and kind == RUN else None
             if not isinstance(about, dict) or not about:
                 raise StorageError(f"the description of the run in {self.path} (record 0) is damaged; take another copy")
             self.about = about
@@ -169,7 +225,12 @@ class Journal:
                 f"without the {len(self._data) - offset:,} bytes from there on, cut off a copy: truncate -s {offset} COPY"
             )
         elif kind == ROW:  # a damaged one is that after the last; a resume computes it again, and records it and all after it
-            self._last_row = row_number(record.payload) if record.whole else self._last_row + 1
+            self._last_row = row_number(record.payload) if record.whole and record.payload[7:] else self._last_row + 1
+            if not 0 <= self._last_row <= len(self._rows):
+                raise StorageError(
+                    f"row {self._last_row} of the history in {self.path} follows row {len(self._rows) - 1}: it was not "
+                    "written by AskTell; take another copy"
+                )
             self._rows.extend([-1] * (self._last_row + 1 - len(self._rows)))
             self._rows[self._last_row] = offset if record.whole else -1
         elif not record.whole:
@@ -188,11 +249,7 @@ class Journal:
 
 
 def _after_header(path: Path, data: bytes) -> End:
-    """Return where the header of a journal ends.
-
-    Raises:
-        StorageError: If the file is empty, no journal, or has another format.
-    """
+    """Return where the header of a journal ends."""
     found = read_header(data)
     if found is not None and found[0] == FORMAT:
         return found[2]

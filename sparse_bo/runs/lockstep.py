@@ -1,0 +1,141 @@
+"""The ranks of a run in step: a run over sharded arms is one run on every rank, with the same engine, generator and events.
+
+Rank 0 evaluates the objective, writes the journal, and sends each ask and each result to the others before it is applied.
+Without shards nothing is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple
+
+from numpy.typing import NDArray
+
+from sparse_bo.errors import RankError
+from sparse_bo.sharding import Group
+
+STEP = "the next event"
+Kind = Literal["ask", "tell", "run", "end", "stop"]
+
+logger = logging.getLogger(__name__)
+
+
+class Occurrence(NamedTuple):
+    """An event of a run."""
+
+    kind: Kind
+    value: Any
+    """The limit of an ask, the results by ticket of a tell, the reason of a stop."""
+
+
+class Lockstep:
+    """Synchronises the ranks of a run. Owned by ``AskTell``.
+
+    Its methods raise :class:`RankError` on every rank if rank 0 stops or is at another event, if picks differ, or if a rank is
+    lost.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self._events = group, hashlib.blake2b(digest_size=8)
+        self.alone, self._leading = group.size == 1, False
+
+    def compare(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that every rank has the same settings."""
+        if self.alone:
+            return
+        every = self.group.objects("comparing settings", dict(settings()))
+        for name in every[0]:
+            values = [other.get(name) for other in every]
+            rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if rank is not None:
+                raise ValueError(
+                    f"expected the same {name} on every rank, got {values[0]} on rank 0 and {values[rank]} on rank {rank}; "
+                    "start a run over ShardedArms with the same arguments on every rank"
+                )
+
+    def answers(self, answers: Callable[[], dict[int, float]]) -> dict[int, float]:
+        """Return on every rank, as a tell event, the results that ``answers`` returns on rank 0."""
+        if self.alone:
+            return answers()
+        mine: dict[int, float] = {}
+        if self.group.leads:
+            with self.leading():
+                mine = answers()
+        return self.agree("tell", mine)
+
+    def agree(self, kind: Kind, value: Any = None) -> Any:
+        """Synchronise an event of this rank, and return rank 0's value of it."""
+        if self.alone:
+            return value
+        event = self._exchanged(Occurrence(kind, value) if self.group.leads else None)
+        if event.kind != kind:
+            raise self._apart(
+                f"rank 0 is at {event.kind!r}, rank {self.group.rank} at {kind!r}; make the same calls everywhere"
+            )
+        return event.value
+
+    def next(self) -> Occurrence:
+        """Return the next event of rank 0; called on the other ranks."""
+        return self._exchanged(None)
+
+    def note(self, picks: NDArray[Any]) -> None:
+        """Add picks to the digest of events; a rank with other picks is detected at the next event."""
+        if not self.alone:
+            self._events.update(picks.tobytes())
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Notify the other ranks of an exception on rank 0; they raise too, and the run can continue.
+
+        Nested contexts leave the notice to the outermost, since an inner exception may be caught.
+        """
+        outermost, self._leading = not self._leading, True
+        try:
+            yield
+        except BaseException as error:
+            if outermost and not isinstance(error, RankError):
+                self._stop(error)
+            raise
+        finally:
+            self._leading = not outermost
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Close the group if rank 0 cannot record a change."""
+        try:
+            yield
+        except Exception as error:
+            if not self.alone and self.group.leads and self.group.closed is None:
+                with suppress(RankError):
+                    self.group.await_first()
+                    self.group.give_up(STEP, f"{type(error).__name__}: {error}")
+            raise
+
+    def _stop(self, error: BaseException) -> None:
+        """Notify the other ranks that rank 0 has stopped."""
+        if self.alone or not self.group.leads or self.group.closed is not None:
+            return
+        try:
+            self._exchanged(Occurrence("stop", f"{type(error).__name__}: {error}"[:2000]))
+        except RankError as lost:
+            logger.warning("the other ranks were not notified of the reason why rank 0 stopped: %s", lost)
+
+    def _exchanged(self, mine: Occurrence | None) -> Occurrence:
+        group = self.group
+        group.await_first()
+        every = group.objects(STEP, (self._events.hexdigest(), mine))
+        rank = next((rank for rank, (digest, _) in enumerate(every) if digest != every[0][0]), None)
+        if rank is not None:
+            raise self._apart(f"rank {rank} has other picks than rank 0: their hardware or libraries round differently")
+        event: Occurrence | None = every[0][1]
+        assert event is not None
+        if event.kind == "stop" and mine is None:
+            raise RankError(f"rank 0 stopped: {event.value}")
+        return event
+
+    def _apart(self, message: str) -> RankError:
+        self.group.closed = self.group.closed or message
+        return RankError(message)

@@ -1,0 +1,63 @@
+"""Every public method of a loop, its result and its history, with the domain on another device than the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparse_bo import BBKB, SBPE, AskTell, History
+from tests.builders import arms, rbf_kernel, unit_box, waves
+
+PRIOR = {"covar_module": rbf_kernel(0.3), "regularization": 0.05}
+RUNS: dict[str, tuple[str, Callable[[], torch.Tensor], Any]] = {
+    "arms": ("arms", lambda: arms(60), BBKB(**PRIOR, ratio_threshold=2.0)),
+    "improvement over arms": ("arms", lambda: arms(60), None),
+    "elimination": ("arms", lambda: arms(60), SBPE(**PRIOR, horizon=40, rkhs_norm=2.0)),
+    "box": ("bounds", unit_box, BBKB(**PRIOR, initial_design=4)),
+    "trust region": ("bounds", unit_box, None),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_method_works_and_agrees_with_the_cpu(name, accelerator, tmp_path: Path):
+    keyword, make, policy = RUNS[name]
+    called = {}
+    for device in (accelerator, torch.device("cpu")):
+        path = tmp_path / f"{device.type}.journal"
+        loop = AskTell(policy=policy, seed=4, certify_every=2, storage=path, budget=20, **{keyword: make().to(device)})
+        batch = loop.ask(2)
+        assert loop.pending == loop.reissue().tickets == batch.tickets
+        assert loop.reissue(batch.tickets).X.device == batch.X.device == batch.picks.device
+        loop.fail(batch.tickets[:1])
+        loop.tell(torch.tensor(batch.tickets[1:], device=device), waves(batch.X[1:]))
+        loop.run(waves, 14)
+        loop.release()
+        loop.tell((more := loop.ask(1)).tickets, waves(more.X))
+        result, certificate = loop.result(), loop.certificate()
+        shown = result.report(tmp_path / f"{device.type}.html")
+        assert "Slices through the best point" in shown or keyword == "arms"
+        result.plot(tmp_path / f"{device.type}.png", regret=[0.5] * result.history.observations)
+        history = result.history
+        history.save(tmp_path / f"{device.type}.jsonl")
+        columns = {column: history.column(column) for column in History.load(tmp_path / f"{device.type}.jsonl").rows[0].plain()}
+        values = {
+            "AskTell": [loop.asked, loop.policy, loop.state.pulls, loop.about["seed"], certificate and certificate.factor],
+            "Result": [repr(result), result._repr_html_(), result.best_index, result.best_mean, result.best_x, result.space],
+            "History": [history.batches().sizes, history.indices, history.points, history.calibration, history.parameters],
+        }
+        assert history.plot(best_possible=3.0) is not None
+        assert columns["values"] == [row.values for row in history.rows]
+        for held in vars(result).values():
+            assert not isinstance(held, torch.Tensor) or held.device == device
+        loop.close()
+        with AskTell.resume(path, device=device) as again:
+            assert again.history.indices == history.indices
+        called[device.type] = values
+    there, here = called.values()
+    assert [there["Result"][2], there["History"][1]] == [here["Result"][2], here["History"][1]]
+    torch.testing.assert_close(there["Result"][4].cpu(), here["Result"][4], rtol=0.0, atol=1e-5)
+    assert there["Result"][3] == pytest.approx(here["Result"][3], abs=1e-4)
