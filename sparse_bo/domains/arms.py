@@ -50,17 +50,12 @@ class Arms(Domain):
         """See :meth:`Domain.hull`."""
         return torch.stack([self.points.amin(dim=0), self.points.amax(dim=0)])
 
-    @property
-    def no_picks(self) -> Tensor:
-        """See :attr:`Domain.no_picks`."""
-        return torch.empty(0, dtype=torch.long, device=self.points.device)
-
     def inputs(self, picks: Tensor) -> Tensor:
         """See :meth:`Domain.inputs`."""
         cache_rows(self.points, picks)
         return self.points[picks]
 
-    def check(self, name: str, where: Tensor) -> Tensor:
+    def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`."""
         return check_indices(name, torch.as_tensor(where, device=self.points.device), size=self.count)
 
