@@ -210,11 +210,12 @@ class _Search:
         """Return the values of a trial."""
         if not self.queue:
             self._take_in(number)
-            self.queue = list(self._asked().split(1))
+            self.queue = list(torch.split(self._asked(), 1))
         self.out[number] = pick = self.queue.pop(0)
+        point: Mapping[str, Any] = self.domain.named(pick)[0]
         return {
-            name: kind.to_external_repr(value) if isinstance(kind, CategoricalDistribution) else value
-            for (name, kind), value in zip(self.distributions.items(), self.domain.named(pick)[0].values(), strict=True)
+            name: kind.choices[point[repr(name)]] if isinstance(kind, CategoricalDistribution) else point[repr(name)]
+            for name, kind in self.distributions.items()
         }
 
     @with_gradients

@@ -57,7 +57,13 @@ class Arms(Domain):
 
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`."""
-        return check_indices(name, torch.as_tensor(where, device=self.points.device), size=self.count)
+        try:
+            rows = torch.as_tensor(where, device=self.points.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"expected {name} to be rows of the arms, got {type(where).__name__}; use torch.as_tensor(…)"
+            ) from error
+        return check_indices(name, rows, size=self.count)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""

@@ -77,7 +77,7 @@ class Box(Domain):
     def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`; of several points outside the first is named."""
         if not isinstance(where, Tensor):
-            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(where).__name__}; use torch.as_tensor(...)")
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(where).__name__}; use torch.as_tensor(list(…))")
         if where.dim() != 2 or where.shape[1] != self.dims:
             got = f"shape {tuple(where.shape)}"
             raise ValueError(f"expected {name} of shape n x {self.dims}, got {got}; one point is 1 x {self.dims}")
@@ -119,9 +119,9 @@ class Box(Domain):
         """Move points of the unit cube (``q x d``) to those that can be evaluated: of a box without steps, all."""
         return U
 
-    def neighbours(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values next to those of a point of the unit cube, below and above, ``d`` each: on a continuum itself."""
-        return u, u
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values next to those of points of the unit cube (``q x d``), below and above; on a continuum ``U``."""
+        return U, U
 
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` uniform points; consumes ``n d`` numbers of a CPU generator."""

@@ -109,9 +109,9 @@ class SpaceBox(Box):
         """See :meth:`Box.snap`: to the encoded values."""
         return self.space.snap(U)
 
-    def neighbours(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Box.neighbours`; all categories are neighbours."""
-        return self.space.neighbours(u)
+        return self.space.neighbours(U)
 
     def named(self, picks: Tensor) -> list[Parameters]:
         """See :meth:`Domain.named`."""

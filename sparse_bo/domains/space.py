@@ -102,7 +102,7 @@ class Space:
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
-            raise TypeError(f"{form}, got {type(points).__name__}")
+            raise TypeError(f"{form}, got {type(points).__name__}; use list(…)")
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
@@ -130,10 +130,10 @@ class Space:
         """Return rows of ``U`` (``q x dims``, float64) moved to the encoded values of their points."""
         return torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
 
-    def neighbours(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoded values next to those of a point (``dims``), below and above: see :meth:`Parameter.neighbours`."""
-        parts = [parameter.neighbours(u[where].unsqueeze(0)) for _, parameter, where in self._parts()]
-        below, above = (torch.cat(part, dim=-1).squeeze(0) for part in zip(*parts, strict=True))
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encoded values next to those of rows of ``U`` (``q x dims``): see :meth:`Parameter.neighbours`."""
+        parts = [parameter.neighbours(U[:, where]) for _, parameter, where in self._parts()]
+        below, above = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         return below, above
 
     def combination(self, numbers: Tensor) -> Tensor:

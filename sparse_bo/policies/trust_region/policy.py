@@ -195,8 +195,8 @@ class RegionSearch(Mechanism[RegionState]):
             return [anywhere] * 2
         centre = U[region.centre]
         lower, upper = region.corners(centre, fitted.learned.reach)
-        below, above = self.box.neighbours(centre)
-        corners = Corners(lower.minimum(below), upper.maximum(above))
+        below, above = self.box.neighbours(centre.unsqueeze(0))
+        corners = Corners(lower.minimum(below[0]), upper.maximum(above[0]))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
         shared = centre if self.box.dims > settings.many_inputs else None

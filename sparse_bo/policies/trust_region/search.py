@@ -110,11 +110,10 @@ class ImprovementCandidates:
         U = self._climbed(gp, starts, free=free)
         if self.box is not None and not torch.equal(snapped := self.box.snap(U), U):  # with its steps fixed, once more
             U = torch.cat([snapped, starts])
-            fixed = torch.stack([self.box.neighbours(u)[0] != self.box.neighbours(u)[1] for u in U])
-            U = self._climbed(gp, U, free=torch.cat([free, free]) & ~fixed)
-        wrong = torch.zeros(len(U), dtype=torch.bool, device=U.device) if self.refuse is None else self.refuse(U)
-        if self.once:
-            wrong |= is_known(gp, U)
+            below, above = self.box.neighbours(U)
+            U = self.box.snap(self._climbed(gp, U, free=torch.cat([free, free]) & (below == above)))
+        wrong = is_known(gp, U) if self.once else torch.zeros_like(U[:, 0], dtype=torch.bool)
+        wrong = wrong if self.refuse is None else wrong | self.refuse(U)
         U = starts[:1] if bool(wrong.all()) else U[~wrong]
         mean, variance, _ = gp.moments(U)
         return U[int(self.gain(mean, variance).value.argmax())].unsqueeze(0)

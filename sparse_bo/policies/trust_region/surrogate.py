@@ -104,7 +104,7 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     scattered = most // 4  # over the whole run
     near = most - len(first) - scattered
     far = rest[near:]
-    spread = far[torch.linspace(0, len(far) - 1, scattered, device=X.device).round().long()]
+    spread = far[torch.linspace(0, len(far) - 1, scattered, dtype=torch.float64, device=X.device).round().long()]
     return torch.cat([first, rest[:near], spread]).sort().values
 
 

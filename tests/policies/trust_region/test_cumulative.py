@@ -116,7 +116,7 @@ def test_the_model_knows_the_noise_that_repeats_show():
     noisy = lambda X: bowl(X) + 0.3 * torch.randn(len(X), generator=generator, dtype=torch.float64)  # noqa: E731
     result = maximize(noisy, bounds=box(), policy=EVERY, budget=80, seed=0)
     fitted = result.state.fitted
-    known = fitted.warp.inverse(torch.tensor([fitted.noise, 0.0], dtype=torch.float64))
+    known = fitted.warp.inverse(torch.tensor([fitted.gp.noise_variance**0.5, 0.0], dtype=torch.float64))
     assert 0.1 < float(known[0] - known[1]) < 0.9
     assert len(fitted.rows) < 60
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.2
