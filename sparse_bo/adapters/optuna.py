@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_bo.errors import install_hint
+
 try:
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -27,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "optuna":
         raise
-    raise ImportError("SparseBOSampler needs Optuna; install it with: pip install 'sparse-bo[optuna]'") from error
+    raise ImportError(f"SparseBOSampler needs Optuna; install it with: {install_hint('optuna')}") from error
 
 from sparse_bo.domains import Choice, Float, Int, Parameter, Space, space_domain
 from sparse_bo.policies import Mechanism, Policy, State, Wait
