@@ -87,11 +87,12 @@ class ShardedArms(LazyArms):
             an arm; if this part is not finite, with a ``RankError`` on the others.
     """
 
+    part: ArmSet
+    """Arms of this rank, ``a_r x d``."""
+    _digest: str | None
+
     def __init__(self, part: ArmSet | None, *, group: Group | None = None) -> None:
         self.group = Processes() if group is None else group
-        self.part: ArmSet
-        """Arms of this rank, ``a_r x d``."""
-        self._digest: str | None
         step = "meeting over arms in shards"
         with self.group.shielded(step):
             about = _about(part, before=self.group)

@@ -192,13 +192,7 @@ class ArmSearch(Mechanism[ImprovementState]):
 
 
 def _next(candidates: ImprovementCandidates, resolved: Tensor, seen: Tensor) -> Tensor:
-    """Return the row of the candidate to evaluate next, a scalar: the first of the best ones.
-
-    Args:
-        candidates: ``N`` arms.
-        resolved: ``N`` booleans: resolved arms.
-        seen: ``N`` booleans: evaluated and pending arms.
-    """
+    """Return the row of the best candidate, a scalar, without those resolved or else those seen (``N`` booleans each)."""
     scores = candidates.gain(candidates.moments.mean, candidates.moments.variance).value
     excluded = next((mask for mask in (resolved, seen) if not bool(mask.all())), torch.zeros_like(seen))
     return first_largest(scores.masked_fill(excluded, -torch.inf), scale=1.0)

@@ -55,12 +55,9 @@ class Replicates(NamedTuple):
 
 
 def replicates_of(X: Tensor, y: Tensor, *, merge: bool = True) -> Replicates:
-    """Return ``n`` finite observations ``y`` at ``X`` (``n x d``) by distinct point. O(n log n + n d).
+    """Return ``n`` finite observations at ``n x d`` points by distinct point; without ``merge`` each as of a point of its own.
 
-    Args:
-        X: Evaluated points.
-        y: Observations.
-        merge: Whether evaluations of a point are one row of the model; else each counts as a point of its own.
+    O(n log n + n d).
     """
     points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
     low, high = (y.new_zeros(len(points)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))

@@ -83,13 +83,7 @@ class ImprovementCandidates:
     """Whether no point is picked twice, as there is no noise."""
 
     def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> ImprovementCandidates:
-        """Return the candidates after a pick (``1 x d``), whose mean counts as reached. O(N n).
-
-        Args:
-            gp: Conditioned on the picks before.
-            pick: The newest pick.
-            at_pick: Its moments under ``gp``.
-        """
+        """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
         best = max(self.best, float(at_pick.mean))
         return replace(self, moments=gp.moments_given(self.U, self.moments, pick, at_pick), best=best)
 

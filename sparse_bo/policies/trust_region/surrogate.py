@@ -85,15 +85,7 @@ class FittedRegion:
 
 
 def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
-    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
-
-    Args:
-        X: ``n x d`` in the unit cube.
-        y: ``n``.
-        centre: ``d``.
-        lengthscales: ``d``; ``None``: all alike.
-        most: At least 1.
-    """
+    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending."""
     n = len(y)
     if n <= most:
         return torch.arange(n, device=X.device)
