@@ -249,10 +249,10 @@ def test_a_trial_enqueued_with_a_value_that_its_range_does_not_have_harms_nothin
     made.enqueue_trial(INSIDE | {name: value})
     made.enqueue_trial(INSIDE)
     made.enqueue_trial({name: value})
-    made.optimize(every_kind, n_trials=6, catch=(TypeError,))
+    made.optimize(every_kind, n_trials=6, catch=(TypeError, ValueError))  # Optuna's own, of what is enqueued
     assert [t.state for t in made.trials[3:4] + made.trials[5:]] == [TrialState.COMPLETE] * 4
     inside = [t for t in made.trials[:-1] if t.state == TrialState.COMPLETE and t.params[name] != value]
-    assert told(sampler)[0] == sorted(-t.value for t in inside if t.number not in (2, 4) or isinstance(value, str))
+    assert told(sampler)[0] == sorted(-t.value for t in inside)
 
 
 def test_hyperband_searches_each_bracket():
