@@ -93,6 +93,8 @@ def rows_in(path: str | os.PathLike[str]) -> int:
 def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     if not path.exists():
         raise FileNotFoundError(f"expected a .npy file at {path}, got no such file")
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"expected a .npy file at {path}, got a folder, pipe or device; save the array as a file")
     _check_written_by_numpy(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
