@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,8 @@ class SparseBOSampler(BaseSampler):
     Args:
         policy: Default by :func:`sparse_bo.runs.chosen_policy`: :class:`sparse_bo.TrustRegion`; where there are at most 20,000
             combinations and no continuum, :class:`sparse_bo.policies.ExpectedImprovement` over all of them.
-        seed: Of everything random; ``None``: another one each time.
+        seed: Of everything random, together with the number of the first trial that this sampler makes: processes that share a
+            study and a seed make different trials. ``None``: another one each time.
         independent_sampler: For parameters that cannot be sampled together; default :class:`optuna.samplers.RandomSampler`.
 
     Raises:
@@ -78,31 +80,29 @@ class SparseBOSampler(BaseSampler):
     ) -> None:
         if policy is not None:
             check_policy(policy)
-        if seed is not None:
-            seed = check_count("seed", seed, minimum=0)
-        self._policy, self._independent = policy, independent_sampler or RandomSampler(seed=seed)
-        self._generator = torch.Generator()
-        self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
+        self._policy, self._independent, self._generator = policy, independent_sampler or RandomSampler(), torch.Generator()
+        self._seed = self._generator.seed() if seed is None else check_count("seed", seed, minimum=0)
+        self._seeds_independent = independent_sampler is None
         self._forget()
 
     def _forget(self) -> None:
-        self._lock, self._spaces = threading.RLock(), IntersectionSearchSpace()
-        self._search: _Search | None = None
+        self._lock, self._spaces = threading.RLock(), IntersectionSearchSpace(include_pruned=True)
+        self._searches: dict[int | None, _Search] = {}
         self._warned: set[str] = set()
+        self._begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without values that can be read from the study again."""
-        return {"policy": self._policy, "independent": self._independent, "generator": self._generator.get_state()}
+        return {name: vars(self)[name] for name in ("_policy", "_independent", "_seed", "_seeds_independent")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Start as a new sampler of a study that there may be."""
-        self._policy, self._independent, self._generator = kept["policy"], kept["independent"], torch.Generator()
-        self._generator.set_state(kept["generator"])
+        vars(self).update(kept, _generator=torch.Generator())
         self._forget()
 
     def reseed_rng(self) -> None:
         """See :meth:`optuna.samplers.BaseSampler.reseed_rng`."""
-        self._generator.seed()
+        self._seed, self._begun = self._generator.seed(), False
         self._independent.reseed_rng()
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -111,12 +111,23 @@ class SparseBOSampler(BaseSampler):
         Raises:
             ValueError: If it has several objectives.
         """
+        self._begin(study, trial)
+        self._independent.before_trial(study, trial)
+
+    def _begin(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Check the study, and seed by the number of the first trial."""
         if len(study.directions) > 1:
             raise ValueError(
                 f"SparseBOSampler optimises one objective, and this study has {len(study.directions)}; optimise a weighted "
                 "sum, or use optuna.samplers.GPSampler or NSGAIISampler"
             )
-        self._independent.before_trial(study, trial)
+        with self._lock:
+            if not self._begun:
+                own, other = np.random.SeedSequence([self._seed, trial.number]).generate_state(2)
+                self._generator.manual_seed(int(own))
+                if self._seeds_independent:
+                    self._independent = RandomSampler(seed=int(other))
+                self._begun = True
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """See :meth:`optuna.samplers.BaseSampler.after_trial`."""
@@ -134,31 +145,37 @@ class SparseBOSampler(BaseSampler):
         """Return a value for each parameter of ``search_space``; nothing where all of them are enqueued.
 
         Raises:
-            ValueError: If a range is too wide to be encoded.
+            ValueError: If a range is too wide to be encoded, or the study has several objectives.
             NotImplementedError: If a parameter is of an unknown kind.
         """
+        self._begin(study, trial)
         fixed = trial.system_attrs.get("fixed_params", {})
         if not search_space or search_space.keys() <= fixed.keys():
             return {}
+        bracket = getattr(study, "_bracket_id", None)  # Hyperband's samplers see the trials of one bracket at a time
         with self._lock:
-            search = self._search
+            search = self._searches.pop(bracket, None)
             if search is None or not search.fits(study, search_space):
-                search = self._search = _Search(study, search_space, self._policy, self._generator)
-            try:
-                return search.next(trial.number)
-            except BaseException:  # Ctrl-C too: some trials may be read but not learned from, so all are read again
-                self._search = None
-                raise
+                search = _Search(study, search_space, self._policy, self._generator)
+            values = search.next(trial.number)
+            self._searches[bracket] = search  # not after an exception, Ctrl-C too: then all trials are read again
+            return values
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a value of a parameter that is not sampled with the others; says so once for each."""
-        if self._search is not None and param_name not in self._warned:
+        """Return a value of a parameter that is not sampled with the others; says so once for each.
+
+        Raises:
+            ValueError: If the study has several objectives.
+        """
+        self._begin(study, trial)
+        if self._searches and param_name not in self._warned:
             self._warned.add(param_name)
             logger.warning(
-                "%r of trial %d is sampled by %s, beside the model: not all trials have it with this range. If its range was "
-                "changed, start a new study and take old trials over by study.add_trials; if it is conditional, this stays so",
+                "%r of trial %d is sampled by %s, beside the model: not all trials have it with this range. If it is "
+                "conditional, this stays so. If its range was changed, start a new study with the old trials under the new "
+                "range: study.add_trial(optuna.trial.create_trial(params=old.params, distributions=new, value=old.value))",
                 param_name,
                 trial.number,
                 type(self._independent).__name__,
@@ -177,15 +194,13 @@ class _Search:
         generator: torch.Generator,
     ) -> None:
         self.study, self.distributions, self.generator = study, dict(search_space), generator
-        self.space = Space({name: _parameter(name, kind) for name, kind in search_space.items()})
-        self.domain = space_domain(self.space)
+        self.domain = space_domain(Space({repr(name): _parameter(name, kind) for name, kind in search_space.items()}))
         self.mechanism: Mechanism[Any] = (policy or chosen_policy(self.domain, budget=TRIALS).policy).on(self.domain)
         self.state: State = self.mechanism.init()
         self.sign = -1.0 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1.0
         self.queue: list[Tensor] = []
         self.out: dict[int, Tensor] = {}
-        self.open: set[int] = set()
-        self.seen = 0
+        self.ended: set[int] = set()
         self.completed: list[float] = []
 
     def fits(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> bool:
@@ -197,18 +212,21 @@ class _Search:
         """Return the values of a trial."""
         if not self.queue:
             self._take_in(number)
-            picks = self._asked()
-            self.queue = [picks[row : row + 1] for row in range(len(picks))]
-        pick = self.queue.pop(0)
-        self.out[number] = pick
-        return self._external(self.domain.named(pick)[0])
+            self.queue = list(torch.split(self._asked(), 1))
+        self.out[number] = pick = self.queue.pop(0)
+        point: Mapping[str, Any] = self.domain.named(pick)[0]
+        return {
+            name: kind.choices[point[repr(name)]] if isinstance(kind, CategoricalDistribution) else point[repr(name)]
+            for name, kind in self.distributions.items()
+        }
 
     @with_gradients
     def _asked(self) -> Tensor:
         """Return picks for the next trials: more at once the more trials there are."""
         q = max(1, len(self.completed) // AT_ONCE)
-        pending = torch.cat([self.domain.no_picks, *self.out.values()])
-        known = torch.cat([self.state.X, pending]) if isinstance(self.state, BoxState) else pending
+        known = pending = torch.cat([self.domain.no_picks, *self.out.values()])
+        if isinstance(self.state, BoxState):
+            known = torch.cat([self.state.X, self.state.left_alone(), pending])
         made = self.mechanism.ask(self.state, max_q=q, pending=pending, generator=self.generator)
         while isinstance(made, Wait):  # Optuna never waits: what has been out for longest is forgotten
             pending = pending[1 + len(pending) // 2 :]
@@ -220,36 +238,27 @@ class _Search:
     @with_gradients
     def _take_in(self, current: int) -> None:
         """Update the policy by ended trials, and collect running ones."""
-        trials = self.study.get_trials(deepcopy=False)
-        numbers = sorted({*self.open, *range(self.seen, len(trials))} - {current})
-        self.seen, self.open = len(trials), set()
         good: list[tuple[Mapping[str, Any], float]] = []
         bad: list[Mapping[str, Any]] = []
-        for trial in (trials[number] for number in numbers):
-            if not trial.state.is_finished():
-                self.open.add(trial.number)
-                self._running(trial)
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.number == current or trial.number in self.ended:
                 continue
+            point = self._point(trial)
+            if not trial.state.is_finished():
+                if point is not None:
+                    self.out[trial.number] = self.domain.check("trials", [point])
+                continue
+            self.ended.add(trial.number)
             self.out.pop(trial.number, None)
-            if (point := self._internal(trial)) is not None:
+            if point is not None:
                 value = self._value(trial)
                 bad.append(point) if value is None else good.append((point, value))
-        if self.seen > current:
-            self.open.add(current)
-        picks = self._picks([point for point, _ in good]) if good else None
-        if picks is not None:
+        if good:
+            picks = self.domain.check("trials", [point for point, _ in good])
             y = torch.tensor([value for _, value in good], dtype=torch.float64, device="cpu")
             self.state = self.mechanism.observe(self.state, picks, y, generator=self.generator)
         if bad:
-            self.state = self.mechanism.fail(self.state, self._picks(bad))
-
-    def _picks(self, points: Sequence[Mapping[str, Any]]) -> Tensor:
-        return self.domain.check("trials", points)
-
-    def _running(self, trial: FrozenTrial) -> None:
-        """Count a trial of another worker, once all its parameters are known, as out."""
-        if trial.number not in self.out and (point := self._internal(trial)) is not None:
-            self.out[trial.number] = self._picks([point])
+            self.state = self.mechanism.fail(self.state, self.domain.check("trials", bad))
 
     def _value(self, trial: FrozenTrial) -> float | None:
         """Return the objective of a finished trial, to be maximised; ``None`` if it failed or is infeasible."""
@@ -270,22 +279,21 @@ class _Search:
             return min(reached, typical) if math.isfinite(reached) or reached == math.inf else None
         return None
 
-    def _internal(self, trial: FrozenTrial) -> dict[str, Any] | None:
-        """Return a trial's point of the space; ``None`` if it lacks a parameter, or has one outside today's range."""
+    def _point(self, trial: FrozenTrial) -> dict[str, Any] | None:
+        """Return a trial's point of the space.
+
+        ``None`` if it lacks a parameter, has one of another range, or a value that its range does not have: Optuna lets
+        trials be enqueued with any value.
+        """
         point: dict[str, Any] = {}
         for name, distribution in self.distributions.items():
-            if name not in trial.params or trial.distributions[name] != distribution:
+            if trial.distributions.get(name) != distribution:
                 return None
-            value = trial.params[name]
-            categorical = isinstance(distribution, CategoricalDistribution)
-            point[name] = int(distribution.to_internal_repr(value)) if categorical else value
+            number = distribution.to_internal_repr(trial.params[name])
+            if not distribution._contains(number):
+                return None
+            point[repr(name)] = number if isinstance(distribution, FloatDistribution) else round(number)
         return point
-
-    def _external(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: distribution.choices[point[name]] if isinstance(distribution, CategoricalDistribution) else point[name]
-            for name, distribution in self.distributions.items()
-        }
 
 
 def _parameter(name: str, distribution: BaseDistribution) -> Parameter:

@@ -50,19 +50,20 @@ class Arms(Domain):
         """See :meth:`Domain.hull`."""
         return torch.stack([self.points.amin(dim=0), self.points.amax(dim=0)])
 
-    @property
-    def no_picks(self) -> Tensor:
-        """See :attr:`Domain.no_picks`."""
-        return torch.empty(0, dtype=torch.long, device=self.points.device)
-
     def inputs(self, picks: Tensor) -> Tensor:
         """See :meth:`Domain.inputs`."""
         cache_rows(self.points, picks)
         return self.points[picks]
 
-    def check(self, name: str, where: Tensor) -> Tensor:
+    def check(self, name: str, where: Any) -> Tensor:
         """See :meth:`Domain.check`."""
-        return check_indices(name, torch.as_tensor(where, device=self.points.device), size=self.count)
+        try:
+            rows = torch.as_tensor(where, device=self.points.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"expected {name} to be rows of the arms, got {type(where).__name__}; use torch.as_tensor(…)"
+            ) from error
+        return check_indices(name, rows, size=self.count)
 
     def recorded(self, picks: Tensor) -> NDArray[Any]:
         """See :meth:`Domain.recorded`."""

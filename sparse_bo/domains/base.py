@@ -30,22 +30,17 @@ class Domain(ABC):
     def hull(self) -> Tensor:
         """Return the bounding box, ``2 x d`` lower and upper corner. O(a d) on arms in memory."""
 
-    @property
-    @abstractmethod
-    def no_picks(self) -> Tensor:
-        """Zero picks."""
-
     @abstractmethod
     def inputs(self, picks: Tensor) -> Tensor:
         """Return the inputs of picks, ``q x d``, in the user's dtype. O(q d)."""
 
     @abstractmethod
-    def check(self, name: str, where: Tensor) -> Tensor:
-        """Return a user's rows of the arms or points in the box as picks.
+    def check(self, name: str, where: Any) -> Tensor:
+        """Return a user's rows of the arms, or points in the box (to 1e-6 of its sides), as picks without gradients.
 
         Raises:
-            TypeError: If the dtype is wrong.
-            ValueError: If a row is out of range, or a point is not finite or outside the box.
+            TypeError: If the dtype or the device is wrong.
+            ValueError: If a row is out of range, or a point is of another width, not finite, or outside the box.
         """
 
     @abstractmethod
@@ -78,6 +73,11 @@ class Domain(ABC):
             generator: CPU generator.
         """
         return picks
+
+    @property
+    def no_picks(self) -> Tensor:
+        """Zero picks."""
+        return self.stacked([])
 
     @property
     def dims(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,51 +33,23 @@ class Box(Domain):
     def __post_init__(self) -> None:
         bounds = self.bounds
         if not isinstance(bounds, Tensor):
-            raise TypeError(f"expected bounds to be a torch.Tensor of shape 2 x d, got {type(bounds).__name__}")
+            got = type(bounds).__name__
+            raise TypeError(f"expected bounds to be a torch.Tensor of shape 2 x d, got {got}; use torch.tensor([lower, upper])")
         if bounds.dim() != 2 or bounds.shape[0] != 2 or bounds.shape[1] == 0:
-            raise ValueError(f"expected bounds of shape 2 x d (lower and upper corner), got shape {tuple(bounds.shape)}")
+            got = f"shape {tuple(bounds.shape)}"
+            raise ValueError(f"expected bounds of shape 2 x d, got {got}; use torch.stack([lower, upper]) of two corners")
         if bounds.dtype not in FLOATING:
             raise TypeError(f"expected bounds of dtype torch.float64 (or float32), got {bounds.dtype}; use bounds.double()")
         check_finite("bounds", bounds)
         wrong = (bounds[0] >= bounds[1]).nonzero().flatten().tolist()
         if wrong:
-            i = wrong[0]
-            raise ValueError(f"expected lower < upper bounds, got [{float(bounds[0, i])}, {float(bounds[1, i])}] in column {i}")
+            got = f"[{float(bounds[0, wrong[0]])}, {float(bounds[1, wrong[0]])}] in column {wrong[0]}"
+            raise ValueError(f"expected lower < upper bounds, got {got}; exchange them, or leave out an input that is constant")
 
     @property
     def like(self) -> Tensor:
         """See :attr:`Domain.like`."""
         return self.bounds[:0]
-
-    @property
-    def no_picks(self) -> Tensor:
-        """See :attr:`Domain.no_picks`."""
-        return self.bounds[:0].to(torch.float64)
-
-    def hull(self) -> Tensor:
-        """See :meth:`Domain.hull`."""
-        return self.bounds
-
-    def inputs(self, picks: Tensor) -> Tensor:
-        """See :meth:`Domain.inputs`."""
-        return picks.to(self.bounds.dtype)
-
-    def check(self, name: str, where: Tensor) -> Tensor:
-        """See :meth:`Domain.check`."""
-        return self.checked(name, where).to(torch.float64)
-
-    def recorded(self, picks: Tensor) -> NDArray[Any]:
-        """See :meth:`Domain.recorded`."""
-        return picks.to(self.bounds.dtype).to(picks.dtype).cpu().numpy()
-
-    def stacked(self, picks: Sequence[Any]) -> Tensor:
-        """See :meth:`Domain.stacked`."""
-        return torch.from_numpy(np.stack(picks)).to(self.bounds.device) if len(picks) else self.no_picks
-
-    def describe(self) -> dict[str, Any]:
-        """See :meth:`Domain.describe`."""
-        bounds = self.bounds
-        return {"bounds": bounds.tolist(), "dims": self.dims, "dtype": str(bounds.dtype), "device": str(bounds.device)}
 
     @property
     def lower(self) -> Tensor:
@@ -89,9 +61,51 @@ class Box(Domain):
         """The upper corner, ``d``."""
         return self.bounds[1]
 
-    def double(self) -> Box:
+    @property
+    def groups(self) -> Tensor:
+        """``d``: number of the parameter that each column belongs to, from 0 on."""
+        return torch.arange(self.dims, device=self.device)
+
+    def hull(self) -> Tensor:
+        """See :meth:`Domain.hull`."""
+        return self.bounds
+
+    def inputs(self, picks: Tensor) -> Tensor:
+        """See :meth:`Domain.inputs`."""
+        return picks.to(self.bounds.dtype)
+
+    def check(self, name: str, where: Any) -> Tensor:
+        """See :meth:`Domain.check`; of several points outside the first is named."""
+        if not isinstance(where, Tensor):
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(where).__name__}; use torch.as_tensor(list(…))")
+        if where.dim() != 2 or where.shape[1] != self.dims:
+            got = f"shape {tuple(where.shape)}"
+            raise ValueError(f"expected {name} of shape n x {self.dims}, got {got}; one point is 1 x {self.dims}")
+        check_like(name, where, self.bounds)
+        check_finite(name, where)
+        slack = 1e-6 * (self.upper - self.lower)
+        outside = ((self.lower - slack > where) | (self.upper + slack < where)).any(dim=-1).nonzero().flatten()
+        if len(outside):
+            got = f"{len(outside)} outside, the first at row {int(outside[0])}"
+            raise ValueError(f"expected {name} inside the bounds, got {got}; leave them out, or widen the bounds")
+        return where.detach().to(torch.float64)
+
+    def recorded(self, picks: Tensor) -> NDArray[Any]:
+        """See :meth:`Domain.recorded`."""
+        return picks.to(self.bounds.dtype).to(picks.dtype).cpu().numpy()
+
+    def stacked(self, picks: Sequence[Any]) -> Tensor:
+        """See :meth:`Domain.stacked`."""
+        return torch.from_numpy(np.array(picks, np.float64).reshape(-1, self.dims)).to(self.bounds.device)
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Domain.describe`."""
+        bounds = self.bounds
+        return {"bounds": bounds.tolist(), "dims": self.dims, "dtype": str(bounds.dtype), "device": str(bounds.device)}
+
+    def double(self) -> Self:
         """See :meth:`Domain.double`."""
-        return Box(self.bounds.to(torch.float64))
+        return replace(self, bounds=self.bounds.to(torch.float64))
 
     def from_unit(self, U: Tensor) -> Tensor:
         """Map points of the unit cube (``… x d``) into the box."""
@@ -100,6 +114,14 @@ class Box(Domain):
     def to_unit(self, X: Tensor) -> Tensor:
         """Map points of the box (``… x d``) into the unit cube."""
         return (X - self.lower) / (self.upper - self.lower)
+
+    def snap(self, U: Tensor) -> Tensor:
+        """Move points of the unit cube (``q x d``) to those that can be evaluated: of a box without steps, all."""
+        return U
+
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values next to those of points of the unit cube (``q x d``), below and above; on a continuum ``U``."""
+        return U, U
 
     def uniform(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Draw ``n x d`` uniform points; consumes ``n d`` numbers of a CPU generator."""
@@ -117,26 +139,6 @@ class Box(Domain):
         resume. Draws nothing.
         """
         return self.from_unit(sobol_points(n, self.dims, seed=generator.initial_seed(), start=start).to(self.bounds))
-
-    def checked(self, name: str, X: Tensor) -> Tensor:
-        """Return ``X`` (``n x d``) after checking that it is finite, of the box's width, dtype and device, and inside to 1e-6.
-
-        Raises:
-            TypeError: If it is not a tensor, or its dtype or device differs.
-            ValueError: If its shape is wrong, an entry is not finite, or a point lies outside (the first is named).
-        """
-        if not isinstance(X, Tensor):
-            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...)")
-        if X.dim() != 2 or X.shape[1] != self.dims:
-            raise ValueError(f"expected {name} of shape n x {self.dims}, got shape {tuple(X.shape)}")
-        check_like(name, X, self.bounds)
-        check_finite(name, X)
-        slack = 1e-6 * (self.upper - self.lower)
-        outside = ((self.lower - slack > X) | (self.upper + slack < X)).any(dim=-1).nonzero().flatten()
-        if len(outside):
-            first = int(outside[0])
-            raise ValueError(f"expected {name} inside the bounds, got {len(outside)} outside, the first at row {first}")
-        return X
 
 
 def sobol_points(n: int, dims: int, *, seed: int, start: int = 0) -> Tensor:

@@ -1,15 +1,15 @@
 """Spaces of named parameters as domains: arms if there are few combinations, else the unit box of their columns.
 
-On the box a policy searches the columns as a continuum. Its picks are moved to the encoded values of their points, and these
-are evaluated, recorded and observed. An infeasible pick is replaced by a neighbour; so is, in a space without a continuous
-parameter, a pick that has been evaluated (:meth:`SpaceBox.mended`).
+On the box a policy searches the columns. Its picks are moved to the encoded values of their points, and these are evaluated,
+recorded and observed. An infeasible pick is replaced by a neighbour; so is, in a space without a continuous parameter, a pick
+that has been evaluated (:meth:`SpaceBox.mended`).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,17 @@ class SpaceArms(Arms):
     Attributes:
         points: Encoded columns.
         space: The space.
-        numbers: ``a`` numbers of the combinations.
+        numbers: ``a`` numbers of the combinations, ascending.
     """
 
     space: Space = field(kw_only=True)
     numbers: Tensor = field(kw_only=True)
+
+    @staticmethod
+    def of(space: Space, numbers: Tensor | None = None, *, device: str | torch.device = "cpu") -> SpaceArms:
+        """Return the arms of some combinations (``a``, int64, ascending); ``None``: of all."""
+        numbers = torch.arange(space.count or 0, device="cpu") if numbers is None else numbers
+        return SpaceArms(space.combination(numbers).to(device), space=space, numbers=numbers)
 
     def named(self, picks: Tensor) -> list[Parameters]:
         """See :meth:`Domain.named`."""
@@ -52,11 +58,11 @@ class SpaceArms(Arms):
         """See :meth:`Domain.check`; takes dictionaries too."""
         if isinstance(where, Tensor):
             return super().check(name, where)
-        known = {tuple(row): arm for arm, row in enumerate(self.points[:].tolist())}
-        found = [known.get(tuple(row)) for row in self.space.encode(where, name).tolist()]
-        if None in found:
-            raise ValueError(_infeasible(name, where[found.index(None)]))
-        return torch.tensor(found, dtype=torch.long, device=self.device)
+        wanted = self.space.number(self.space.encode(where, name))
+        rows = torch.searchsorted(self.numbers, wanted).clamp_max(len(self.numbers) - 1)
+        for row in (self.numbers[rows] != wanted).nonzero().flatten().tolist():
+            raise ValueError(_infeasible(name, where[row]))
+        return rows.to(self.device)
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`Domain.describe`; the feasible combinations are stored as bits."""
@@ -87,6 +93,26 @@ class SpaceBox(Box):
     feasible: Feasible | None = field(default=None, kw_only=True)
     restricted: bool = field(default=False, kw_only=True)
 
+    @staticmethod
+    def of(space: Space, feasible: Feasible | None, *, restricted: bool, device: str | torch.device = "cpu") -> SpaceBox:
+        """Return the box of a space."""
+        bounds = torch.tensor([[0.0] * space.dims, [1.0] * space.dims], dtype=torch.float64, device=device)
+        return SpaceBox(bounds, space=space, feasible=feasible, restricted=restricted)
+
+    @property
+    def groups(self) -> Tensor:
+        """See :attr:`Box.groups`."""
+        widths = torch.tensor([p.width for p in self.space.parameters.values() if p.width], device="cpu")
+        return torch.arange(len(widths), device="cpu").repeat_interleave(widths).to(self.device)
+
+    def snap(self, U: Tensor) -> Tensor:
+        """See :meth:`Box.snap`: to the encoded values."""
+        return self.space.snap(U)
+
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Box.neighbours`; all categories are neighbours."""
+        return self.space.neighbours(U)
+
     def named(self, picks: Tensor) -> list[Parameters]:
         """See :meth:`Domain.named`."""
         return self.space.decode(picks)
@@ -101,7 +127,7 @@ class SpaceBox(Box):
             picks = self.space.snap(super().check(name, where))
         else:
             picks = self.space.encode(where, name).to(self.device)
-        for pick in picks:
+        for pick in picks if self.feasible is not None else picks[:0]:
             if not self._feasible(pick):
                 raise ValueError(_infeasible(name, self.named(pick.unsqueeze(0))[0]))
         return picks
@@ -114,12 +140,8 @@ class SpaceBox(Box):
         """See :meth:`Domain.describe`."""
         return {**super().describe(), "space": {**self.space.describe(), "restricted": self.restricted}}
 
-    def double(self) -> SpaceBox:
-        """See :meth:`Domain.double`."""
-        return replace(self, bounds=self.bounds.to(torch.float64))
-
     def mended(self, picks: Tensor, *, seen: Tensor, repeats: bool, generator: torch.Generator) -> Tensor:
-        """See :meth:`Domain.mended`.
+        """See :meth:`Domain.mended`. O(n d) for each pick that is replaced, after n evaluations.
 
         Picks are moved to the encoded values of their points. An infeasible one is replaced by the nearest feasible of points
         drawn around it, in widening rings, then anywhere. In a space without a continuous parameter a pick that was evaluated
@@ -129,27 +151,25 @@ class SpaceBox(Box):
         Raises:
             ValueError: If no feasible point is found, or the feasibility function fails.
         """
-        proposed, picks = picks, self.space.snap(picks)
+        snapped = self.space.snap(picks)
         countable = self.space.count is not None
         if self.feasible is None and not countable:
-            return picks
-        taken = {row.tobytes() for row in seen.cpu().numpy()} if countable else set()
-        repaired: list[Tensor] = []
-        for pick, wanted in zip(picks.cpu(), proposed.cpu(), strict=True):
-            rounded = not (repeats and torch.equal(pick, wanted))
-            if (rounded and pick.numpy().tobytes() in taken) or not self._feasible(pick):
-                pick = self._neighbour(pick, taken, generator)
-            repaired.append(pick)
+            return snapped
+        made, taken = snapped.cpu(), seen.cpu() if countable else seen[:0].cpu()
+        for row, (pick, wanted) in enumerate(zip(made, picks.cpu(), strict=True)):
+            repeated = not (repeats and torch.equal(pick, wanted)) and _among(pick, taken)
+            if repeated or not self._feasible(pick):
+                made[row] = self._neighbour(pick, taken, generator)
             if countable:
-                taken.add(pick.numpy().tobytes())
-        return torch.stack(repaired).to(picks.device)
+                taken = torch.cat([taken, made[row : row + 1]])
+        return made.to(picks.device)
 
-    def _neighbour(self, pick: Tensor, taken: set[bytes], generator: torch.Generator) -> Tensor:
-        """Return a feasible point near a pick: one outside ``taken``, if any such point was drawn."""
-        repeated: Tensor | None = pick if self._feasible(pick) else None
+    def _neighbour(self, pick: Tensor, taken: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a feasible point near a pick: one that is not ``taken`` (``n x d``), if any such point was drawn."""
+        repeated = pick if self._feasible(pick) else None
         for candidates in self._rings(pick, generator):
             for u in candidates:
-                new = not taken or u.numpy().tobytes() not in taken
+                new = not _among(u, taken)
                 if (new or repeated is None) and self._feasible(u):
                     if new:
                         return u
@@ -159,35 +179,34 @@ class SpaceBox(Box):
         return repeated
 
     def _rings(self, pick: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-        d = len(pick)
         for ring in range(ROUNDS):
-            normal = torch.randn(TRIED, d, generator=generator, dtype=torch.float64, device="cpu")
+            normal = torch.randn(TRIED, len(pick), generator=generator, dtype=torch.float64, device="cpu")
             drawn = self.space.snap((pick + 2**ring * NARROWEST * normal).clamp(0.0, 1.0))
             yield drawn[(drawn - pick).square().sum(dim=-1).argsort(stable=True)]
-        yield from drawn_from(self.space, generator)
+        yield from _drawn_from(self.space, generator)
 
     def _feasible(self, u: Tensor) -> bool:
-        return self.feasible is None or is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])
+        return self.feasible is None or _is_feasible(self.feasible, self.space.decode(u.unsqueeze(0))[0])
 
 
-def drawn_from(space: Space, generator: torch.Generator) -> Iterator[Tensor]:
+def _among(u: Tensor, rows: Tensor) -> bool:
+    return bool((rows == u).all(dim=-1).any())
+
+
+def _drawn_from(space: Space, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield :data:`DRAWN` points of a space (``… x dims``), uniform in its columns, a thousand at a time."""
     for _ in range(DRAWN // 1000):
         yield space.snap(torch.rand(1000, space.dims, generator=generator, dtype=torch.float64, device="cpu"))
 
 
-def is_feasible(feasible: Feasible, point: Parameters) -> bool:
-    """Return the value of a feasibility function at a point.
-
-    Raises:
-        ValueError: If the function raises, or returns no boolean.
-    """
+def _is_feasible(feasible: Feasible, point: Parameters) -> bool:
     try:
         answer = feasible(dict(point))
     except Exception as error:
         raise ValueError(f"the feasibility function failed at {point!r} ({type(error).__name__}: {error})") from error
     if not isinstance(answer, bool | np.bool_):
-        raise ValueError(f"expected the feasibility function to return True or False, got {answer!r} at {point!r}")
+        got = f"{answer!r} at {point!r}; return bool(…)"
+        raise ValueError(f"expected the feasibility function to return True or False, got {got}")
     return bool(answer)
 
 
@@ -204,21 +223,19 @@ def space_domain(space: Space | Mapping[str, Any], feasible: Feasible | None = N
     """
     space = space if isinstance(space, Space) else Space(space)
     if feasible is not None and not callable(feasible):
-        raise TypeError(f"expected feasible to be a function of a dictionary, got {type(feasible).__name__}")
+        raise TypeError(f"expected feasible to be a function of a dictionary, got {type(feasible).__name__}; pass a function")
     if not space.small:
-        bounds = torch.tensor([[0.0] * space.dims, [1.0] * space.dims], dtype=torch.float64, device="cpu")
-        _check_some_feasible(space, feasible)
-        return SpaceBox(bounds, space=space, feasible=feasible, restricted=feasible is not None)
-    assert space.count is not None
-    numbers = torch.arange(space.count, device="cpu")
-    points = space.combination(numbers)
-    if feasible is not None:
-        good = [row for row, point in enumerate(space.decode(points)) if is_feasible(feasible, point)]
-        if not good:
-            raise ValueError(f"expected at least one feasible of {space.count:,} combinations, got none; check feasible=")
-        numbers = numbers[good]
-        points = points[good]
-    return SpaceArms(points, space=space, numbers=numbers)
+        drawn = [] if feasible is None else _drawn_from(space, torch.Generator().manual_seed(0))
+        if feasible is not None and not any(_is_feasible(feasible, point) for some in drawn for point in space.decode(some)):
+            raise ValueError(_none_feasible(space))
+        return SpaceBox.of(space, feasible, restricted=feasible is not None)
+    arms = SpaceArms.of(space)
+    if feasible is None:
+        return arms
+    good = [row for row, point in enumerate(space.decode(arms.points[:])) if _is_feasible(feasible, point)]
+    if not good:
+        raise ValueError(f"expected at least one feasible of {space.count:,} combinations, got none; check feasible=")
+    return SpaceArms.of(space, arms.numbers[good])
 
 
 def check_domain(
@@ -234,21 +251,22 @@ def check_domain(
         ValueError: If not exactly one is passed, arms are empty or not finite, bounds are not those of a box, a parameter
             is out of range, or no point of the space is feasible.
     """
-    if space is not None and arms is None and bounds is None:
-        return space_domain(space, feasible)
-    if feasible is not None:
+    given = {"arms=": arms, "bounds=": bounds, "space=": space}
+    names = [name for name, value in given.items() if value is not None]
+    if feasible is not None and names != ["space="]:
         raise ValueError("expected feasible= with space=, got it without; leave out infeasible arms, or pass space=")
-    if isinstance(arms, Domain) and bounds is None and space is None:
-        return arms
-    if arms is not None and bounds is None and space is None and not isinstance(arms, Domain):
-        return Arms(arms.detach() if isinstance(arms, Tensor) else arms)
-    if bounds is not None and arms is None and space is None:
+    if len(names) != 1:
+        got = "none of them" if not names else f"{'both' if len(names) == 2 else 'all of'} {' and '.join(names)}; drop one"
+        choices = "arms= (a x d candidates), bounds= (2 x d corners of a box) or space= (named parameters)"
+        raise ValueError(f"expected either {choices}, got {got}")
+    if space is not None:
+        return space_domain(space, feasible)
+    if bounds is not None:
         return Box(bounds.detach() if isinstance(bounds, Tensor) else bounds)
-    names = [name for name, value in (("arms=", arms), ("bounds=", bounds), ("space=", space)) if value is not None]
-    raise ValueError(
-        "expected either arms= (a x d candidates), bounds= (2 x d corners of a box) or space= (named parameters), got "
-        + ("none of them" if not names else f"{'both' if len(names) == 2 else 'all of'} {' and '.join(names)}")
-    )
+    if isinstance(arms, Domain):
+        return arms
+    assert arms is not None
+    return Arms(arms.detach() if isinstance(arms, Tensor) else arms)
 
 
 def recorded_space(
@@ -267,45 +285,30 @@ def recorded_space(
     """
     described = about["space"]
     space = Space.of(described)
-    if "bounds" in about:
-        if asking and described.get("restricted") != (feasible is not None):
-            with_one = "has a feasibility function, which a journal cannot store; pass feasible="
-            raise ValueError(f"the run {with_one if feasible is None else 'has no feasibility function; drop feasible='}")
-        bounds = torch.tensor(about["bounds"], dtype=torch.float64, device=device)
-        return SpaceBox(bounds, space=space, feasible=feasible, restricted=bool(described.get("restricted")))
-    return _recorded_arms(described, space, device)
+    if "bounds" not in about:
+        return _recorded_arms(described, space, device)
+    restricted = bool(described.get("restricted"))
+    if asking and restricted != (feasible is not None):
+        with_one = "has a feasibility function, which a journal cannot store; pass feasible="
+        raise ValueError(f"the run {with_one if restricted else 'has no feasibility function; drop feasible='}")
+    return SpaceBox.of(space, feasible, restricted=restricted, device=device)
 
 
-def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | torch.device) -> SpaceArms:
+def _recorded_arms(described: Mapping[str, Any], space: Space, device: str | torch.device = "cpu") -> SpaceArms:
     """Return the arms of a recorded run from the bits of its feasible combinations."""
     if space.count is None:
-        raise ValueError("the description of the space is damaged: arms cannot come from a continuum")
-    numbers = torch.arange(space.count, device="cpu")
-    if described.get("feasible") is not None:
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(described["feasible"]), np.uint8))
-        numbers = torch.from_numpy(np.flatnonzero(bits[: space.count]))
-    return SpaceArms(space.combination(numbers).to(device), space=space, numbers=numbers)
+        raise ValueError("the description of the space is damaged: arms cannot come from a continuum; take another copy")
+    if described.get("feasible") is None:
+        return SpaceArms.of(space, device=device)
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(described["feasible"]), np.uint8))
+    return SpaceArms.of(space, torch.from_numpy(np.flatnonzero(bits[: space.count])), device=device)
 
 
-def names_of(described: Mapping[str, Any]) -> tuple[list[str], Callable[[Any], list[Parameters]]]:
+def names_of(described: Mapping[str, Any]) -> tuple[list[str], Callable[[Sequence[Any]], list[Parameters]]]:
     """Return the names of a recorded space, and a function from recorded picks (arms, or points) to dictionaries."""
     space = Space.of(described)
-    if space.small:
-        arms = _recorded_arms(described, space, "cpu")
-        return space.names, lambda picks: arms.named(torch.as_tensor(picks, dtype=torch.long, device="cpu"))
-    return space.names, lambda picks: space.decode(
-        torch.as_tensor(picks, dtype=torch.float64, device="cpu").reshape(-1, space.dims)
-    )
-
-
-def _check_some_feasible(space: Space, feasible: Feasible | None) -> None:
-    if feasible is None:
-        return
-    generator = torch.Generator().manual_seed(0)
-    for candidates in drawn_from(space, generator):
-        if any(is_feasible(feasible, point) for point in space.decode(candidates)):
-            return
-    raise ValueError(_none_feasible(space))
+    domain = _recorded_arms(described, space) if space.small else SpaceBox.of(space, None, restricted=False)
+    return space.names, lambda picks: domain.named(domain.stacked(picks))
 
 
 def _infeasible(name: str, point: Mapping[str, Any]) -> str:

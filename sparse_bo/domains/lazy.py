@@ -10,7 +10,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,42 +27,36 @@ CHECK_ROWS = 2**18
 class LazyArms(ABC):
     """An ``a x d`` arm set whose rows are made on request. A value.
 
-    Subclass it for arms computed from an index: a run needs the abstract members only.
+    Subclass it for arms computed from an index: a run needs the attributes and the abstract members only.
     """
 
+    shape: torch.Size
+    """Shape of the set, ``a x d``."""
+    dtype: torch.dtype
+    """Dtype of the rows: float64 or float32."""
+    device: torch.device
+    """Device of the rows."""
     distinct: bool = False
     """Whether no two rows can be equal."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> torch.Size:
-        """Shape of the set, ``a x d``."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Dtype of the rows: float64 or float32."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Device of the rows."""
-
-    @abstractmethod
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return the rows ``start … stop − 1``, ``(stop − start) x d``; ``0 ≤ start ≤ stop ≤ a``."""
 
     @abstractmethod
     def take(self, indices: Tensor) -> Tensor:
         """Return some rows, ``q x d``, by ``indices`` (``q``, int64, in ``[0, a)``)."""
 
-    @abstractmethod
-    def amin(self, dim: int = 0) -> Tensor:
-        """Return the least value of each column, ``d``."""
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the rows ``start … stop − 1``, ``(stop − start) x d``; ``0 ≤ start ≤ stop ≤ a``."""
+        return self.take(torch.arange(start, stop, device=self.device))
 
-    @abstractmethod
+    def amin(self, dim: int = 0) -> Tensor:
+        """Return the least value of each column, ``d``. O(a d), a block of rows at a time."""
+        return torch.stack([block.amin(dim=0) for block in self._blocks()]).amin(dim=0)
+
     def amax(self, dim: int = 0) -> Tensor:
-        """Return the largest value of each column, ``d``."""
+        """Return the largest value of each column, ``d``. O(a d), a block of rows at a time."""
+        return torch.stack([block.amax(dim=0) for block in self._blocks()]).amax(dim=0)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        return (self.rows(start, min(start + CHECK_ROWS, len(self))) for start in range(0, len(self), CHECK_ROWS))
 
     @abstractmethod
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> LazyArms:
@@ -123,82 +117,40 @@ ArmSet = Tensor | LazyArms
 """Arms in memory (``a x d`` tensor) or made on request."""
 
 
-def digest(arms: ArmSet) -> str:
+def digest(arms: ArmSet | NDArray[Any]) -> str:
     """Return a hash of an arm set's contents (shape, dtype and every entry), equal for a tensor and a file of it. O(a d)."""
     if isinstance(arms, LazyArms):
         return arms.digest()
-    return digest_of_rows(arms.detach().cpu().numpy())
-
-
-def digest_of_rows(array: NDArray[Any]) -> str:
-    """Return the :func:`digest` of an array, a block of rows at a time."""
+    array = arms.detach().cpu().numpy() if isinstance(arms, Tensor) else arms
     state = hashlib.blake2b(f"{array.shape} {array.dtype.name}".encode(), digest_size=16)
     for start in range(0, len(array), CHECK_ROWS):
         state.update(np.ascontiguousarray(array[start : start + CHECK_ROWS]).tobytes())
     return state.hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
 class PartOfArms(LazyArms):
-    """Contiguous rows of a lazy set, made on request.
+    """The rows ``start … stop − 1`` of a lazy set, made on request."""
 
-    Attributes:
-        whole: The set.
-        start: The first row.
-        stop: The row after the last, above ``start``.
-    """
-
-    whole: LazyArms
-    start: int
-    stop: int
-
-    @property
-    def distinct(self) -> bool:  # type: ignore[override]  # a constant of other sets
-        """Whether no two rows can be equal."""
-        return self.whole.distinct
-
-    @property
-    def shape(self) -> torch.Size:
-        """See :class:`LazyArms`."""
-        return torch.Size((self.stop - self.start, self.whole.shape[1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See :class:`LazyArms`."""
-        return self.whole.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """See :class:`LazyArms`."""
-        return self.whole.device
+    def __init__(self, whole: LazyArms, start: int, stop: int) -> None:
+        self.whole, self.start, self.stop = whole, start, stop
+        self.shape, self.dtype, self.device = torch.Size((stop - start, whole.shape[1])), whole.dtype, whole.device
+        self.distinct = whole.distinct
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`LazyArms`."""
+        """See :meth:`LazyArms.rows`."""
         return self.whole.rows(self.start + start, self.start + stop)
 
     def take(self, indices: Tensor) -> Tensor:
-        """See :class:`LazyArms`."""
+        """See :meth:`LazyArms.take`."""
         return self.whole.take(indices + self.start)
 
-    def amin(self, dim: int = 0) -> Tensor:
-        """See :class:`LazyArms`. O(a d), a block of rows at a time."""
-        return torch.stack([block.amin(dim=0) for block in self._blocks()]).amin(dim=0)
-
-    def amax(self, dim: int = 0) -> Tensor:
-        """See :class:`LazyArms`. O(a d), a block of rows at a time."""
-        return torch.stack([block.amax(dim=0) for block in self._blocks()]).amax(dim=0)
-
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> PartOfArms:
-        """See :class:`LazyArms`."""
+        """See :meth:`LazyArms.converted`."""
         return PartOfArms(self.whole.converted(dtype=dtype, device=device), self.start, self.stop)
 
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`: the digest of the whole set and the row range."""
         return f"{digest(self.whole)}[{self.start}:{self.stop}]"
-
-    def _blocks(self) -> Iterator[Tensor]:
-        length = self.stop - self.start
-        return (self.rows(at, min(at + CHECK_ROWS, length)) for at in range(0, length, CHECK_ROWS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,23 +175,31 @@ class ProductGrid(LazyArms):
     def __post_init__(self) -> None:
         axes = tuple(self.axes)
         if not axes:
-            raise ValueError("expected at least one axis, got none")
+            raise ValueError("expected at least one axis, got none; pass one tensor of values for each input")
         for number, axis in enumerate(axes):
             if not isinstance(axis, Tensor) or axis.dtype not in FLOATING:
                 got = axis.dtype if isinstance(axis, Tensor) else type(axis).__name__
-                raise TypeError(f"expected axis {number} to be a float64 (or float32) tensor, got {got}")
+                raise TypeError(
+                    f"expected axis {number} to be a float64 (or float32) tensor, got {got}; use torch.tensor(…).double()"
+                )
             if axis.dtype != axes[0].dtype or axis.device != axes[0].device:
                 expected, found = (f"{x.dtype} on {x.device}" for x in (axes[0], axis))
-                raise TypeError(f"expected all axes of {expected}, got axis {number} of {found}")
+                raise TypeError(f"expected all axes of {expected}, got axis {number} of {found}; use .to(axes[0])")
             if axis.dim() != 1 or not len(axis):
-                raise ValueError(f"expected axis {number} to be a non-empty vector, got shape {tuple(axis.shape)}")
+                raise ValueError(
+                    f"expected axis {number} to be a non-empty vector, got shape {tuple(axis.shape)}; use axis.flatten()"
+                )
             if not bool(torch.isfinite(axis).all()):
-                raise ValueError(f"expected finite values on axis {number}, got NaN or infinity")
+                raise ValueError(f"expected finite values on axis {number}, got NaN or infinity; leave them out")
             if bool((axis.sort().values.diff() == 0).any()):
                 raise ValueError(f"expected distinct values on axis {number}, got repeated ones; use axis.unique()")
         if math.prod(map(len, axes)) >= 2**62:
-            raise ValueError(f"expected fewer than 2^62 arms, got {' x '.join(str(len(axis)) for axis in axes)}")
-        object.__setattr__(self, "axes", axes)
+            raise ValueError(
+                f"expected fewer than 2^62 arms, got {' x '.join(str(len(axis)) for axis in axes)}; use fewer points"
+            )
+        shape = torch.Size((math.prod(map(len, axes)), len(axes)))
+        for name, value in {"axes": axes, "shape": shape, "dtype": axes[0].dtype, "device": axes[0].device}.items():
+            object.__setattr__(self, name, value)
 
     @staticmethod
     def linspace(bounds: Tensor, points: Sequence[int]) -> ProductGrid:
@@ -254,31 +214,13 @@ class ProductGrid(LazyArms):
             TypeError: If a count is not an integer.
         """
         if bounds.shape != (2, len(points)):
-            raise ValueError(f"expected bounds of shape 2 x {len(points)}, got {tuple(bounds.shape)}")
+            got = f"{tuple(bounds.shape)}; pass one column and one count for each input"
+            raise ValueError(f"expected bounds of shape 2 x {len(points)}, got {got}")
         for count in points:
             check_count("points", count)
         low, high = bounds
         steps = [torch.linspace(0.0, 1.0, n, dtype=bounds.dtype, device=bounds.device) for n in points]
         return ProductGrid([low[j] + (high[j] - low[j]) * step for j, step in enumerate(steps)])
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the set, ``a x d``."""
-        return torch.Size((math.prod(map(len, self.axes)), len(self.axes)))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the axes."""
-        return self.axes[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the axes."""
-        return self.axes[0].device
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """See :meth:`LazyArms.rows`. O(rows · d)."""
-        return self.take(torch.arange(start, stop, device=self.device))
 
     def take(self, indices: Tensor) -> Tensor:
         """See :meth:`LazyArms.take`. O(q d)."""
@@ -301,8 +243,7 @@ class ProductGrid(LazyArms):
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> ProductGrid:
         """See :meth:`LazyArms.converted`."""
-        axes = [axis.to(dtype=dtype or self.dtype, device=device or self.device) for axis in self.axes]
-        return replace(self, axes=axes)
+        return ProductGrid([axis.to(dtype=dtype or self.dtype, device=device or self.device) for axis in self.axes])
 
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`. Hashes the axes only."""

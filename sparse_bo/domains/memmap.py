@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, digest_of_rows
-
-
-@dataclass(frozen=True, eq=False)
-class _Memmap:
-    """A mapped file and the extremes of its columns."""
-
-    path: Path
-    array: NDArray[np.floating[Any]]
-    low: Tensor
-    high: Tensor
+from sparse_bo.domains.lazy import CHECK_ROWS, LazyArms, digest
 
 
 class MemmapArms(LazyArms):
@@ -45,82 +35,59 @@ class MemmapArms(LazyArms):
     def __init__(
         self, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", rows: tuple[int, int] | None = None
     ) -> None:
-        self._file = _opened(Path(path), rows)
-        self._dtype = torch.float32 if self._file.array.dtype == np.float32 else torch.float64
-        self._device = torch.device(device)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._file.path
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the set, ``a x d``."""
-        return torch.Size(self._file.array.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the file, or of :meth:`converted`."""
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the rows."""
-        return self._device
+        self.path, array = Path(path), _mapped(Path(path))
+        start, stop = (0, len(array)) if rows is None else rows
+        if not 0 <= start < stop <= len(array):
+            got = f"{rows}; pass rows=None for all of them"
+            raise ValueError(
+                f"expected rows=(start, stop) with 0 <= start < stop <= {len(array)}, the rows of {path}, got {got}"
+            )
+        self._start, self._array = start, array[start:stop]
+        self._low, self._high = _checked_extremes(self.path, self._array, first_row=start)
+        self.shape, self.device = torch.Size(self._array.shape), torch.device(device)
+        self.dtype = torch.float32 if array.dtype == np.float32 else torch.float64
 
     def host_rows(self, start: int, stop: int) -> Tensor:
         """Return rows in host memory and the file's dtype."""
-        return torch.from_numpy(np.array(self._file.array[start:stop], order="C"))
+        return torch.from_numpy(np.array(self._array[start:stop], order="C"))
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See :meth:`LazyArms.rows`."""
-        return self.host_rows(start, stop).to(self._device).to(self._dtype)
+        return self.host_rows(start, stop).to(self.device).to(self.dtype)
 
     def take(self, indices: Tensor) -> Tensor:
         """See :meth:`LazyArms.take`. Indices on a GPU are brought to the host first (one synchronisation)."""
-        rows = torch.from_numpy(np.array(self._file.array[indices.cpu().numpy()], order="C"))
-        return rows.to(self._device).to(self._dtype)
+        rows = torch.from_numpy(np.array(self._array[indices.cpu().numpy()], order="C"))
+        return rows.to(self.device).to(self.dtype)
 
     def amin(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amin`."""
-        return self._file.low.to(dtype=self._dtype, device=self._device)
+        """See :meth:`LazyArms.amin`; known since the file was read."""
+        return self._low.to(dtype=self.dtype, device=self.device)
 
     def amax(self, dim: int = 0) -> Tensor:
-        """See :meth:`LazyArms.amax`."""
-        return self._file.high.to(dtype=self._dtype, device=self._device)
+        """See :meth:`LazyArms.amax`; known since the file was read."""
+        return self._high.to(dtype=self.dtype, device=self.device)
 
     def subset(self, start: int, stop: int) -> MemmapArms:
         """See :meth:`LazyArms.subset`. Reads the rows once."""
-        other = object.__new__(MemmapArms)
-        other._file = _checked(self._file.path, self._file.array[start:stop], first_row=start)
-        other._dtype, other._device = self._dtype, self._device
-        return other
+        return MemmapArms(self.path, rows=(self._start + start, self._start + stop)).converted(
+            dtype=self.dtype, device=self.device
+        )
 
     def converted(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> MemmapArms:
         """See :meth:`LazyArms.converted`. The file is not read again."""
-        other = object.__new__(MemmapArms)
-        other._file = self._file
-        other._dtype, other._device = dtype or self._dtype, device or self._device
+        other = copy.copy(self)
+        other.dtype, other.device = dtype or self.dtype, device or self.device
         return other
 
     def digest(self) -> str:
         """See :meth:`LazyArms.digest`. Reads the file."""
-        return digest_of_rows(self._file.array)
+        return digest(self._array)
 
 
 def rows_in(path: str | os.PathLike[str]) -> int:
     """Return the number of rows of a ``.npy`` file, without reading them. Raises as :class:`MemmapArms`."""
     return len(_mapped(Path(path)))
-
-
-def _opened(path: Path, rows: tuple[int, int] | None) -> _Memmap:
-    """Map a file and read its rows, or a range of them, once."""
-    array = _mapped(path)
-    start, stop = (0, len(array)) if rows is None else rows
-    if not 0 <= start < stop <= len(array):
-        raise ValueError(f"expected rows=(start, stop) with 0 <= start < stop <= {len(array)}, the rows of {path}, got {rows}")
-    return _checked(path, array[start:stop], first_row=start)
 
 
 def _mapped(path: Path) -> NDArray[np.floating[Any]]:
@@ -141,7 +108,7 @@ def _mapped(path: Path) -> NDArray[np.floating[Any]]:
     return array
 
 
-def _checked(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> _Memmap:
+def _checked_extremes(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) -> tuple[Tensor, Tensor]:
     low, high, bad, first = np.full(array.shape[1], np.inf), np.full(array.shape[1], -np.inf), 0, -1
     for start in range(0, len(array), CHECK_ROWS):
         part = np.asarray(array[start : start + CHECK_ROWS])
@@ -152,10 +119,9 @@ def _checked(path: Path, array: NDArray[np.floating[Any]], *, first_row: int) ->
         elif not bad:
             low, high = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))
     if bad:
-        raise ValueError(
-            f"expected finite arms in {path}, got NaN or infinite entries in {bad} row(s), the first at row {first}"
-        )
-    return _Memmap(path, array, torch.from_numpy(low), torch.from_numpy(high))
+        got = f"NaN or infinite entries in {bad} row(s), the first at row {first}; leave them out"
+        raise ValueError(f"expected finite arms in {path}, got {got}")
+    return torch.from_numpy(low), torch.from_numpy(high)
 
 
 def _check_written_by_numpy(path: Path) -> None:

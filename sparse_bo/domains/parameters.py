@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,6 @@ class Parameter(ABC):
         """Number of values; ``None`` of a continuum."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return the JSON description that :func:`parameter_of` reads."""
-
-    @abstractmethod
     def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
         """Return the numbers of checked values, ``q``, float64."""
 
@@ -61,6 +57,11 @@ class Parameter(ABC):
     def width(self) -> int:
         """Columns of the encoded value."""
         return int(self.count != 1)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON description that :func:`parameter_of` reads."""
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}  # type: ignore[call-overload]  # all parameters are data classes
+        return {"type": type(self).__name__.lower(), **settings}
 
     def encode(self, values: Sequence[Any], name: str) -> Tensor:
         """Return values as columns, ``q x width``.
@@ -79,20 +80,27 @@ class Parameter(ABC):
             return numbers.unsqueeze(-1)[:, :0]
         return (numbers if n is None else numbers / (n - 1)).unsqueeze(-1)
 
-    def _number_at(self, U: Tensor) -> Tensor:
-        """Return the number of each row of ``U``: its bin, of n equal ones."""
-        u, n = U.squeeze(-1), self.count
-        return u if n is None else (u * n).floor().clamp(0, n - 1)
+    def numbers(self, U: Tensor) -> Tensor:
+        """Return the number of the value of each row of ``U`` (``q x width``), ``q``: its bin, of n equal ones."""
+        n = self.count
+        if n == 1:
+            return U.new_zeros(len(U))
+        return U.squeeze(-1) if n is None else (U.squeeze(-1) * n).floor().clamp(0, n - 1)
 
     def snap(self, U: Tensor) -> Tensor:
         """Return the encoded value of each row of ``U`` (``q x width``): the point of its bin that models see."""
-        return U if self.count in (None, 1) else self.columns(self._number_at(U))
+        return U if self.count is None else self.columns(self.numbers(U))
+
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encoded values next to those of rows of ``U`` (``q x width``), below and above; of a continuum ``U``."""
+        if self.count is None:
+            return U, U
+        k = self.numbers(U)
+        return self.columns((k - 1).clamp_min(0)), self.columns((k + 1).clamp_max(self.count - 1))
 
     def decode(self, U: Tensor) -> list[Any]:
         """Return the ``q`` values of the rows."""
-        if self.count == 1:
-            return [self._value_of(0.0)] * len(U)
-        return [self._value_of(number) for number in self._number_at(U).tolist()]
+        return [self._value_of(number) for number in self.numbers(U).tolist()]
 
 
 @dataclass(frozen=True)
@@ -117,14 +125,11 @@ class Float(Parameter):
     step: float | None = None
 
     def __post_init__(self) -> None:
-        low, high = (check_number(name, getattr(self, name)) for name in ("low", "high"))
-        _set_plain(self, low=low, high=high, log=check_flag("log", self.log))
-        _check_range(self, low, high)
+        _set_plain(self, **{name: check_number(name, getattr(self, name)) for name in ("low", "high")})
+        _check_range(self)
         if self.step is not None:
-            if self.log:
-                raise ValueError(f"expected a Float with log=True or with a step, got both: {self}; take one of them")
             _set_plain(self, step=check_positive("step", self.step))
-            if (high - low) / self.step >= MOST_VALUES:
+            if (self.high - self.low) / self.step >= MOST_VALUES:
                 raise ValueError(f"expected fewer than 2^53 steps, got {self}; drop step=")
 
     @property
@@ -138,30 +143,29 @@ class Float(Parameter):
         numbers = [check_number(name, value) for value in values]
         for number in numbers:
             if not self.low <= number <= self.high:
-                raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], got {number!r}")
+                got = f"got {number!r}; leave the point out, or widen the range"
+                raise ValueError(f"expected {name} in [{self.low:g}, {self.high:g}], {got}")
         v = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         if self.count is not None:
             steps = (v - self.low) / (self.step or 1.0)
             k = steps.round()
-            if bool(((steps - k).abs() > 1e-3).any()) or bool((k >= self.count).any()):
-                raise ValueError(f"expected {name} at one of its {self.count} steps, got a value between them")
+            wrong = (((steps - k).abs() > 1e-3) | (k >= self.count)).nonzero().flatten().tolist()
+            if wrong:
+                got = f"got {numbers[wrong[0]]!r} between them; round it to {self.low:g} + k * {self.step:g}, or drop step="
+                raise ValueError(f"expected {name} at one of its {self.count} steps, {got}")
             return k
-        if self.log:
-            return ((v.log() - math.log(self.low)) / (math.log(self.high) - math.log(self.low))).clamp(0.0, 1.0)
-        return ((v - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        low, high, v = (math.log(self.low), math.log(self.high), v.log()) if self.log else (self.low, self.high, v)
+        return ((v - low) / (high - low)).clamp(0.0, 1.0)
 
     def _value_of(self, number: float) -> float:
-        low, high = float(self.low), float(self.high)
         if self.count is not None:
-            return min(low + number * (self.step or 1.0), high)
-        if self.log:
-            a, b = math.log(low), math.log(high)
-            return min(max(math.exp(a + number * (b - a)), low), high)
-        return min(max(low + number * (high - low), low), high)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the JSON description that :func:`parameter_of` reads."""
-        return {"type": "float", **asdict(self)}
+            value = self.low + number * (self.step or 1.0)
+        elif self.log:
+            a, b = math.log(self.low), math.log(self.high)
+            value = math.exp(a + number * (b - a))
+        else:
+            value = self.low + number * (self.high - self.low)
+        return min(max(value, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -185,50 +189,42 @@ class Int(Parameter):
     step: int = 1
 
     def __post_init__(self) -> None:
-        low, high = (check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high"))
-        _set_plain(self, low=low, high=high, log=check_flag("log", self.log))
-        _check_range(self, low, high)
+        _set_plain(self, **{name: check_count(name, getattr(self, name), minimum=-MOST_VALUES) for name in ("low", "high")})
         _set_plain(self, step=check_count("step", self.step))
-        if self.log and self.step != 1:
-            raise ValueError(f"expected an Int with log=True or with a step, got both: {self}; take one of them")
+        _check_range(self)
         if max(abs(self.low), abs(self.high)) >= MOST_VALUES:
-            raise ValueError(f"expected whole numbers below 2^53, got {self}")
+            raise ValueError(f"expected whole numbers below 2^53, got {self}; search a Float of smaller numbers, and round")
 
     @property
     def count(self) -> int:
         """Number of values."""
-        return (int(self.high) - int(self.low)) // int(self.step) + 1
+        return (self.high - self.low) // self.step + 1
 
     def _number_of(self, values: Sequence[Any], name: str) -> Tensor:
-        numbers = [check_count(name, value, minimum=int(self.low)) for value in values]
+        numbers = [check_count(name, value, minimum=-MOST_VALUES) for value in values]
         for number in numbers:
-            if number > self.high or (number - self.low) % self.step:
+            if not self.low <= number <= self.high or (number - self.low) % self.step:
                 stepped = "" if self.step == 1 else f" in steps of {self.step}"
-                raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, got {number}")
+                got = f"got {number}; leave the point out, or change the range"
+                raise ValueError(f"expected {name} in [{self.low}, {self.high}]{stepped}, {got}")
         return (torch.tensor(numbers, dtype=torch.float64, device="cpu") - self.low) / self.step
 
     def _value_of(self, number: float) -> int:
-        return int(self.low) + int(number) * int(self.step)
+        return self.low + int(number) * self.step
 
     def columns(self, numbers: Tensor) -> Tensor:
         """See :class:`Parameter`; on a logarithmic scale the bin of v is from v − 1/2 to v + 1/2."""
         if not self.log or self.count == 1:
             return super().columns(numbers)
-        a, b = self._ends()
+        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
         return (((numbers + self.low).log() - a) / (b - a)).unsqueeze(-1)
 
-    def _number_at(self, U: Tensor) -> Tensor:
-        if not self.log:
-            return super()._number_at(U)
-        a, b = self._ends()
+    def numbers(self, U: Tensor) -> Tensor:
+        """See :class:`Parameter`."""
+        if not self.log or self.count == 1:
+            return super().numbers(U)
+        a, b = math.log(self.low - 0.5), math.log(self.high + 0.5)
         return ((a + U.squeeze(-1) * (b - a)).exp() - self.low).round().clamp(0, self.count - 1)
-
-    def _ends(self) -> tuple[float, float]:
-        return math.log(self.low - 0.5), math.log(self.high + 0.5)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the JSON description that :func:`parameter_of` reads."""
-        return {"type": "int", "low": int(self.low), "high": int(self.high), "log": self.log, "step": int(self.step)}
 
 
 @dataclass(frozen=True, init=False)
@@ -250,17 +246,17 @@ class Choice(Parameter):
 
     def __init__(self, *values: Value, ordered: bool = False) -> None:
         if not values:
-            raise ValueError("expected a Choice among at least one value, got none")
+            raise ValueError("expected a Choice among at least one value, got none; write Choice(first, second, …)")
         values = tuple(map(_plain, values))
         for value in values:
             if not isinstance(value, str | int | float | bool | None):
                 hint = "; write Choice(*values)" if isinstance(value, list | tuple | set) else "; choose among names instead"
                 raise TypeError(f"expected choices to be strings, numbers, booleans or None, got {type(value).__name__}{hint}")
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"expected finite choices, got {value!r}")
+                raise ValueError(f"expected finite choices, got {value!r}; name it: {str(value)!r}")
         repeated = [v for i, v in enumerate(values) if _index_in(values, v) < i]
         if repeated:
-            raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once")
+            raise ValueError(f"expected distinct choices, got {repeated[0]!r} more than once; drop the repeats")
         _set_plain(self, values=values, ordered=check_flag("ordered", ordered))
 
     @property
@@ -282,7 +278,8 @@ class Choice(Parameter):
         indices = [_index_in(self.values, value) for value in values]
         if -1 in indices:
             shown = ", ".join(map(repr, self.values[:10])) + (", …" if self.count > 10 else "")
-            raise ValueError(f"expected {name} to be one of {shown}, got {values[indices.index(-1)]!r}")
+            got = f"got {values[indices.index(-1)]!r}; leave the point out, or add it to the choices"
+            raise ValueError(f"expected {name} to be one of {shown}, {got}")
         return torch.tensor(indices, dtype=torch.float64, device="cpu")
 
     def _value_of(self, number: float) -> Value:
@@ -294,20 +291,17 @@ class Choice(Parameter):
             return torch.nn.functional.one_hot(numbers.long(), self.count).to(torch.float64)
         return super().columns(numbers)
 
-    def _number_at(self, U: Tensor) -> Tensor:
-        return U.argmax(dim=-1) if self.hot else super()._number_at(U)
+    def numbers(self, U: Tensor) -> Tensor:
+        """See :class:`Parameter`; with a column for every value the largest one decides."""
+        return U.argmax(dim=-1).to(U.dtype) if self.hot else super().numbers(U)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the JSON description that :func:`parameter_of` reads."""
-        return {"type": "choice", "values": list(self.values), "ordered": self.ordered}
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Parameter`; with a column for every value all values are neighbours."""
+        return (torch.zeros_like(U), torch.ones_like(U)) if self.hot else super().neighbours(U)
 
 
-KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
-    "float": (Float, ("low", "high", "log", "step")),
-    "int": (Int, ("low", "high", "log", "step")),
-    "choice": (Choice, ("values", "ordered")),
-}
-"""Type in a description -> class and its fields."""
+KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in (Float, Int, Choice)}
+"""Type in a description -> class."""
 
 
 def parameter_of(name: str, description: Any) -> Parameter:
@@ -324,7 +318,8 @@ def parameter_of(name: str, description: Any) -> Parameter:
     form = f'expected parameter {name!r} like {{type = "float", low = 0.0, high = 1.0}} (or int, or choice with values)'
     if not isinstance(description, Mapping) or description.get("type") not in KINDS:
         raise ValueError(f"{form}, got {description!r}")
-    kind, known = KINDS[description["type"]]
+    kind = KINDS[description["type"]]
+    known = [field.name for field in fields(kind)]
     given = {key: value for key, value in description.items() if key != "type"}
     unknown = sorted(set(given) - set(known))
     missing = [key for key in ("low", "high", "values") if key in known and key not in given]
@@ -334,23 +329,26 @@ def parameter_of(name: str, description: Any) -> Parameter:
     if not isinstance(given.get("log", False), bool) or not isinstance(given.get("ordered", False), bool):
         raise TypeError(f"expected log and ordered of parameter {name!r} to be true or false, got {description!r}")
     try:
-        if kind is Choice:
-            if not isinstance(given["values"], list):
-                raise TypeError(f"expected a list of values, got {given['values']!r}")
-            return Choice(*given["values"], ordered=given.get("ordered", False))
-        made: Parameter = kind(**given)
+        values = given.pop("values", [])
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list of values, got {values!r}; write values = [...]")
+        made: Parameter = kind(*values, **given)
     except (TypeError, ValueError) as error:
         raise type(error)(f"parameter {name!r}: {error}") from error
     return made
 
 
-def _check_range(parameter: Float | Int, low: float, high: float) -> None:
+def _check_range(parameter: Float | Int) -> None:
+    low, high = parameter.low, parameter.high
+    _set_plain(parameter, log=check_flag("log", parameter.log))
     if low > high:
         raise ValueError(f"expected low <= high, got {parameter}; exchange them")
     if parameter.log and low <= 0:
         raise ValueError(f"expected low > 0 with log=True, got {parameter}; raise low, or drop log=True")
     if not math.isfinite(high - low):
         raise ValueError(f"expected a finite range, got {parameter}; take smaller bounds, or log=True")
+    if parameter.log and parameter.step not in (None, 1 if isinstance(parameter, Int) else None):
+        raise ValueError(f"expected log=True or a step, got both: {parameter}; take one of them")
 
 
 def _plain(value: Any) -> Any:

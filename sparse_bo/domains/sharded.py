@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,10 @@ class ShardedArms(LazyArms):
             an arm; if this part is not finite, with a ``RankError`` on the others.
     """
 
+    part: ArmSet
+    """Arms of this rank, ``a_r x d``."""
+    _digest: str | None
+
     def __init__(self, part: ArmSet | None, *, group: Group | None = None) -> None:
         self.group = Processes() if group is None else group
         step = "meeting over arms in shards"
@@ -95,15 +100,16 @@ class ShardedArms(LazyArms):
         _check_alike(abouts)
         first = next(other for other in abouts if other["rows"])
         none = torch.empty(0, first["width"], dtype=first["dtype"], device=_device(first))
-        self._part: ArmSet = part if part is not None and about["rows"] else none
         self.starts = [0, *accumulate(other["rows"] for other in abouts)]
-        self._low = torch.stack([other["low"] for other in abouts if other["rows"]]).amin(dim=0).to(self._part[:0])
-        self._high = torch.stack([other["high"] for other in abouts if other["rows"]]).amax(dim=0).to(self._part[:0])
+        self._hold(part if part is not None and about["rows"] else none)
+        self.shape = torch.Size((self.starts[-1], self.part.shape[1]))
+        holding = [other for other in abouts if other["rows"]]
+        self._low = torch.stack([other["low"] for other in holding]).amin(dim=0)
+        self._high = torch.stack([other["high"] for other in holding]).amax(dim=0)
         self.in_memory = all(other["in_memory"] for other in abouts)
         self.distinct = all(other["whole"] == first["whole"] is not None for other in abouts)
-        self._digest: str | None = None
-        self._known, self._alone = KnownRows(self._part[:0]), False
-        head = torch.cat([other["head"] for other in abouts if other["rows"]])[:2].to(self._part[:0])
+        self._alone = False
+        head = torch.cat([other["head"] for other in holding])[:2].to(self.part[:0])
         self._known.add(torch.arange(len(head), device=head.device), head)
 
     @staticmethod
@@ -128,11 +134,6 @@ class ShardedArms(LazyArms):
         return ShardedArms(part, group=group)
 
     @property
-    def part(self) -> ArmSet:
-        """Arms of this rank, ``a_r x d``."""
-        return self._part
-
-    @property
     def start(self) -> int:
         """Index of this rank's first arm."""
         return self.starts[self.group.rank]
@@ -140,26 +141,7 @@ class ShardedArms(LazyArms):
     @property
     def largest_part(self) -> int:
         """Size of the largest shard."""
-        return max(stop - start for start, stop in zip(self.starts, self.starts[1:], strict=False))
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the whole set, ``a x d``."""
-        return torch.Size((self.starts[-1], self.part.shape[1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of every part."""
-        return self.part.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of this rank's part."""
-        return self.part.device
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """See :meth:`LazyArms.rows`; called like :meth:`take`."""
-        return self.take(torch.arange(start, stop, device=self.device))
+        return max(stop - start for start, stop in pairwise(self.starts))
 
     def take(self, indices: Tensor) -> Tensor:
         """See :meth:`LazyArms.take`. Collective: call it on every rank with the same arms. O(q d) bytes."""
@@ -200,12 +182,12 @@ class ShardedArms(LazyArms):
             self._alone = False
 
     def amin(self, dim: int = 0) -> Tensor:
-        """See :class:`LazyArms`."""
-        return self._low
+        """See :meth:`LazyArms.amin`."""
+        return self._low.to(self.part[:0])
 
     def amax(self, dim: int = 0) -> Tensor:
-        """See :class:`LazyArms`."""
-        return self._high
+        """See :meth:`LazyArms.amax`."""
+        return self._high.to(self.part[:0])
 
     def loaded(self) -> ShardedArms:
         """Return the set with every rank's part in memory. Collective."""
@@ -236,11 +218,13 @@ class ShardedArms(LazyArms):
             self._digest = f"rows-{lanes[0]:016x}{lanes[1]:016x}"
         return self._digest
 
+    def _hold(self, part: ArmSet) -> None:
+        self.part, self.dtype, self.device = part, part.dtype, part.device
+        self._known, self._digest = KnownRows(part[:0]), None
+
     def _with(self, part: ArmSet) -> ShardedArms:
-        other = object.__new__(ShardedArms)
-        vars(other).update(vars(self))
-        other._part, other._low, other._high = part, self._low.to(part[:0]), self._high.to(part[:0])
-        other._known, other._digest = KnownRows(part[:0]), None
+        other = copy.copy(self)
+        other._hold(part)
         return other
 
     def _fetched(self, missing: Tensor) -> Tensor:
@@ -331,26 +315,20 @@ def _check_alike(abouts: list[dict[str, Any]]) -> None:
     """
     holding = [rank for rank, about in enumerate(abouts) if about["rows"]]
     if not holding:
-        raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none")
-    for name, what in {
-        "width": "arms of one width d",
-        "dtype": "arms of one dtype",
-        "device": "arms on one kind of device",
-    }.items():
+        raise ValueError(f"expected at least one arm on one of the {len(abouts)} ranks, got none; pass some rank its part")
+    without = ", ".join(str(rank) for rank, about in enumerate(abouts) if not about["cuda"])
+    cpu = f"; rank(s) {without} have no CUDA: start none there, or keep all arms on the CPU" if without else ""
+    for name, what in (
+        ("width", "arms of one width d"),
+        ("dtype", "arms of one dtype"),
+        ("device", "arms on one kind of device"),
+    ):
         values = {rank: abouts[rank][name] for rank in holding}
         if len(set(values.values())) > 1:
             got = ", ".join(f"{value} on rank {rank}" for rank, value in values.items())
-            advice = ""
-            if name == "device" and not all(about["cuda"] for about in abouts):
-                without = [rank for rank, about in enumerate(abouts) if not about["cuda"]]
-                advice = f"; rank(s) {', '.join(map(str, without))} have no CUDA: start none there, or keep all arms on the CPU"
-            raise ValueError(f"expected {what} on every rank, got {got}{advice}")
-    if abouts[holding[0]]["device"] == "cuda" and not all(about["cuda"] for about in abouts):
-        without = [rank for rank, about in enumerate(abouts) if not about["cuda"]]
-        raise ValueError(
-            f"expected CUDA on every rank, as arms are on it, got none on rank(s) {', '.join(map(str, without))}; "
-            "start none there, or keep all arms on the CPU"
-        )
+            raise ValueError(f"expected {what} on every rank, got {got}{cpu if name == 'device' else ''}")
+    if abouts[holding[0]]["device"] == "cuda" and without:
+        raise ValueError(f"expected CUDA on every rank, as arms are on it, got none on some{cpu}")
     for name in abouts[0]["versions"]:
         versions = [about["versions"][name] for about in abouts]
         if len(set(versions)) > 1:

@@ -44,20 +44,23 @@ class Space:
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, Mapping):
             got = type(self.parameters).__name__
-            raise TypeError(f'expected a space like {{"lr": Float(1e-5, 1, log=True)}}, got {got}')
+            raise TypeError(f'expected a space like {{"lr": Float(1e-5, 1, log=True)}}, got {got}; pass a dictionary by name')
         if not self.parameters:
-            raise ValueError("expected a space of at least one parameter, got none")
+            raise ValueError('expected a space of at least one parameter, got none; write {"lr": Float(0, 1)}')
         for name, parameter in self.parameters.items():
             if not isinstance(name, str):
-                raise TypeError(f"expected names of parameters to be strings, got {type(name).__name__} {name!r}")
+                got = f"{type(name).__name__} {name!r}; write {str(name)!r}"
+                raise TypeError(f"expected names of parameters to be strings, got {got}")
             if not name.strip():
-                raise ValueError(f"expected names of parameters that are not empty, got {name!r}")
+                raise ValueError(f"expected names of parameters that are not empty, got {name!r}; give it a name")
             if not isinstance(parameter, Parameter):
-                raise TypeError(f"expected parameter {name!r} to be a Float, an Int or a Choice, got {parameter!r}")
+                got = f"{parameter!r}; write Float(low, high), Int(low, high) or Choice(*values)"
+                raise TypeError(f"expected parameter {name!r} to be a Float, an Int or a Choice, got {got}")
         check_count("most_arms", self.most_arms, minimum=0)
         object.__setattr__(self, "parameters", dict(self.parameters))
         if not self.dims:
-            raise ValueError(f"expected a parameter with more than one value, got constants alone: {', '.join(self.names)}")
+            got = f"constants alone: {', '.join(self.names)}; widen a range"
+            raise ValueError(f"expected a parameter with more than one value, got {got}")
 
     @property
     def names(self) -> list[str]:
@@ -99,7 +102,7 @@ class Space:
         """
         form = f"expected {what} to be a list of dictionaries with {', '.join(self.names)}"
         if isinstance(points, str) or not isinstance(points, Sequence):
-            raise TypeError(f"{form}, got {type(points).__name__}")
+            raise TypeError(f"{form}, got {type(points).__name__}; use list(…)")
         for row, point in enumerate(points):
             if not isinstance(point, Mapping):
                 raise TypeError(f"{form}, got {type(point).__name__} in row {row}")
@@ -107,7 +110,8 @@ class Space:
             missing = [name for name, parameter in self.parameters.items() if name not in point and parameter.count != 1]
             if unknown or missing:
                 wrong = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-                raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}")
+                fix = "take it out" if unknown else "add it"
+                raise ValueError(f"expected {what} with {', '.join(self.names)}, got {wrong} in row {row}; {fix}")
         U = torch.empty(len(points), self.dims, dtype=torch.float64, device="cpu")
         for name, parameter, columns in self._parts():
             given = [point[name] for point in points if name in point]
@@ -126,6 +130,12 @@ class Space:
         """Return rows of ``U`` (``q x dims``, float64) moved to the encoded values of their points."""
         return torch.cat([parameter.snap(U[:, where]) for _, parameter, where in self._parts()], dim=-1)
 
+    def neighbours(self, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encoded values next to those of rows of ``U`` (``q x dims``): see :meth:`Parameter.neighbours`."""
+        parts = [parameter.neighbours(U[:, where]) for _, parameter, where in self._parts()]
+        below, above = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        return below, above
+
     def combination(self, numbers: Tensor) -> Tensor:
         """Return combinations as columns, by number (``q``, int64): the last parameter runs fastest."""
         left = numbers.cpu()
@@ -137,6 +147,13 @@ class Space:
             parts.append(parameter.columns((left - above * n).double()))
             left = above
         return torch.cat(parts[::-1], dim=-1)
+
+    def number(self, U: Tensor) -> Tensor:
+        """Return the number of the combination of each row of ``U`` (``q x dims``), ``q``, int64: see :meth:`combination`."""
+        number = torch.zeros(len(U), dtype=torch.long, device="cpu")
+        for _, parameter, where in self._parts():
+            number = number * (parameter.count or 1) + parameter.numbers(U[:, where].cpu()).long()
+        return number
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON description that :meth:`of` reads."""

@@ -49,6 +49,11 @@ def line(trial):
     return trial.suggest_float("x", 0, 1)
 
 
+def search_of(sampler):
+    (search,) = sampler._searches.values()
+    return search
+
+
 def test_every_kind_of_parameter_is_searched():
     found = study(SparseBOSampler(seed=0), mixed, 60)
     assert found.best_params["kind"] == "b"
@@ -75,14 +80,14 @@ def test_few_combinations_are_swept():
 
     sampler = SparseBOSampler(seed=0)
     found = study(sampler, small, 30)
-    assert sampler._search.mechanism.__class__.__name__ == "ArmSearch"
+    assert search_of(sampler).mechanism.__class__.__name__ == "ArmSearch"
     assert found.best_value == -1
 
 
 def told(sampler):
     """Return what the policy has been told, and how many evaluations count as failed."""
-    failures = sampler._search.state.failures
-    return sorted(sampler._search.state.y.tolist()), 0 if failures is None else failures.total
+    failures = search_of(sampler).state.failures
+    return sorted(search_of(sampler).state.y.tolist()), 0 if failures is None else failures.total
 
 
 def test_failed_infinite_infeasible_and_pruned_trials():
@@ -132,7 +137,7 @@ def test_ask_and_tell_in_any_order():
         made.tell(trial, value)
     made.optimize(mixed, n_trials=2)
     assert len(made.get_trials(states=[TrialState.COMPLETE])) == 23
-    assert len(sampler._search.state.y) >= 21
+    assert len(search_of(sampler).state.y) >= 21
 
 
 def test_threads_share_a_sampler():
@@ -181,7 +186,7 @@ def test_a_sampler_that_was_interrupted_loses_no_trial(monkeypatch):
         made.optimize(line, n_trials=1)
     made.optimize(line, n_trials=1)
     assert told[1] == 5
-    assert len(sampler._search.state.y) == 5
+    assert len(search_of(sampler).state.y) == 5
 
 
 def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
@@ -192,9 +197,115 @@ def test_a_changed_range_is_said_and_changed_choices_are_refused(caplog):
     finally:
         logging.getLogger("optuna").removeHandler(caplog.handler)
     assert "'x' of trial 6 is sampled by RandomSampler, beside the model" in caplog.text
-    assert "start a new study and take old trials over by study.add_trials" in caplog.text
+    assert "start a new study with the old trials under the new range" in caplog.text
     with pytest.raises(ValueError, match="does not support dynamic value space"):
         made.optimize(lambda trial: float(trial.suggest_categorical("k", ["a", "c"]) == "a"), n_trials=1)
+
+
+def test_the_advice_after_a_changed_range_has_all_parameters_sampled_together(caplog):
+    old = study(chance(), line, 5)
+    made = optuna.create_study(sampler=chance())
+    for trial in old.trials:
+        new = {"x": FloatDistribution(0, 2)}
+        made.add_trial(create_trial(params=trial.params, distributions=new, value=trial.value))
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        made.optimize(lambda trial: trial.suggest_float("x", 0, 2), n_trials=3)
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
+    assert "beside the model" not in caplog.text
+    assert len(search_of(made.sampler).state.y) == 7
+
+
+def every_kind(trial):
+    return (
+        trial.suggest_float("float", 0, 1)
+        + trial.suggest_float("log", 0.1, 1, log=True)
+        + trial.suggest_float("step", 0, 1, step=0.25)
+        + trial.suggest_int("int", 0, 9)
+        + trial.suggest_int("log int", 1, 9, log=True)
+        + trial.suggest_int("step int", 0, 8, step=2)
+        + (trial.suggest_categorical("kind", ["a", "b"]) == "a")
+        + trial.suggest_float("", 0, 1)
+    )
+
+
+INSIDE = {"float": 0.5, "log": 0.5, "step": 0.5, "int": 5, "log int": 5, "step int": 4, "kind": "a", "": 0.5}
+
+
+@pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*out of range:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("float", -1.0), ("float", 7), ("float", "0.25"), ("log", 0.0), ("log", -1.0), ("step", 0.3), ("step", 1.25)),
+        *(("int", 10), ("int", 2.5), ("int", -1), ("int", "3"), ("log int", 0), ("step int", 3), ("step int", 10), ("", 9)),
+    ],
+)
+def test_a_trial_enqueued_with_a_value_that_its_range_does_not_have_harms_nothing(name, value):
+    """It is evaluated as it is; later trials go on, and learn from it only what lies in the ranges."""
+    sampler = chance()
+    made = study(sampler, every_kind, 2)
+    made.enqueue_trial(INSIDE | {name: value})
+    made.enqueue_trial(INSIDE)
+    made.enqueue_trial({name: value})
+    made.optimize(every_kind, n_trials=6, catch=(TypeError, ValueError))  # Optuna's own, of what is enqueued
+    assert [t.state for t in made.trials[3:4] + made.trials[5:]] == [TrialState.COMPLETE] * 4
+    inside = [t for t in made.trials[:-1] if t.state == TrialState.COMPLETE and t.params[name] != value]
+    assert told(sampler)[0] == sorted(-t.value for t in inside)
+
+
+def test_hyperband_searches_each_bracket():
+    def objective(trial):
+        x, kind = trial.suggest_float("x", -2, 2), trial.suggest_categorical("kind", ["a", "b"])
+        for step in range(9):
+            trial.report(x * x + (kind == "b") + 1 / (step + 1), step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return x * x + (kind == "b")
+
+    sampler = SparseBOSampler(seed=0)
+    made = optuna.create_study(sampler=sampler, pruner=optuna.pruners.HyperbandPruner(max_resource=9))
+    made.optimize(objective, n_trials=60)
+    assert made.best_value < 0.01
+    assert len(sampler._searches) == 3
+    learned = sum(len(search.state.y) for search in sampler._searches.values())
+    assert 50 <= learned <= 60
+
+
+def test_processes_of_one_study_with_one_seed_make_different_trials():
+    """Four samplers with seed 0 take turns, as four processes do that each see the others' finished trials alone."""
+    made, samplers = optuna.create_study(), [SparseBOSampler(seed=0) for _ in range(4)]
+    for sampler in samplers * 5:
+        made.sampler = sampler
+        made.optimize(lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1), n_trials=1)
+    values = [tuple(trial.params.values()) for trial in made.trials]
+    assert len(set(values[:4])) == 4
+    assert len(set(values)) >= 19  # the search repeats one point on purpose
+
+
+def test_a_study_resumed_with_the_same_seed_goes_on_with_other_trials():
+    made = study(chance(), line, 6)
+    made.sampler = chance()
+    made.optimize(line, n_trials=6)
+    assert len({trial.params["x"] for trial in made.trials}) == 12
+
+
+@pytest.mark.parametrize("seed", [4, 14])
+def test_the_better_category_is_found_where_the_design_favours_the_other(seed):
+    """README's example. A region around a category used to hold no other one."""
+
+    def objective(trial):
+        x, kind = trial.suggest_float("x", -2, 2), trial.suggest_categorical("kind", ["a", "b"])
+        return x**2 + (kind == "b")
+
+    made = optuna.create_study(sampler=SparseBOSampler(seed=seed))
+    for x in (0.0, 0.5, -0.5, 1.0):
+        made.enqueue_trial({"x": x, "kind": "b"})
+    made.enqueue_trial({"x": 1.9, "kind": "a"})
+    made.optimize(objective, n_trials=20)
+    assert made.best_params["kind"] == "a"
+    assert made.best_value < 0.01
 
 
 def test_conditional_parameters_are_left_to_the_other_sampler():
@@ -204,7 +315,7 @@ def test_conditional_parameters_are_left_to_the_other_sampler():
 
     made = study(SparseBOSampler(seed=1), objective, 15)
     assert len(made.trials) == 15
-    assert set(made.sampler._search.distributions) <= {"kind", "x"}
+    assert set(search_of(made.sampler).distributions) <= {"kind", "x"}
 
 
 def test_several_objectives_are_refused():
@@ -261,4 +372,4 @@ def test_a_trial_costs_the_same_however_many_there_are():
     start = time.process_time()
     made.optimize(objective, n_trials=100)
     assert (time.process_time() - start) / 100 < 0.2
-    assert len(made.sampler._search.state.y) == 10_100
+    assert len(search_of(made.sampler).state.y) == 10_100

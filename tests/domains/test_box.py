@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sparse_bo import AskTell, maximize
+from sparse_bo import AskTell, Int, TrustRegion, maximize
 from sparse_bo.domains import check_domain
 from sparse_bo.domains.box import Box
 from sparse_bo.policies import BoxState, EpsilonGreedy, RandomSearch
@@ -39,6 +39,30 @@ def test_draws_lie_inside_and_follow_the_generator(device):
 def test_bad_bounds_are_named(wrong, error, message):
     with pytest.raises(error, match=message):
         AskTell(bounds=wrong, policy=RandomSearch())
+
+
+@pytest.mark.parametrize("policy", [RandomSearch(), TrustRegion()], ids=lambda policy: policy.name)
+def test_initial_observations_may_require_gradients(policy):
+    X = torch.tensor([[0.5, 1.0], [-0.5, 9.0], [0.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    loop = AskTell(bounds=bounds(), policy=policy, initial=(X, X.square().sum(dim=-1)), seed=0)
+    batch = loop.ask(3)
+    loop.tell(batch.tickets, [1.0] * len(batch))
+    assert not loop.state.X.requires_grad
+    assert loop.state.X[:3].tolist() == X.tolist()
+
+
+@pytest.mark.parametrize(
+    ("domain", "given"),
+    [
+        ({"bounds": bounds()}, lambda: (row for row in bounds())),
+        ({"arms": bounds()}, lambda: (i for i in range(2))),
+        ({"space": {"n": Int(0, 9)}}, lambda: ({"n": i} for i in range(2))),
+    ],
+    ids=["box", "arms", "space"],
+)
+def test_initial_inputs_of_a_generator_are_refused_with_the_fix(domain, given):
+    with pytest.raises(TypeError, match="expected initial inputs to be .*, got generator; use .*(list|as_tensor)"):
+        AskTell(**domain, initial=(given(), [0.0, 1.0]))
 
 
 def test_either_arms_or_bounds():

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import pickle
+import time
 from collections import Counter
 from fractions import Fraction
 
@@ -173,6 +174,98 @@ def test_where_everything_has_been_evaluated_repeats_are_allowed():
     result = maximize(lambda point: point["a"], space=space, budget=9, policy=RandomSearch(batch_size=3))
     assert len(result.history.parameters) == 9
     assert len({tuple(point.values()) for point in result.history.parameters}) == 4
+
+
+WIDE = Space(
+    {
+        "n": Int(0, 4),
+        "kind": Choice("p", "q", "r"),
+        "log": Int(1, 9, log=True),
+        "rate": Float(0, 1, step=0.25),
+        "size": Choice(1, 2, ordered=True),
+        "one": Int(3, 3),
+    }
+)
+
+
+def test_combinations_have_their_numbers_back():
+    numbers = torch.arange(WIDE.count)
+    assert torch.equal(WIDE.number(WIDE.combination(numbers)), numbers)
+    some = space_domain(WIDE, lambda point: point["n"] != 2)
+    assert some.check("points", some.named(torch.tensor([3, 0, 700]))).tolist() == [3, 0, 700]
+
+
+def test_neighbours_are_the_next_values_and_of_a_category_all():
+    point = {"n": 4, "kind": "q", "log": 2, "rate": 0.5, "size": 1, "one": 3}
+    below, above = WIDE.neighbours(WIDE.encode([point]))
+    lower = {"n": 3, "log": 1, "rate": 0.25, "size": 1}
+    upper = {"n": 4, "log": 3, "rate": 0.75, "size": 2}
+    kinds = slice(1, 4)
+    for found, values, corner in ((below, lower, 0.0), (above, upper, 1.0)):
+        expected = WIDE.encode([{**values, "kind": "q"}])
+        expected[:, kinds] = corner
+        assert torch.equal(found, expected)
+    continuum = Space({"x": Float(0, 1), "n": Int(0, 4)})
+    U = continuum.encode([{"x": 0.3, "n": 2}])
+    assert [found.tolist() for found in continuum.neighbours(U)] == [[[0.3, 0.25]], [[0.3, 0.75]]]
+
+
+def minus_distance(**best):
+    return lambda point: -sum(float(point[name] - value) ** 2 for name, value in best.items())
+
+
+@pytest.mark.parametrize(
+    ("space", "best"),
+    [
+        ({"a": Int(0, 150), "b": Int(0, 150)}, {"a": 13, "b": 68}),
+        ({"a": Int(0, 100), "b": Int(0, 100), "c": Int(0, 100)}, {"a": 20, "b": 71, "c": 66}),
+        ({"a": Int(0, 400, step=4), "b": Float(-3, 3, step=0.01)}, {"a": 120, "b": 1.15}),
+        ({"a": Int(1, 30_000, log=True)}, {"a": 150}),
+    ],
+    ids=["two", "three", "steps", "log"],
+)
+def test_integers_and_steps_are_found_in_forty_evaluations(space, best):
+    """They used to crawl by a step or three around an early evaluation."""
+    for seed in range(2):
+        result = maximize(minus_distance(**best), space=space, budget=40, seed=seed)
+        assert result.best_observed_mean >= (-4.0 if len(best) > 1 else -25.0)
+
+
+def test_a_category_is_left_for_a_better_one_with_many_beside_it():
+    """A region around a category used to hold no other, and one column of a category was changed alone."""
+    space = {
+        **{f"x{i}": Float(-1, 1) for i in range(4)},
+        "k": Choice(*"abcde"),
+        "l": Choice(*"wxyz"),
+    }
+
+    def objective(point):
+        away = sum((point[f"x{i}"] - 0.1 * i) ** 2 for i in range(4))
+        return -away - 0.3 * "cabde".index(point["k"]) - 0.5 * (point["l"] != "y")
+
+    result = maximize(objective, space=space, budget=50, seed=1)
+    assert (result.best_parameters["k"], result.best_parameters["l"]) == ("c", "y")
+    assert result.best_observed_mean > -0.05
+
+
+@pytest.mark.parametrize("countable", [True, False])
+def test_without_noise_nothing_is_evaluated_twice_but_one_point(countable):
+    space = {"a": Int(0, 200), "b": Int(0, 200) if countable else Float(0, 200)}
+    result = maximize(minus_distance(a=0, b=0), space=space, budget=40, seed=0)  # at the corner, where searches end
+    made = Counter(tuple(point.values()) for point in result.history.parameters)
+    assert result.best_observed_mean == 0.0
+    assert sorted(made.values())[-2:] == [1, 2]
+
+
+def test_the_time_of_an_ask_does_not_grow_with_the_run_where_values_can_be_counted():
+    space = Space({f"a{i}": Int(0, 9) for i in range(6)})
+    domain, generator = space_domain(space), torch.Generator().manual_seed(0)
+    seen = space.snap(torch.rand(100_000, 6, generator=generator, dtype=torch.float64))
+    start = time.process_time()
+    for row in range(20):
+        made = domain.mended(seen[row : row + 1], seen=seen, repeats=False, generator=generator)
+        assert not bool((seen == made).all(dim=-1).any())
+    assert (time.process_time() - start) / 20 < 0.05  # building a set of 100,000 points took 0.1
 
 
 @pytest.mark.parametrize(("space", "objective", "feasible"), [(MIXED, score, uneven), (SMALL, few, lambda p: p["n"] > 0)])

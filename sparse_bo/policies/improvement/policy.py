@@ -14,13 +14,12 @@ from sparse_bo.linalg.reductions import first_largest
 from sparse_bo.policies.bandits.state import BanditState, freeze_evaluated, initial_state, thaw_evaluated, unseen_arms
 from sparse_bo.policies.failures import forgiven
 from sparse_bo.policies.persistence import KEPT, on_device, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, arms_of, design_batch
 from sparse_bo.policies.settings import SweepSettings
 from sparse_bo.policies.states import Report, Stopwatch, with_failures
-from sparse_bo.policies.trust_region.observations import Replicates, is_exact, merged
+from sparse_bo.policies.trust_region.observations import Replicates, replicates_of, unrepeated
 from sparse_bo.policies.trust_region.region import ImprovementSettings
 from sparse_bo.policies.trust_region.search import Corners, ImprovementCandidates, candidates_of, is_resolved
-from sparse_bo.policies.trust_region.state import recommendation
 from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
 
 
@@ -50,20 +49,20 @@ class ImprovementState(BanditState):
     @cached_property
     def replicates(self) -> Replicates:
         """The evaluations for the model, which merges those of an arm."""
-        return merged(self.U, self.y)
+        return replicates_of(self.U, self.y)
 
     def standardised_errors(self, picks: Tensor, y: Tensor) -> Tensor | None:
         """See :meth:`sparse_bo.policies.states.State.standardised_errors`: errors are of warped observations."""
         return None if self.surrogate is None else self.surrogate.errors(self.unit[picks], y)
 
     def report(self) -> Report:
-        """See :meth:`sparse_bo.policies.states.State.report`; the best arm is :func:`.recommended_row`'s."""
+        """See :meth:`sparse_bo.policies.states.State.report`; the best arm is :meth:`.FittedRegion.recommended`'s."""
         report = super().report()
         if self.surrogate is None:
             return report
-        best = recommendation(self.surrogate, self.U, self.y, self.replicates)
-        arm = int(self.told[best.row])
-        return replace(report, best_index=arm, best_x=self.arms[arm], best_mean=best.mean, best_sd=best.sd)
+        row, mean, sd = self.surrogate.recommended(self.U, self.replicates)
+        arm = int(self.told[row])
+        return replace(report, best_index=arm, best_x=self.arms[arm], best_mean=mean, best_sd=sd)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,17 +102,15 @@ class ArmSearch(Mechanism[ImprovementState]):
         Pending arms and earlier picks of the batch are conditioned on: their variances shrink, and their means count as
         reached. Draws for the design alone.
         """
-        out = len(pending)
         if state.surrogate is None:
-            missing = self.design_size - state.pulls
-            if missing <= out and out:
-                return Wait(max(missing, 1))
-            q = min(max_q, max(1, missing - out))
+            q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
+            if isinstance(q, Wait):
+                return q
             return Proposal(unseen_arms(self.domain, state, q, pending=pending, generator=generator))
-        room = self.settings.largest_batch(state.pulls) - out
+        room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        replicate = self._replicate(state, pending)[:max_q]
+        replicate = unrepeated(state.told, state.y, pending)[:max_q]
         with one_thread():
             others = self._improving(state, min(max_q, room) - len(replicate), pending=torch.cat([pending, replicate]))
         picks = torch.cat([replicate, others])
@@ -135,7 +132,9 @@ class ArmSearch(Mechanism[ImprovementState]):
         if state.surrogate is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
         with watch.phase("learn"):
-            surrogate = self._learned(state, after)
+            seen, most = after.replicates, self.settings.model_size
+            centre = after.U[seen.rows[seen.values[seen.rows].argmax()]]
+            surrogate = fitted_region(after.U, seen, centre=centre, before=state.surrogate, since=state.pulls, most=most)
         return replace(after, surrogate=surrogate, seconds=watch.seconds)
 
     def fail(self, state: ImprovementState, picks: Tensor) -> ImprovementState:
@@ -158,30 +157,6 @@ class ArmSearch(Mechanism[ImprovementState]):
         fitted = part_of(arrays, "fitted")
         return replace(state, surrogate=thaw_region(fitted, state.U, state.replicates)) if fitted else state
 
-    def _learned(self, before: ImprovementState, after: ImprovementState) -> FittedRegion:
-        """Return the model of a state's observations; learning starts from the one before."""
-        replicates = after.replicates
-        values = replicates.values[replicates.rows]
-        return fitted_region(
-            after.U,
-            replicates,
-            centre=after.U[replicates.rows[values.argmax()]],
-            before=before.surrogate,
-            exact=bool(is_exact(after.U, after.y)),
-            fresh=bool((replicates.rows >= before.pulls).any()),
-            most=self.settings.model_size,
-        )
-
-    def _replicate(self, state: ImprovementState, pending: Tensor) -> Tensor:
-        """Return the arm of the highest observation (1) as long as no arm has been repeated, else none.
-
-        It is the first pick after the initial design: see :func:`.is_exact`. None where all observations are equal.
-        """
-        everything = torch.cat([state.told, pending])
-        if len(torch.unique(everything)) < len(everything) or bool(state.y.max() == state.y.min()):
-            return pending[:0]
-        return state.told[state.y.argmax()].unsqueeze(0)
-
     def _improving(self, state: ImprovementState, q: int, *, pending: Tensor) -> Tensor:
         """Return ``q`` arms of the highest log expected improvement, each conditioned on pending and earlier ones.
 
@@ -193,9 +168,11 @@ class ArmSearch(Mechanism[ImprovementState]):
         refuse = state.refusal(pending)
         if refuse is not None and not bool((refused := refuse(arms)).all()):
             arms = arms[~refused]
-        gp = fitted.gp.condition(unit[torch.cat([pending, _failing(state)])])
+        failures = state.failures  # recent ones count as pending
+        failing = pending[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
+        gp = fitted.gp.condition(unit[torch.cat([pending, failing])])
         best = torch.cat([fitted.gp.mean(fitted.gp.support), fitted.gp.mean(unit[pending])]).max()
-        noisy = is_exact(state.U, state.y) is False
+        noisy = state.replicates.exact is False
         corners = Corners(unit.new_zeros(unit.shape[1]), unit.new_ones(unit.shape[1]))
         noise = fitted.gp.noise_variance if noisy else 0.0
         candidates = candidates_of(gp, unit[arms], corners, best=float(best), noise_variance=noise)
@@ -215,22 +192,10 @@ class ArmSearch(Mechanism[ImprovementState]):
 
 
 def _next(candidates: ImprovementCandidates, resolved: Tensor, seen: Tensor) -> Tensor:
-    """Return the row of the candidate to evaluate next, a scalar: the first of the best ones.
-
-    Args:
-        candidates: ``N`` arms.
-        resolved: ``N`` booleans: resolved arms.
-        seen: ``N`` booleans: evaluated and pending arms.
-    """
+    """Return the row of the best candidate, a scalar, without those resolved or else those seen (``N`` booleans each)."""
     scores = candidates.gain(candidates.moments.mean, candidates.moments.variance).value
     excluded = next((mask for mask in (resolved, seen) if not bool(mask.all())), torch.zeros_like(seen))
     return first_largest(scores.masked_fill(excluded, -torch.inf), scale=1.0)
-
-
-def _failing(state: ImprovementState) -> Tensor:
-    """Return the arms of recent failures, which the model counts as pending."""
-    failures = state.failures
-    return state.told[:0] if failures is None else failures.where[failures.speaking(state.pulls)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,25 +22,6 @@ from sparse_bo.gp.likelihood import Scatter
 from sparse_bo.linalg.reductions import group_sums, running_sums
 
 
-def is_exact(X: Tensor, y: Tensor) -> bool | None:
-    """Return whether all replicates of a point had the same observation; ``None`` if there is no evidence.
-
-    With many equal observations replicates agree by chance: unless more than half of the distinct points have an observation
-    of their own, they are no evidence. O(n log n + n d).
-
-    Args:
-        X: ``n x d`` evaluated points.
-        y: ``n`` observations, finite.
-    """
-    points, group = torch.unique(X, dim=0, return_inverse=True)
-    if len(points) == len(y):
-        return None
-    low, high = (y.new_zeros(len(points)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
-    if not torch.equal(low, high):
-        return False
-    return True if len(torch.unique(low)) > 0.5 * len(points) else None
-
-
 class Replicates(NamedTuple):
     """The ``n`` evaluations of a run by distinct point."""
 
@@ -54,6 +35,9 @@ class Replicates(NamedTuple):
     """``n``: mean observation at the point."""
     counts: Tensor
     """``n``: number of evaluations of the point."""
+    exact: bool | None
+    """Whether all replicates of a point had the same observation; ``None``: no evidence. With many equal observations they
+    agree by chance: unless more than half of the distinct points have an observation of their own, that is no evidence."""
 
     def scatter(self, rows: Tensor, t: Tensor) -> Scatter:
         """Return the scatter of all evaluations of some points around their means. O(n log m).
@@ -70,19 +54,36 @@ class Replicates(NamedTuple):
         return Scatter.of(counts, float((excess - means[group]).square().sum()))
 
 
-def merged(X: Tensor, y: Tensor) -> Replicates:
-    """Return ``n`` observations ``y`` at ``X`` (``n x d``) by distinct point. O(n log n + n d)."""
+def replicates_of(X: Tensor, y: Tensor, *, merge: bool = True) -> Replicates:
+    """Return ``n`` finite observations at ``n x d`` points by distinct point; without ``merge`` each as of a point of its own.
+
+    O(n log n + n d).
+    """
     points, group, counts = torch.unique(X, dim=0, return_inverse=True, return_counts=True)
-    order = group.argsort(stable=True)
-    firsts = order[running_sums(counts) - counts]
+    low, high = (y.new_zeros(len(points)).scatter_reduce(0, group, y, kind, include_self=False) for kind in ("amin", "amax"))
+    exact = _is_exact(low, high) if len(points) < len(y) else None
+    if not merge:
+        rows = torch.arange(len(y), device=y.device)
+        return Replicates(y, rows, rows, y, torch.ones_like(rows), exact)
+    firsts = group.argsort(stable=True)[running_sums(counts) - counts]
     excess = group_sums(y - y[firsts][group], group, groups=len(points)) / counts  # 0 for equal observations, to the last bit
-    return Replicates(y, firsts.sort().values, firsts[group], (y[firsts] + excess)[group], counts[group])
+    return Replicates(y, firsts.sort().values, firsts[group], (y[firsts] + excess)[group], counts[group], exact)
 
 
-def unmerged(y: Tensor) -> Replicates:
-    """Return ``n`` observations as if each were of a point of its own."""
-    rows = torch.arange(len(y), device=y.device)
-    return Replicates(y, rows, rows, y, torch.ones_like(rows))
+def _is_exact(low: Tensor, high: Tensor) -> bool | None:
+    if not torch.equal(low, high):
+        return False
+    return True if len(torch.unique(low)) > 0.5 * len(low) else None
+
+
+def unrepeated(where: Tensor, y: Tensor, pending: Tensor) -> Tensor:
+    """Return the point (``1 x d``, or one arm) of the highest observation as long as no point has been repeated, else none.
+
+    It is the first pick after the initial design, and shows whether there is noise. None where all observations are equal.
+    """
+    everything = torch.cat([where, pending])
+    repeated = len(torch.unique(everything, dim=0)) < len(everything)
+    return where[:0] if repeated or bool(y.max() == y.min()) else where[y.argmax()].unsqueeze(0)
 
 
 DEPTHS = {"log": 0.3, "deep log": 0.05}

@@ -14,9 +14,9 @@ from sparse_bo.gp.posterior import Posterior
 from sparse_bo.policies.box_states import design_points
 from sparse_bo.policies.failures import Refusal, refused
 from sparse_bo.policies.persistence import freeze_fields, on_device, part_of, thaw_fields, under
-from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of
+from sparse_bo.policies.protocol import Frozen, Mechanism, Proposal, Wait, box_of, design_batch
 from sparse_bo.policies.states import Stopwatch, with_failures
-from sparse_bo.policies.trust_region.observations import is_exact
+from sparse_bo.policies.trust_region.observations import unrepeated
 from sparse_bo.policies.trust_region.region import Region, RegionSettings
 from sparse_bo.policies.trust_region.search import (
     Corners,
@@ -24,12 +24,19 @@ from sparse_bo.policies.trust_region.search import (
     OnlineKnowledgeGradient,
     candidates_of,
     combined_points,
+    is_known,
     is_resolved,
     points_anywhere,
     points_around,
 )
 from sparse_bo.policies.trust_region.state import RegionState
-from sparse_bo.policies.trust_region.surrogate import FittedRegion, fitted_region, freeze_region, one_thread, thaw_region
+from sparse_bo.policies.trust_region.surrogate import (
+    FittedRegion,
+    fitted_region,
+    freeze_region,
+    one_thread,
+    thaw_region,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,36 +67,42 @@ class RegionSearch(Mechanism[RegionState]):
         evaluated again. Pending points and earlier picks of the batch are conditioned on: their
         variances shrink, and their means count as reached. Draws one uniform number a pick, and the candidates of each search.
         """
-        out = len(pending)
         if state.fitted is None or state.region is None:
-            missing = self.design_size - state.pulls
-            if missing <= out and out:
-                return Wait(max(missing, 1))
-            q = min(max_q, max(1, missing - out))
-            return Proposal(design_points(q, state, pending=pending, generator=generator))
-        room = self.settings.largest_batch(state.pulls) - out
+            q = design_batch(self.design_size, pulls=state.pulls, out=len(pending), max_q=max_q)
+            return q if isinstance(q, Wait) else Proposal(design_points(q, state, pending=pending, generator=generator))
+        room = self.settings.largest_batch(state.pulls) - len(pending)
         if room <= 0:
             return Wait(1 - room)
-        replicate = self._replicate(state, pending)[:max_q]
+        replicate = unrepeated(state.X, state.y, pending)[:max_q]
         q = min(max_q, room) - len(replicate)
         picks = self._cumulative_picks if self.settings.cumulative else self._picks
         others = picks(state, q, pending=torch.cat([pending, replicate]), generator=generator)
-        return Proposal(torch.cat([replicate, others]), repeats=True)
+        repeats = self.settings.cumulative or len(replicate) > 0 or state.replicates.exact is False
+        return Proposal(torch.cat([replicate, others]), repeats=repeats)
 
     def tell(self, state: RegionState, picks: Tensor, y: Tensor, *, generator: torch.Generator) -> RegionState:
         """Observe, fit the model around the centre, and move the region. Draws nothing."""
         watch, after = Stopwatch(), state.with_results(picks, y)
         if state.fitted is None and after.pulls < self.design_size:
             return replace(after, seconds=watch.seconds)
-        U, replicates = after.U, after.replicates
-        region = state.region or Region(centre=int(after.y.argmax()), length=self.settings.first_length)
-        centre = U[int(after.y.argmax()) if region.centre is None else region.centre]
+        U, seen, highest = after.U, after.replicates, int(after.y.argmax())
+        region = state.region or Region(centre=highest, length=self.settings.first_length)
+        centre = U[highest if region.centre is None else region.centre]
+        most = self.settings.model_size
         with watch.phase("learn"):
-            exact, new = bool(is_exact(U, after.y)), bool((replicates.rows >= state.pulls).any())
-            before, size = state.fitted, self.settings.model_size
-            fitted = fitted_region(U, replicates, centre=centre, before=before, exact=exact, fresh=new, most=size)
+            fitted = fitted_region(U, seen, centre=centre, before=state.fitted, since=state.pulls, most=most)
         with watch.phase("fit"), one_thread():
-            region = self._moved(region, state, replace(after, fitted=fitted), exact=exact)
+            rows = fitted.rows
+            region = region.after(
+                self.settings,
+                rows=rows,
+                means=fitted.warp(seen.values[rows]) if seen.exact else fitted.gp.mean(U[rows]),
+                newest=after.pulls if state.fitted is None else state.pulls,
+                total=after.pulls,
+                distinct=int((seen.rows >= region.start).sum()),
+                dims=self.box.dims,
+                noise=0.0 if seen.exact else fitted.gp.noise_variance**0.5,
+            )
         return replace(after, region=region, fitted=fitted, seconds=watch.seconds)
 
     def fail(self, state: RegionState, picks: Tensor) -> RegionState:
@@ -112,38 +125,6 @@ class RegionSearch(Mechanism[RegionState]):
             return state
         fitted = thaw_region(part_of(arrays, "fitted"), state.U, state.replicates)
         return replace(state, region=Region(**thaw_fields(Region, region)), fitted=fitted)
-
-    def _moved(self, region: Region, before: RegionState, after: RegionState, *, exact: bool) -> Region:
-        """Return the region after a batch.
-
-        Args:
-            region: Before the batch.
-            before: State before the batch.
-            after: State with its results, and the model of them.
-            exact: Whether the objective is known to have no noise.
-        """
-        fitted, replicates = after.fitted, after.replicates
-        assert fitted is not None
-        rows, values = fitted.rows, replicates.values
-        return region.after(
-            self.settings,
-            rows=rows,
-            means=fitted.warp(values[rows]) if exact else fitted.gp.mean(after.U[rows]),
-            newest=after.pulls if before.fitted is None else before.pulls,
-            total=after.pulls,
-            distinct=int((replicates.rows >= region.start).sum()),
-            dims=self.box.dims,
-            noise=0.0 if exact else fitted.noise,
-        )
-
-    def _replicate(self, state: RegionState, pending: Tensor) -> Tensor:
-        """Return the point of the highest observation (``1 x d``) as long as no point has been repeated, else none.
-
-        It is the first pick after the initial design: see :func:`.is_exact`. None where all observations are equal.
-        """
-        highest, everything = state.X[state.y.argmax()].unsqueeze(0), torch.cat([state.X, pending])
-        repeated = len(torch.unique(everything, dim=0)) < len(everything)
-        return highest[:0] if repeated or bool(state.y.max() == state.y.min()) else highest
 
     def _cumulative_picks(self, state: RegionState, q: int, *, pending: Tensor, generator: torch.Generator) -> Tensor:
         """Return ``q x d`` picks where every evaluation counts: worthwhile points, then the best point.
@@ -200,30 +181,26 @@ class RegionSearch(Mechanism[RegionState]):
     ) -> list[ImprovementCandidates]:
         """Return the candidates of the region and of the whole box; during a restart design the latter twice.
 
-        Args:
-            state: State after the last batch.
-            fitted: Its model.
-            region: Its region.
-            gp: The model, conditioned on the pending points.
-            out: ``p x d`` pending points in the unit cube.
-            refuse: Points near failures.
-            generator: Generator of the candidates.
+        ``gp`` is the model, conditioned on the pending points and on those of failures; ``out`` are the pending points.
         """
         U, settings = state.U, self.settings
         means, pending_means = fitted.gp.mean(U[fitted.rows]), fitted.gp.mean(out)
         highest = float(torch.cat([means, pending_means]).max())
-        noise_variance = fitted.gp.noise_variance if is_exact(state.X, state.y) is False else 0.0
-        make = partial(candidates_of, gp, noise_variance=noise_variance, refuse=refuse)
+        exact = state.replicates.exact
+        noise_variance = fitted.gp.noise_variance if exact is False else 0.0
+        make = partial(candidates_of, gp, noise_variance=noise_variance, refuse=refuse, box=self.box, once=bool(exact))
         box = Corners(U.new_zeros(U.shape[1]), U.new_ones(U.shape[1]))
         anywhere = make(points_anywhere(U, settings.candidates, generator=generator), box, best=highest)
         if region.centre is None:
             return [anywhere] * 2
         centre = U[region.centre]
-        corners = Corners(*region.corners(centre, fitted.learned.reach))
+        lower, upper = region.corners(centre, fitted.learned.reach)
+        below, above = self.box.neighbours(centre.unsqueeze(0))
+        corners = Corners(lower.minimum(below[0]), upper.maximum(above[0]))
         own = torch.cat([means[fitted.rows >= region.start], pending_means[corners.contain(out)]])
         best = float(own.max()) if len(own) else highest
         shared = centre if self.box.dims > settings.many_inputs else None
-        around = points_around(centre, corners, settings, generator=generator)
+        around = points_around(centre, corners, settings, groups=self.box.groups, generator=generator)
         if fitted.learned.additive:  # the best value of an input may lie outside of the region
             corners, around = box, torch.cat([around, combined_points(gp, centre, generator=generator)])
         return [make(around, corners, best=best, centre=shared), anywhere]
@@ -246,7 +223,7 @@ def _next(gp: Posterior, searches: Sequence[ImprovementCandidates], *, picked: i
     for each in searches:
         u = each.pick(gp)
         at = gp.moments(u)
-        evaluated = gp.noise_variance < 1e-6 and bool(((gp.support - u).abs().amax(dim=-1) < 1e-9).any())
+        evaluated = gp.noise_variance < 1e-6 and bool(is_known(gp, u))
         if each.worthwhile(at) and not evaluated and not bool(is_resolved(gp, at, best=each.best, picked=picked)):
             return u
     if searches[-1].knowledge is not None:

@@ -140,12 +140,7 @@ class Region:
     """Number of regions before this one."""
 
     def corners(self, centre: Tensor, lengthscales: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper corner (``d``) in the unit cube; the sides are proportional to the lengthscales.
-
-        Args:
-            centre: ``d``, in the unit cube.
-            lengthscales: ``d``.
-        """
+        """Return the lower and upper corner (``d``) in the unit cube; sides are proportional to the lengthscales."""
         weights = (lengthscales / lengthscales.log().mean().exp()).clamp(0.1, 10.0)  # irrelevant inputs have huge ones
         half = 0.5 * self.length * weights
         return (centre - half).clamp(0.0, 1.0), (centre + half).clamp(0.0, 1.0)
@@ -168,11 +163,11 @@ class Region:
 
         Args:
             settings: Settings of the policy.
-            rows: ``n`` points of the model, as rows of all evaluated points.
+            rows: ``n`` points of the model, as rows of all ``total`` evaluations; those of the batch begin at ``newest``.
             means: ``n`` posterior means there, in units in which observations have a variance of about 1.
             newest: Row of the first evaluation of the batch.
             total: Number of evaluations.
-            distinct: Number of distinct points evaluated since the region began.
+            distinct: Distinct points evaluated since the region began.
             dims: d.
             noise: Standard deviation of an observation, in the units of ``means``.
         """

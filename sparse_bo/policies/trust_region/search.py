@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from sparse_bo.domains.box import sobol_points
+from sparse_bo.domains.box import Box, sobol_points
 from sparse_bo.gp.expected_improvement import LogImprovement, log_augmented_improvement
 from sparse_bo.gp.posterior import Moments, Posterior
 from sparse_bo.policies.failures import Refusal
@@ -77,15 +77,13 @@ class ImprovementCandidates:
     """Acquisition function where every evaluation counts; ``None``: expected improvement."""
     centre: Tensor | None = None
     """``d``: climbs keep the inputs that a candidate shares with it; ``None``: they move all inputs."""
+    box: Box | None = None
+    """The box, for the points that can be evaluated; ``None``: all can."""
+    once: bool = False
+    """Whether no point is picked twice, as there is no noise."""
 
     def after(self, gp: Posterior, pick: Tensor, at_pick: Moments) -> ImprovementCandidates:
-        """Return the candidates after a pick (``1 x d``), whose mean counts as reached. O(N n).
-
-        Args:
-            gp: Conditioned on the picks before.
-            pick: The newest pick.
-            at_pick: Its moments under ``gp``.
-        """
+        """Return the candidates after a pick (``1 x d``) by ``gp``, whose mean there counts as reached. O(N n)."""
         best = max(self.best, float(at_pick.mean))
         return replace(self, moments=gp.moments_given(self.U, self.moments, pick, at_pick), best=best)
 
@@ -104,9 +102,13 @@ class ImprovementCandidates:
         starts = self.U[scores.topk(min(2, len(self.U))).indices]
         free = torch.ones_like(starts, dtype=torch.bool) if self.centre is None else starts != self.centre
         U = self._climbed(gp, starts, free=free)
-        if self.refuse is not None:
-            allowed = ~self.refuse(U)
-            U = U[allowed] if bool(allowed.any()) else starts[:1]
+        if self.box is not None and not torch.equal(snapped := self.box.snap(U), U):  # with its steps fixed, once more
+            U = torch.cat([snapped, starts])
+            below, above = self.box.neighbours(U)
+            U = self.box.snap(self._climbed(gp, U, free=torch.cat([free, free]) & (below == above)))
+        wrong = is_known(gp, U) if self.once else torch.zeros_like(U[:, 0], dtype=torch.bool)
+        wrong = wrong if self.refuse is None else wrong | self.refuse(U)
+        U = starts[:1] if bool(wrong.all()) else U[~wrong]
         mean, variance, _ = gp.moments(U)
         return U[int(self.gain(mean, variance).value.argmax())].unsqueeze(0)
 
@@ -141,12 +143,23 @@ def candidates_of(
     noise_variance: float = 0.0,
     refuse: Refusal | None = None,
     centre: Tensor | None = None,
+    box: Box | None = None,
+    once: bool = False,
 ) -> ImprovementCandidates:
-    """Return candidates (``N x d``) with their posterior, without refused ones unless all are refused. O(N n²)."""
+    """Return candidates (``N x d``) with their posterior; without those refused or known, unless all are. O(N n²)."""
+    U = U if box is None else box.snap(U)
+    if once:
+        known = is_known(gp, U)
+        U = U if bool(known.all()) else U[~known]
     if refuse is not None:
         allowed = ~refuse(U)
         U = U[allowed] if bool(allowed.any()) else U
-    return ImprovementCandidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre)
+    return ImprovementCandidates(U, corners, gp.moments(U), best, noise_variance, refuse, centre=centre, box=box, once=once)
+
+
+def is_known(gp: Posterior, U: Tensor) -> Tensor:
+    """Return which of ``N x d`` points the model knows, pending ones and failures included, ``N`` booleans. O(N n d)."""
+    return ((gp.support - U.unsqueeze(-2)).abs().amax(dim=-1) < 1e-9).any(dim=-1)
 
 
 def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
@@ -155,18 +168,24 @@ def points_anywhere(like: Tensor, count: int, *, generator: torch.Generator) -> 
     return sobol_points(count, like.shape[-1], seed=seed).to(like)
 
 
-def points_around(centre: Tensor, corners: Corners, settings: RegionSettings, *, generator: torch.Generator) -> Tensor:
+def points_around(
+    centre: Tensor, corners: Corners, settings: RegionSettings, *, groups: Tensor | None = None, generator: torch.Generator
+) -> Tensor:
     """Return points of a region (``N x d``): a Sobol sequence, and a fourth as many around the centre at scales of 10⁻³ to 1.
 
     In more than ``settings.many_inputs`` inputs, the points of the sequence differ from the centre in a random few (Regis &
     Shoemaker 2013; TuRBO). Draws one integer, then in many inputs N·d uniform numbers and N integers, then N·d/4 normal ones.
     """
     n, d = settings.candidates, len(centre)
+    inputs = d if groups is None else int(groups.max()) + 1
     U = corners.lower + corners.span * points_anywhere(centre, n, generator=generator)
     if d > settings.many_inputs:
-        changed = torch.rand(n, d, generator=generator, dtype=torch.float64, device="cpu") < settings.perturbed_inputs / d
-        one = torch.randint(d, (n,), generator=generator, device="cpu")
+        changed = (
+            torch.rand(n, inputs, generator=generator, dtype=torch.float64, device="cpu") < settings.perturbed_inputs / inputs
+        )
+        one = torch.randint(inputs, (n,), generator=generator, device="cpu")
         changed[torch.arange(n, device="cpu"), one] = True
+        changed = changed if groups is None else changed[:, groups.cpu()]
         U = torch.where(changed.to(U.device), U, centre)
     scales = 0.3 * torch.logspace(-3.0, 0.0, n // 4, dtype=torch.float64, device="cpu").unsqueeze(-1)
     noise = scales * torch.randn(n // 4, d, generator=generator, dtype=torch.float64, device="cpu")

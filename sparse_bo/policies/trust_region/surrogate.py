@@ -48,11 +48,6 @@ class FittedRegion:
     chosen_at: int = field(metadata=KEPT)
     """Evaluations when kernel and warping were chosen."""
 
-    @property
-    def noise(self) -> float:
-        """Standard deviation of an observation, warped."""
-        return self.gp.noise_variance**0.5
-
     def medians(self, U: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior at ``N x d`` points of the unit cube in the user's units, ``N`` each. O(N n²).
 
@@ -63,6 +58,26 @@ class FittedRegion:
         spread = at.variance.sqrt()
         return bend(at.mean), 0.5 * (bend(at.mean + spread) - bend(at.mean - spread))
 
+    def recommended(self, U: Tensor, seen: Replicates) -> tuple[int, float, float]:
+        """Return the row of the evaluation to recommend, with median and spread there. O(n² + n d + n log n).
+
+        Where replicates have shown that there is no noise, it is the highest observation. Else it is the point of the highest
+        posterior mean among those of the model whose mean observation is in the upper quarter: a model that has learned
+        nothing would recommend any point.
+
+        Args:
+            U: ``n x d`` evaluated points, in the unit cube.
+            seen: Their observations.
+        """
+        if seen.exact:
+            row = int(seen.y.argmax())
+            return row, float(seen.y[row]), 0.0
+        highest = seen.rows[seen.values[seen.rows].argsort(descending=True, stable=True)]
+        known = self.rows[torch.isin(self.rows, highest[: max(10, len(highest) // 4)])]
+        row = int(known[self.gp.mean(U[known]).argmax()])
+        median, spread = self.medians(U[row : row + 1])
+        return row, float(median), float(spread)
+
     def errors(self, U: Tensor, y: Tensor) -> Tensor:
         """Return how far observations (``N``) at ``N x d`` points are from the predicted ones, in standard deviations."""
         mean, variance, _ = self.gp.moments(U)
@@ -70,15 +85,7 @@ class FittedRegion:
 
 
 def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | None, most: int) -> Tensor:
-    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending.
-
-    Args:
-        X: ``n x d`` in the unit cube.
-        y: ``n``.
-        centre: ``d``.
-        lengthscales: ``d``; ``None``: all alike.
-        most: At least 1.
-    """
+    """Return at most ``most`` rows: the highest, the nearest to a centre by lengthscales, and some of everywhere; ascending."""
     n = len(y)
     if n <= most:
         return torch.arange(n, device=X.device)
@@ -89,51 +96,44 @@ def known_rows(X: Tensor, y: Tensor, *, centre: Tensor, lengthscales: Tensor | N
     scattered = most // 4  # over the whole run
     near = most - len(first) - scattered
     far = rest[near:]
-    spread = far[torch.linspace(0, len(far) - 1, scattered, device=X.device).round().long()]
+    spread = far[torch.linspace(0, len(far) - 1, scattered, dtype=torch.float64, device=X.device).round().long()]
     return torch.cat([first, rest[:near], spread]).sort().values
 
 
 def fitted_region(
-    X: Tensor,
-    replicates: Replicates,
-    *,
-    centre: Tensor,
-    before: FittedRegion | None,
-    exact: bool = False,
-    fresh: bool = True,
-    most: int,
+    X: Tensor, seen: Replicates, *, centre: Tensor, before: FittedRegion | None, since: int, most: int
 ) -> FittedRegion:
     """Return the model of a region after new results. O(n³) per step of the learning, n at most :data:`LEARNED_FROM`.
 
-    Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping).
+    Kernel and warping are those of the highest evidence (that of a warped model counts the slope of its warping). Without
+    noise, that of the model is at most :data:`EXACT_NOISE`.
 
     Args:
         X: ``n x d`` evaluated points, in the unit cube.
-        replicates: Their observations, which are finite.
+        seen: Their observations.
         centre: ``d``, of the region.
-        before: The model before; learning starts from its hyper-parameters.
-        exact: Whether repeats have shown no noise: see :data:`EXACT_NOISE`.
-        fresh: Whether there are new points: else hyper-parameters stay.
+        before: The model before; learning starts from its hyper-parameters, which stay if no point is new.
+        since: Number of evaluations before the new results.
         most: Points that the model knows, at most.
     """
-    priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if exact else PRIORS.noises[1]))
-    at, n = replicates.rows, len(replicates.rows)
+    priors = replace(PRIORS, noises=(1e-12, EXACT_NOISE if seen.exact else PRIORS.noises[1]))
+    at, n = seen.rows, len(seen.rows)
     ell = None if before is None else before.learned.reach
-    rows = at[known_rows(X[at], replicates.values[at], centre=centre, lengthscales=ell, most=most)]
-    U, v, counts = X[rows], replicates.values[rows], replicates.counts[rows]
+    rows = at[known_rows(X[at], seen.values[at], centre=centre, lengthscales=ell, most=most)]
+    U, v = X[rows], seen.values[rows]
     some = rows[known_rows(U, v, centre=centre, lengthscales=ell, most=LEARNED_FROM)]
-    data = LearningData(X[some], replicates.values[some], some, None if exact else replicates)
+    data = LearningData(X[some], seen.values[some], some, None if seen.exact else seen)
     with one_thread():
         same = None if before is None or n >= CHOOSE_AGAIN * before.chosen_at else warp(before.warp.kind, v)
         if before is not None and same is not None:
-            learned = before.learned
-            if fresh:
+            chosen, learned, at_size = same, before.learned, before.chosen_at
+            if bool((at >= since).any()):
                 learned = data.learned(same, [learned.family], priors, start=learned, max_steps=15)
-            gp = local_posterior(U, same(v), learned, counts=counts)
-            return FittedRegion(gp=gp, learned=learned, warp=same, rows=rows, chosen_at=before.chosen_at)
-        chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
-        gp = local_posterior(U, chosen(v), learned, counts=counts)
-        return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=n)
+        else:
+            chosen, learned = _chosen(data, v, start=None if before is None else before.learned, priors=priors)
+            at_size = n
+        gp = local_posterior(U, chosen(v), learned, counts=seen.counts[rows])
+    return FittedRegion(gp=gp, learned=learned, warp=chosen, rows=rows, chosen_at=at_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +163,7 @@ class LearningData:
 
 
 def local_posterior(X: Tensor, y: Tensor, learned: Hyperparameters, *, counts: Tensor | None = None) -> Posterior:
-    """Return the exact posterior after ``y`` (``n``, warped) at ``X`` (``n x d``, unit cube). O(n³).
-
-    Args:
-        X: Points.
-        y: Observations, or means of some.
-        learned: Hyper-parameters.
-        counts: ``n`` observations that each y is the mean of; ``None``: one.
-    """
+    """Return the exact posterior after ``y`` (``n``, warped; means of ``counts`` observations) at ``X`` (``n x d``). O(n³)."""
     prior = ProcessPrior(learned.mean, learned, learned.scale)
     return exact(prior, X, y, noise=learned.noise, counts=counts, floor=1e-12)  # log variances exist
 
@@ -180,7 +173,7 @@ def freeze_region(fitted: FittedRegion) -> Frozen:
     return {**freeze_fields(fitted), "warp": fitted.warp.kind, **under("learned", vars(fitted.learned))}
 
 
-def thaw_region(frozen: Frozen, X: Tensor, replicates: Replicates) -> FittedRegion:
+def thaw_region(frozen: Frozen, X: Tensor, seen: Replicates) -> FittedRegion:
     """Return the model that :func:`freeze_region` froze, of the same observations, to rounding as it was. O(n³).
 
     Raises:
@@ -188,25 +181,18 @@ def thaw_region(frozen: Frozen, X: Tensor, replicates: Replicates) -> FittedRegi
     """
     kind, kept = frozen["warp"], thaw_fields(FittedRegion, frozen)
     rows = kept["rows"]
-    v = replicates.values[rows]
+    v = seen.values[rows]
     again = warp(kind, v)
     if again is None:
-        raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others")
+        raise ValueError(f"expected observations that the warping {kind!r} was chosen for, got others; take another copy")
     with one_thread():
         learned = Hyperparameters(**part_of(frozen, "learned"))
-        gp = local_posterior(X[rows], again(v), learned, counts=replicates.counts[rows])
+        gp = local_posterior(X[rows], again(v), learned, counts=seen.counts[rows])
     return FittedRegion(gp=gp, learned=learned, warp=again, **kept)
 
 
 def _chosen(data: LearningData, v: Tensor, *, start: Hyperparameters | None, priors: Priors) -> tuple[Warp, Hyperparameters]:
-    """Return the warping and the hyper-parameters of the highest evidence; at a tie the simpler ones.
-
-    Args:
-        data: Observations to learn from.
-        v: Observations that warpings are made for.
-        start: Where to start.
-        priors: Of the hyper-parameters.
-    """
+    """Return the warping (of those for ``v``) and the hyper-parameters of the highest evidence; at a tie the simpler ones."""
     steps = 40 if start is None else 20
 
     def fitted(candidate: Warp, families: Sequence[str]) -> tuple[float, Warp, Hyperparameters]:

@@ -25,8 +25,11 @@ def ask(mechanism, state, q, pending=()):
     return proposal.picks.tolist()
 
 
-def dense_picks(state, q, given, *, noise_variance):
-    """Return the ``q`` arms after ``given`` ones by the formulas: joint Gaussian algebra, EI with Huang's factor, argmax."""
+def dense_picks(state, q, given, *, noise_variance, failed=(), refused=()):
+    """Return the ``q`` arms after ``given`` ones by the formulas: joint Gaussian algebra, EI with Huang's factor, argmax.
+
+    Failed arms shrink variances as pending ones do, but their means do not count as reached.
+    """
     learned, U = state.surrogate.learned, state.unit
     replicates = state.replicates
     rows, counts = replicates.rows, replicates.counts[replicates.rows]
@@ -34,14 +37,15 @@ def dense_picks(state, q, given, *, noise_variance):
     normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     picks = list(given)
     for _ in range(q):
-        at = torch.cat([state.told[rows], torch.tensor(picks, dtype=torch.long)])
+        at = torch.cat([state.told[rows], torch.tensor([*failed, *picks], dtype=torch.long)])
         K = learned.cross(U[at], U[at])
-        K += learned.noise * torch.diag(torch.cat([1.0 / counts.double(), torch.ones(len(picks), dtype=torch.float64)]))
+        ones = torch.ones(len(at) - len(rows), dtype=torch.float64)
+        K += learned.noise * torch.diag(torch.cat([1.0 / counts.double(), ones]))
         k = learned.cross(U, U[at])
         known = K[: len(rows), : len(rows)]
         means = learned.mean + k[:, : len(rows)] @ torch.linalg.solve(known, y - learned.mean)
         variances = learned.scale * (1.0 - (k * torch.linalg.solve(K, k.T).T).sum(-1)).clamp_min(1e-12)
-        best = means[at].max()
+        best = means[torch.cat([state.told[rows], torch.tensor(picks, dtype=torch.long)])].max()
         sd = variances.sqrt()
         z = (means - best) / sd
         improvement = sd * (z * normal.cdf(z) + normal.log_prob(z).exp())
@@ -49,6 +53,7 @@ def dense_picks(state, q, given, *, noise_variance):
             improvement = improvement * (1.0 - math.sqrt(noise_variance) / (variances + noise_variance).sqrt())
         else:
             improvement[at] = 0.0
+        improvement[list(refused)] = 0.0
         picks.append(int(improvement.argmax()))
     return picks[len(given) :]
 
@@ -62,6 +67,18 @@ def test_picks_are_those_of_dense_algebra(noise):
     tau = state.surrogate.gp.noise_variance if noise else 0.0
     assert ask(mechanism, state, 4) == dense_picks(state, 4, [], noise_variance=tau)
     assert ask(mechanism, state, 2, [5, 50]) == dense_picks(state, 2, [5, 50], noise_variance=tau)
+
+
+def test_failed_arms_shrink_the_variances_around_them():
+    X = arms(80)
+    evaluated = torch.tensor([3, 17, 42, 60, 71, 8, 33, 3])
+    mechanism, state = told(ExpectedImprovement(initial_design=8), X, evaluated, waves(X[evaluated]))
+    failed = dense_picks(state, 2, [], noise_variance=0.0)
+    state = mechanism.fail(state, torch.tensor(failed))
+    refused = state.refusal(torch.arange(0))(torch.arange(80)).nonzero().flatten().tolist()
+    expected = dense_picks(state, 3, [], noise_variance=0.0, failed=failed, refused=refused)
+    assert expected != dense_picks(state, 3, [], noise_variance=0.0, refused=refused)
+    assert ask(mechanism, state, 3) == expected
 
 
 def test_a_batch_in_pieces_is_the_batch_at_once():
@@ -178,7 +195,7 @@ def test_repeats_of_arms_inform_the_noise_without_more_rows():
     _, state = told(ExpectedImprovement(), X, evaluated, noisy(X)(evaluated))
     y = state.surrogate.warp(state.y).reshape(4, 120)
     within = float((y - y.mean(dim=0)).square().sum()) / (3 * 120)
-    assert state.surrogate.noise**2 == pytest.approx(within, rel=0.15)
+    assert state.surrogate.gp.noise_variance == pytest.approx(within, rel=0.15)
 
 
 def rough(evaluated, count, *, noise):

@@ -9,7 +9,7 @@ from sparse_bo import AskTell, TrustRegion, maximize
 from sparse_bo.domains import Box
 from sparse_bo.gp.expected_improvement import log_expected_improvement
 from sparse_bo.gp.hyperparameters import Hyperparameters
-from sparse_bo.policies.trust_region.observations import KINDS, merged, unmerged, warp
+from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp
 from sparse_bo.policies.trust_region.search import OnlineKnowledgeGradient
 from sparse_bo.policies.trust_region.surrogate import local_posterior
 from tests.builders import arms, unit_box, waves
@@ -29,7 +29,7 @@ def repeated(n=12, seed=0):
 
 def test_repeats_are_one_point_with_their_mean():
     X, y = repeated()
-    found, same = merged(X, y), (X.unsqueeze(1) == X).all(dim=-1)
+    found, same = replicates_of(X, y), (X.unsqueeze(1) == X).all(dim=-1)
     firsts = [min(row.nonzero().squeeze(-1).tolist()) for row in same]
     assert found.first.tolist() == firsts
     assert found.rows.tolist() == sorted(set(firsts))
@@ -43,18 +43,22 @@ def test_repeats_are_one_point_with_their_mean():
 
 def test_equal_observations_have_that_value_for_their_mean_to_the_last_bit():
     X = arms(1, 2).expand(7, 2)
-    assert merged(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
+    assert replicates_of(X, torch.full((7,), 0.1, dtype=torch.float64)).values.tolist() == [0.1] * 7
 
 
 def test_where_the_best_point_counts_repeats_are_evaluations_of_their_own():
     X, y = repeated()
     state = TrustRegion().on(Box(unit_box())).init()
-    assert [part.tolist() for part in replace(state, X=X, y=y).replicates] == [part.tolist() for part in unmerged(y)]
+    seen = replace(state, X=X, y=y).replicates
+    assert seen.rows.tolist() == seen.first.tolist() == list(range(12))
+    assert torch.equal(seen.values, y)
+    assert seen.counts.tolist() == [1] * 12
+    assert seen.exact is False
 
 
 def test_a_gp_of_means_is_the_gp_of_the_observations():
     X, y = repeated()
-    found, A = merged(X, y), arms(8, 2, seed=1)
+    found, A = replicates_of(X, y), arms(8, 2, seed=1)
     rows = found.rows
     at_once = local_posterior(X[rows], found.values[rows], LEARNED, counts=found.counts[rows]).moments(A)
     every = local_posterior(X, y, LEARNED).moments(A)
@@ -119,7 +123,7 @@ def test_the_model_knows_the_noise_that_repeats_show():
     noisy = lambda X: bowl(X) + 0.3 * torch.randn(len(X), generator=generator, dtype=torch.float64)  # noqa: E731
     result = maximize(noisy, bounds=box(), policy=EVERY, budget=80, seed=0)
     fitted = result.state.fitted
-    known = fitted.warp.inverse(torch.tensor([fitted.noise, 0.0], dtype=torch.float64))
+    known = fitted.warp.inverse(torch.tensor([fitted.gp.noise_variance**0.5, 0.0], dtype=torch.float64))
     assert 0.1 < float(known[0] - known[1]) < 0.9
     assert len(fitted.rows) < 60
     assert float(bowl(result.best_x.unsqueeze(0))) > -0.2

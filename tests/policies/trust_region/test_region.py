@@ -7,7 +7,7 @@ import torch
 
 from sparse_bo.gp.hyperparameters import Hyperparameters
 from sparse_bo.policies import TrustRegion
-from sparse_bo.policies.trust_region.observations import KINDS, is_exact, warp, warps
+from sparse_bo.policies.trust_region.observations import KINDS, replicates_of, warp, warps
 from sparse_bo.policies.trust_region.region import Region
 from sparse_bo.policies.trust_region.search import Corners, candidates_of, points_around
 from sparse_bo.policies.trust_region.surrogate import HIGHEST, known_rows, local_posterior
@@ -118,11 +118,11 @@ def test_candidates_lie_in_the_region_and_change_few_coordinates_of_the_centre(d
 def test_replicates_show_whether_an_objective_is_exact():
     X = arms(6, 2)
     y, twice = torch.arange(6).double(), torch.cat([X, X[2:3]])
-    assert is_exact(X, y) is None
-    assert is_exact(twice, torch.cat([y, y[2:3]])) is True
-    assert is_exact(twice, torch.cat([y, y[2:3] + 1e-9])) is False
-    assert is_exact(twice, torch.ones(7).double()) is None  # two labels would agree by chance
-    assert is_exact(twice, torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]).double()) is None
+    assert replicates_of(X, y).exact is None
+    assert replicates_of(twice, torch.cat([y, y[2:3]])).exact is True
+    assert replicates_of(twice, torch.cat([y, y[2:3] + 1e-9])).exact is False
+    assert replicates_of(twice, torch.ones(7).double()).exact is None  # two labels would agree by chance
+    assert replicates_of(twice, torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]).double()).exact is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
