@@ -36,7 +36,7 @@ from sparse_bo.errors import SamplerError
 from sparse_bo.linalg.chunking import broadcast_shapes
 from sparse_bo.models.sparse_gp import diagnostics
 from sparse_bo.models.sparse_gp.dictionary_rule import ChosenPoints, DataView, DictionaryOption, DictionaryRule, warn_if_far
-from sparse_bo.models.sparse_gp.growth import PreviousPosterior, check_previous, conditioned, response_to_ones
+from sparse_bo.models.sparse_gp.growth import PreviousPosterior, conditioned, followed
 from sparse_bo.models.sparse_gp.joint_root import JointSettings
 from sparse_bo.models.sparse_gp.learning import Fit, Learner, LearningSettings
 from sparse_bo.models.sparse_gp.leverage_sampling import DictionarySettings, data_points
@@ -49,14 +49,11 @@ from sparse_bo.models.sparse_gp.representation import Representation, dtc_repres
 from sparse_bo.models.sparse_gp.row_sums import Summation, fit_dtc
 from sparse_bo.models.sparse_gp.state import (
     Appended,
-    GrowthState,
     PosteriorCache,
     Stamp,
     check_width,
     joined,
     mapped,
-    parameters_of,
-    set_parameters,
 )
 from sparse_bo.models.sparse_gp.triangular import ProductSizes
 
@@ -103,7 +100,6 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     has_module_prior = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
     _previous: PreviousPosterior | None = None
-    _grows = False  # whether the model was made with ``previous``
     _certified: tuple[PosteriorCache, Certificate] | None = None
     # A tensor, ``Appended`` rows that are joined when they are read, or None:
     _stored_inputs: Any
@@ -142,11 +138,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             raise ValueError(
                 "expected previous or dictionary, got both; previous brings its own dictionary: leave dictionary out"
             )
-        check_previous(self, previous)
-        set_parameters(self, parameters_of(previous))
+        self._previous = followed(self, previous)
         self.rule = replace(previous.rule, most=rule.most or previous.rule.most, seed=rule.seed)
-        self._previous, self._grows = PreviousPosterior.of(previous), True
-        self.train()
 
     @property
     def _is_configured(self) -> bool:
@@ -283,23 +276,24 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
 
     def _computed(self, stamp: Stamp) -> PosteriorCache:
         """Return the posterior of the data; from the previous model's where it can be."""
-        (X, targets), kernel, growth = self.training_data(), self.prior_kernel, None
+        (X, targets), kernel, chosen, grown = self.training_data(), self.prior_kernel, None, None
         data: dict[str, Any] = {"residuals": targets - self.prior_mean(X), "noise": self.data_noise(X, targets.shape)}
-        previous, self._previous = self._previous, None  # used once, or of no use
+        previous, factor, chosen_at, growth = self._previous, self.settings.growth, X.shape[-2], None
         try:
             if previous is not None and not torch.is_grad_enabled():
-                grown = previous.grown(self, X, stamp, **data, factor=self.settings.growth)
-                if grown is not None:
-                    return grown
-            rows, points, unexplained = self.chosen_dictionary(X)
-            if points is None and len(rows) == X.shape[-2]:
+                chosen = previous.dictionary(self, stamp, X, data["noise"], factor=factor)
+                if chosen is not None:
+                    chosen_at = previous.cache.chosen_at
+                    grown = previous.grown(kernel, X, **data, factor=factor)
+            rows, points, unexplained = chosen or self.chosen_dictionary(X)
+            if grown is not None:
+                representation, growth = grown
+            elif points is None and len(rows) == X.shape[-2]:
                 representation = exact_representation(kernel, X, **data, sizes=self.settings.products)
             else:
                 D = self.dictionary_points(X, rows, points)
                 state = fit_dtc(kernel, D, X, **data, how=self.settings.sums)
                 representation = dtc_representation(state, D, self.settings.products)
-                if self._grows:
-                    growth = GrowthState(response_to_ones(kernel, state, D, X, data["noise"]), state.factor, X.shape[-2])
                 if points is not None:
                     warn_if_far(kernel, representation.points, X)
         except SamplerError:
@@ -308,7 +302,12 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
             raise NotPSDError(str(error)) from error
         if unexplained is not None:
             diagnostics.log_dictionary(X.shape[-2], len(rows), unexplained)
-        return PosteriorCache(representation, stamp, rows, points, unexplained, growth=growth)
+        cache = PosteriorCache(representation, stamp, rows, points, unexplained, chosen_at=chosen_at, growth=growth)
+        if chosen is not None:  # the dictionary stays until parameters change
+            self._previous = PreviousPosterior(cache, X, **data)
+        elif not self.training:  # when inputs are not transformed
+            self._previous = None
+        return cache
 
     def chosen_dictionary(self, X: Tensor, *, cap: int | None = None) -> ChosenPoints:
         """Return the rule's dictionary of at most ``cap`` points for the training inputs ``X``, transformed."""

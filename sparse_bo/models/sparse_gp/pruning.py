@@ -142,7 +142,7 @@ def _with_columns(model: SparseModel, count: int) -> SparseModel:
     c = min(count, whole.root.shape[-1])
     part = Representation(whole.points[..., :c, :], whole.alpha[..., :c], whole.root[..., :c, :c], triangular=True)
     twin = copy.copy(model)
-    twin.__dict__["prediction_strategy"] = replace(cache, representation=part, baseline=Baseline(), growth=None)
+    twin.__dict__["prediction_strategy"] = replace(cache, representation=part, baseline=Baseline())
     return twin
 
 
