@@ -89,7 +89,7 @@ def test_a_copy_grows_as_the_model_itself(way, steps, scale):
     X, Y = data()
     now = make_sparse(X[:N], Y[:N], max_dictionary=20)
     now.posterior(X[:1])
-    for step in range(steps):
+    for _ in range(steps):
         now = make_sparse(X[: N + 4], Y[: N + 4], previous=now)
         now.posterior(X[:1])
     n = len(now.train_targets) + 2
