@@ -122,7 +122,7 @@ def _exact(model: Any) -> bool:
     if type(model) is not SparseGP or model.train_targets is None:
         return type(model) is SingleTaskGP
     n, learner = len(model.train_targets), model.learner
-    return bool(learner.likelihood(n) == "exact" and n < learner.settings.coarse_from)
+    return bool(learner.likelihood(n) == "exact" and n < learner.settings.coarse_from and not learner.robust)
 
 
 def _plain(model: Any) -> bool:

@@ -1,8 +1,8 @@
 """A posterior with further observations: fantasies, and rows of data after those of a previous model.
 
 *Fantasies* condition the process, exactly, by :meth:`~sparse_bo.models.sparse_gp.representation.Representation.condition`.
-*Rows of data* (``SparseGP(..., previous=model)``) join the posterior in O(m² k + n m), not O(n m²): an exact one as fantasies do,
-the DTC posterior by Woodbury.
+*Rows of data* (``SparseGP(..., previous=model)``) join the posterior in O(m² k + n m), not O(n m²): an exact one as fantasies
+do, the DTC posterior by Woodbury.
 
 Notation: ``(D, α, R)`` the DTC posterior before (:mod:`sparse_bo.models.sparse_gp.representation`), ``F`` k new rows,
 ``h = K_FD R``, ``K_DD = L Lᵀ``, ``V = L⁻¹ K_DF``. With ``Σ = VᵀV − h hᵀ + N_F = C Cᵀ`` and ``W = (L⁻ᵀV − R hᵀ) C⁻ᵀ``
@@ -110,7 +110,7 @@ class PreviousPosterior:
         """Return the posterior of a sparse model in evaluation mode."""
         X, targets = previous.training_data()
         with torch.no_grad():
-            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.noise_at(X, targets.shape))
+            return cls(previous.cache(), X, targets - previous.prior_mean(X), previous.data_noise(X, targets.shape))
 
     def dictionary(self, model: Any, stamp: Stamp, X: Tensor, noise: Tensor, *, factor: float) -> ChosenPoints | None:
         """Return the dictionary of all rows: that of before, unless parameters, inputs or noise have changed.
@@ -199,6 +199,7 @@ def followed(model: Any, previous: Any) -> PreviousPosterior:
     if previous.representation().extension is not None:
         raise ValueError("expected previous to be a model of data, got one with fantasies; build it from its data")
     set_parameters(model, parameters_of(previous))  # of a learned input transform, too
+    model.outlying_rows = previous.outlying_rows
     model.eval()  # where inputs are transformed
     ours, theirs = (each.original_inputs() for each in (model, previous))
     n = theirs.shape[-2]

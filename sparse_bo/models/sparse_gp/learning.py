@@ -5,9 +5,9 @@ A likelihood of m points costs O(m³), and a search takes tens of them. The firs
 that are learned from. Of many data, a few such steps follow on neighbourhoods as dense as the data, and a last one by a
 likelihood of all rows (:mod:`sparse_bo.models.sparse_gp.refinement`).
 
-A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals tell: those of neighbours along
-an input are alike if a function of that input is left in them, and independent if they are noise. Then a second search starts
-at the lengthscale that they show.
+A ripple that is finer than the lengthscales of the start looks like noise to a search. Residuals show it
+(:mod:`sparse_bo.models.sparse_gp.residuals`); then a second search starts at the lengthscale that they show. With
+``robust=True`` outlying rows are left out first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from botorch.exceptions.warnings import OptimizationWarning
@@ -38,7 +38,13 @@ from sparse_bo.linalg.descent import curvature, descend, positive
 from sparse_bo.models.sparse_gp.leverage_sampling import data_points, uniform_rows
 from sparse_bo.models.sparse_gp.prior import stationary_parts
 from sparse_bo.models.sparse_gp.refinement import RefinementSettings, kernel_distances, last_groups, shorten
-from sparse_bo.models.sparse_gp.representation import exact_representation
+from sparse_bo.models.sparse_gp.residuals import (
+    Residuals,
+    alikeness,
+    outlier_scores,
+    residuals_given,
+    warn_of_outliers,
+)
 from sparse_bo.models.sparse_gp.state import parameters_of, set_parameters
 from sparse_bo.models.sparse_gp.training import Approximation, TrainingCovariance, TrainingPrior
 from sparse_bo.validation import check_choice
@@ -63,6 +69,12 @@ class LearningSettings:
     """There is a first search from so many points on."""
     coarse_tolerance: float = 1e-4
     """The first search ends at a step that gains less per point (nats)."""
+    outlying: float = 10.0
+    """There is a warning of observations that are so many standard deviations off."""
+    robust: float = 6.0
+    """With ``robust=True`` observations that are so many standard deviations off are left out."""
+    robust_rounds: int = 6
+    """They are looked for so many times, each time given the others."""
     alike: float = 5.0
     """Residuals of neighbours along an input are alike beyond so many standard errors of their correlation."""
     gain: float = 0.01
@@ -85,10 +97,10 @@ class Learner:
     ``fit=None`` is ``"exact"`` up to ``settings.subset`` points, ``"subset"`` beyond; an unknown one raises ``ValueError``.
     """
 
-    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings) -> None:
+    def __init__(self, fit: Fit | None, seed: int, settings: LearningSettings, *, robust: bool = False) -> None:
         if fit is not None:
             check_choice("fit", fit, get_args(Fit))
-        self.fit_name, self.seed, self.settings = fit, seed, settings
+        self.fit_name, self.seed, self.settings, self.robust = fit, seed, settings, robust
         self.active = False
         """Whether ``fit_gpytorch_mll`` runs for :meth:`fit`."""
         self._points: tuple[Tensor | None, Tensor | None] | None = None  # rows and external points, chosen once per fit
@@ -111,13 +123,16 @@ class Learner:
         n, rows = x.shape[-2], self._stage
         likelihood = self.likelihood(n) if rows is None else "subset"
         if likelihood == "exact":
-            return None
+            if model.outlying_rows is None:
+                return None
+            likelihood, rows = "subset", torch.arange(n, device=x.device)
         x = model.transform_inputs(x)
         if rows is None:
             rows, points = self._learning_points(model, x, likelihood)
         else:
             points = x[..., rows.reshape(-1), :]
-        covariance = TrainingCovariance(x, points, kernel=model.prior_kernel, likelihood=likelihood, rows=rows)
+        options = {"likelihood": likelihood, "rows": rows, "noise": model.outlying_noise()}
+        covariance = TrainingCovariance(x, points, kernel=model.prior_kernel, **options)
         return TrainingPrior(model.prior_mean(x), covariance)
 
     def _learning_points(self, model: Any, x: Tensor, likelihood: Approximation) -> tuple[Tensor | None, Tensor]:
@@ -155,9 +170,47 @@ class Learner:
         options = {"closure": closure, "closure_kwargs": closure_kwargs, "optimizer_kwargs": optimizer_kwargs, **kwargs}
         self.active = True  # the model then has no custom_fit, so that BoTorch's own loop runs
         try:
+            if self.robust:
+                self._leave_out(mll)
             return fit_gpytorch_mll(mll, optimizer=optimizer, **options)
         finally:
             self.active = False
+
+    def coarse_options(self, model: Any) -> dict[str, Any]:
+        """Return options of BoTorch's search of the first stage."""
+        several = getattr(model, "_aug_batch_shape", torch.Size()).numel() > 1  # its search for these has another default
+        return {"ftol": self.settings.coarse_tolerance, **({"factr": None} if several else {})}
+
+    def looked_at(self, model: Any, known: Tensor, rows: Tensor) -> Residuals:
+        """Return the residuals of ``rows`` given ``known`` ones, with a warning if some are far off and none were left out."""
+        residuals = residuals_given(model, known, rows)
+        if not self.robust:
+            reference = torch.arange(len(rows), device=rows.device)
+            warn_of_outliers(rows, outlier_scores(model, residuals, reference), limit=self.settings.outlying)
+        return residuals
+
+    def _leave_out(self, mll: Any) -> None:
+        """Leave out the rows that are far off given few others, anew after each search, until they stay the same."""
+        model, at = mll.model, self.settings
+        start, outlying = parameters_of(model), None
+        n = model.train_targets.shape[-1]
+        every = torch.arange(n, device=model.train_targets.device)
+        for _ in range(at.robust_rounds):
+            model.outlying_rows = outlying
+            good = every if outlying is None else every[~torch.isin(every, outlying)]
+            known, reference = (
+                good[uniform_rows(len(good), size, generator=self.generator(), device=good.device)]
+                for size in (at.coarse, at.subset)
+            )
+            with self.learning_from(known):
+                fit_gpytorch_mll(mll, optimizer_kwargs={"options": self.coarse_options(model)})
+            scores = outlier_scores(model, residuals_given(model, known, every), reference)
+            set_parameters(model, start)
+            found = (scores > at.robust).nonzero().squeeze(-1)
+            if torch.equal(found, every[:0] if outlying is None else outlying):
+                return
+            outlying = found
+        model.outlying_rows = outlying
 
     def rows(self, model: Any) -> Tensor | None:
         """Return the rows that the fit is of, if their likelihood has a cheap form."""
@@ -208,14 +261,13 @@ def coarse_to_fine(
     if len(rows) < at.coarse_from:
         with learner.learning_from(rows):
             found = fit_gpytorch_mll_scipy(mll, options=options, **kwargs)
-            return _searched_again(mll, found, rows, rows, options) if own else found
+            return _searched_again(mll, found, learner.looked_at(model, rows, rows), options) if own else found
     few = rows[uniform_rows(len(rows), at.coarse, generator=learner.generator(), device=rows.device)]
-    # BoTorch's search for several GPs has another tolerance by default.
-    several = getattr(model, "_aug_batch_shape", torch.Size()).numel() > 1
-    coarse = {"ftol": at.coarse_tolerance, **({"factr": None} if several else {}), **options}
+    coarse = {**learner.coarse_options(model), **options}
     with learner.learning_from(few), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # the second search decides
-        first = _searched_again(mll, fit_gpytorch_mll_scipy(mll, options=coarse), few, rows, coarse)
+        first = fit_gpytorch_mll_scipy(mll, options=coarse)
+        first = _searched_again(mll, first, learner.looked_at(model, few, rows), coarse)
     _LOGGER.debug("learned from %d points in %d steps", len(few), first.step)
     search = _ParameterVector.of(mll, at.max_parameters) if own else None
     if search is None:
@@ -233,12 +285,10 @@ def coarse_to_fine(
     return found
 
 
-def _searched_again(
-    mll: Any, found: OptimizationResult, few: Tensor, rows: Tensor, options: dict[str, Any]
-) -> OptimizationResult:
-    """Search from finer lengthscales, too, if residuals at ``rows`` show them; the better result stays."""
+def _searched_again(mll: Any, found: OptimizationResult, residuals: Residuals, options: dict[str, Any]) -> OptimizationResult:
+    """Search from finer lengthscales, too, if the residuals show some; the better result stays."""
     model = mll.model
-    finer = _finer_lengthscales(model, few, rows)
+    finer = _finer_lengthscales(model, residuals)
     if finer is None:
         return found
     before = parameters_of(model)
@@ -255,54 +305,18 @@ def _inner(kernel: Any) -> Any:
     return kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
 
 
-def _finer_lengthscales(model: Any, few: Tensor, rows: Tensor) -> Tensor | None:
-    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs in which residuals at ``rows`` are alike.
-
-    Residuals are those of the exact posterior given ``few`` rows. ``None``: nothing is left in them, or the kernel has no
-    lengthscale for each input.
-    """
-    kernel, X, targets = model.prior_kernel, model.transform_inputs(model.train_inputs[0]), model.train_targets
+def _finer_lengthscales(model: Any, residuals: Residuals) -> Tensor | None:
+    """Return lengthscales, ``batch_shape x 1 x d``, shortened along inputs in which residuals are alike; ``None``: in none."""
+    kernel = model.prior_kernel
     if stationary_parts(kernel) is None or not _inner(kernel).raw_lengthscale.requires_grad:
         return None
     lengthscales = _inner(kernel).lengthscale.detach()
-    if lengthscales.shape != (*targets.shape[:-1], 1, X.shape[-1]):
+    if lengthscales.shape != (*residuals.values.shape[:-1], 1, residuals.X.shape[-1]):
         return None
-    with torch.no_grad():
-        residuals, noise = targets - model.prior_mean(X), model.noise_at(X, targets.shape)
-        given = exact_representation(kernel, X[..., few, :], residuals=residuals[..., few], noise=noise[..., few])
-        left = residuals[..., rows] - given.project(kernel, X[..., rows, :]).mean
-        score, distance = alikeness(X[..., rows, :], left)
-        finer = torch.where(score > model.learner.settings.alike, distance, torch.inf).unsqueeze(-2)
-        least = _inner(kernel).raw_lengthscale_constraint.lower_bound.to(lengthscales)
-        return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
-
-
-class Alikeness(NamedTuple):
-    """How alike the residuals of neighbours along each input are."""
-
-    score: Tensor
-    """``batch_shape x d``: their correlation in standard errors; about standard normal for noise."""
-    distance: Tensor
-    """``batch_shape x d``: along the input, at which the correlation has fallen to 0.6: a Gaussian's lengthscale."""
-
-
-def alikeness(X: Tensor, residuals: Tensor) -> Alikeness:
-    """Compare the residuals (``batch_shape x n``) of neighbours in the order of each input (``… x n x d``). O(n d log n)."""
-    n = X.shape[-2]
-    values, order = X.sort(dim=-2)
-    along = residuals.unsqueeze(-1).expand(*residuals.shape, X.shape[-1])
-    along = along.gather(-2, order.expand(along.shape))
-    along = along - along.mean(dim=-2, keepdim=True)
-    variance = along.square().mean(dim=-2).clamp_min(torch.finfo(along.dtype).tiny)
-    first, distance = None, torch.zeros_like(variance)
-    for lag in (2**k for k in range(max(n.bit_length() - 2, 0))):
-        correlation = (along[..., lag:, :] * along[..., :-lag, :]).mean(dim=-2) / variance
-        first = correlation if first is None else first
-        apart = (values[..., lag:, :] - values[..., :-lag, :]).mean(dim=-2)
-        distance = torch.where((distance == 0.0) & (correlation < 0.6 * first), apart, distance)
-    if first is None:
-        return Alikeness(distance, distance)
-    return Alikeness(first * math.sqrt(n), torch.where(distance == 0.0, torch.inf, distance))
+    score, distance = alikeness(residuals.X, residuals.values)
+    finer = torch.where(score > model.learner.settings.alike, distance, torch.inf).unsqueeze(-2)
+    least = _inner(kernel).raw_lengthscale_constraint.lower_bound.to(lengthscales)
+    return torch.maximum(finer, least).minimum(lengthscales) if bool((finer < lengthscales).any()) else None
 
 
 class _ParameterVector:

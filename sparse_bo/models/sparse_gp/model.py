@@ -99,6 +99,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
     settings: SparseSettings = SparseSettings()
     has_module_prior = True
     """Whether BoTorch's ``forward`` is ``mean_module`` and ``covar_module`` at the inputs, and nothing else."""
+    outlying_rows: Tensor | None = None
+    """Rows of ``train_X`` that a fit with ``robust=True`` has left out, ascending; ``None``: none."""
     _previous: PreviousPosterior | None = None
     _certified: tuple[PosteriorCache, Certificate] | None = None
     # A tensor, ``Appended`` rows that are joined when they are read, or None:
@@ -115,6 +117,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         max_dictionary: int | None = None,
         fit: Fit | None = None,
         seed: int = 0,
+        robust: bool = False,
         settings: SparseSettings | None = None,
         previous: SparseModel | None = None,
     ) -> None:
@@ -123,7 +126,7 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         settings = SparseSettings() if settings is None else settings
         _check_settings("settings", settings, SparseSettings)
         rule = DictionaryRule.of(dictionary, train_X, most=max_dictionary, seed=seed, settings=settings.dictionary)
-        self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning)
+        self.settings, self.rule, self.learner = settings, rule, Learner(fit, seed, settings.learning, robust=robust)
         self.register_buffer("data_noise_factor", None)  # of a calibrated model alone
         n, batch = train_X.shape[-2], self.train_targets.shape[:-1].numel()
         diagnostics.log_defaults(
@@ -239,16 +242,36 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         return noisy.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
     def data_noise(self, X: Tensor, shape: torch.Size) -> Tensor:
-        """Return the noise variances of the training data in the posterior: times the factor of a calibration."""
-        noise, factor = self.noise_at(X, shape), self._buffers.get("data_noise_factor")
+        """Return the noise variances of the training data in the posterior: times the factor of a calibration.
+
+        Those of outlying rows are so large that these rows do not count.
+        """
+        noise, factor, outlying = self.noise_at(X, shape), self._buffers.get("data_noise_factor"), self.outlying_noise()
+        noise = noise if outlying is None else noise + outlying
         return noise if factor is None else noise * factor.unsqueeze(-1)
+
+    def outlying_noise(self) -> Tensor | None:
+        """Return the additional noise variances of the training rows, ``aug_batch_shape x n``, if some are left out."""
+        if self.outlying_rows is None:
+            return None
+        targets = self.train_targets
+        noise = torch.zeros_like(targets)
+        noise[..., self.outlying_rows] = 1e4 * targets.var(dim=-1, keepdim=True)
+        return noise
+
+    def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """Set the training data as GPyTorch does; rows of new targets are left out only after another fit."""
+        if targets is not None:
+            self.outlying_rows = None
+        super().set_train_data(inputs, targets, strict)
 
     # --- the posterior -----------------------------------------------------------------------------------------------------
 
     def made_from(self) -> tuple[tuple[Tensor | Appended, ...], tuple[Tensor, ...]]:
         """Return everything the posterior depends on: data and known noise, and parameters."""
         known = self.likelihood.noise_covar.noise if isinstance(self.likelihood, FixedNoiseGaussianLikelihood) else None
-        data = [part for part in (self._stored_inputs, self._stored_targets, known) if part is not None]
+        parts = (self._stored_inputs, self._stored_targets, known, self.outlying_rows)
+        data = [part for part in parts if part is not None]
         factor = self._buffers.get("data_noise_factor")  # not there while BoTorch's constructor runs
         return tuple(data), tuple(self.parameters()) if factor is None else (*self.parameters(), factor)
 
@@ -572,6 +595,8 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
                 self.__dict__[name] = mapped(self.__dict__[name], fn)
         if self._is_configured:
             self.rule = self.rule.map(fn)
+            if self.outlying_rows is not None:
+                self.outlying_rows = fn(self.outlying_rows)
         if cache is not None and valid and cache.stamp.matches(*self.made_from()):
             return self
         self._clear_cache()
@@ -588,13 +613,14 @@ class SparseModel(ExactGP):  # type: ignore[misc]  # the base class ships no typ
         Args:
             training_data: The data set of one outcome.
             *args: As in the BoTorch class.
-            **kwargs: As in the BoTorch class; ``dictionary``, ``max_dictionary``, ``fit`` and ``seed`` as in
-                :class:`sparse_bo.SparseGP`.
+            **kwargs: As in the BoTorch class; ``dictionary``, ``max_dictionary``, ``fit``, ``seed`` and ``robust`` as
+                in :class:`sparse_bo.SparseGP`.
 
         Raises:
             TypeError: If ``training_data`` is not a ``SupervisedDataset``.
         """
-        own = {name: kwargs.pop(name) for name in ("dictionary", "max_dictionary", "fit", "seed") if name in kwargs}
+        names = ("dictionary", "max_dictionary", "fit", "seed", "robust")
+        own = {name: kwargs.pop(name) for name in names if name in kwargs}
         return {**super().construct_inputs(training_data, *args, **kwargs), **own}
 
 

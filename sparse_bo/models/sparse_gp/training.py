@@ -110,8 +110,8 @@ class TrainingCovariance(LinearOperator):  # type: ignore[misc]  # the base clas
         if not grouped:
             return self._exact(points, residuals, noise)
         groups = zip(points.unbind(-3), residuals.unbind(-2), noise.unbind(-2), strict=True)
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        return torch.stack([checkpoint(self._exact, *group, **options) for group in groups], dim=-1).sum(dim=-1)
+        each = [checkpoint(self._exact, *group, use_reentrant=False, preserve_rng_state=False) for group in groups]
+        return torch.stack(each, dim=-1).sum(dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
         """Add observation noise; everything else as any operator."""
